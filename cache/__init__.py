@@ -1,0 +1,9 @@
+"""What one node has and keeps: its CPUs and memory as this process may use them, and its page cache.
+
+This is the bottom of the house: it imports nothing of ours, and neither click, h5py nor torch.
+"""
+
+from cache.node import available_memory_bytes, usable_cpus
+from cache.page import drop, prefetch, resident_bytes
+
+__all__ = ["available_memory_bytes", "drop", "prefetch", "resident_bytes", "usable_cpus"]

@@ -1,0 +1,109 @@
+"""The CPUs and the memory that this process may really use.
+
+`os.cpu_count()` is the node's number, not the job's: a batch job often owns 4 of 128 cores. Three limits count,
+and the smallest wins: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1
+`cpu.cfs_quota_us`), and what Slurm gave to this task (`SLURM_CPUS_PER_TASK`, `SLURM_CPUS_ON_NODE`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["available_memory_bytes", "usable_cpus"]
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(
+    environ: Mapping[str, str] | None = None, cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None
+) -> int:
+    """Number of CPUs (at least 1) that this process may keep busy.
+
+    `environ`, `cgroup_root` and `membership` (the text of /proc/self/cgroup) default to the real ones.
+    """
+    limits = [_affinity()]
+    limits += [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
+    env = os.environ if environ is None else environ
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        value = env.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            limits.append(int(value))
+            break  # per task is the tighter of the two; on-node only counts when it is all we are told
+    return max(1, min(limits))
+
+
+def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
+    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom."""
+    limits = [_mem_available()]
+    for folder in _cgroup_folders(cgroup_root, membership):
+        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            limits.append(max(0, limit - used))
+    return min(limits)
+
+
+def _affinity() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
+    for folder in _cgroup_folders(root, membership):
+        words = _text(folder / "cpu.max").split()
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
+            yield int(words[0]) / int(words[1])
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period:
+            yield quota / period
+
+
+def _cgroup_folders(root: Path, membership: str | None) -> Iterator[Path]:
+    """The control group of this process and every one above it, for v2 and for the v1 controllers we read."""
+    text = _text(Path("/proc/self/cgroup")) if membership is None else membership
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        _, controllers, path = parts
+        names = controllers.split(",")
+        if controllers == "":
+            base = root
+        elif "cpu" in names or "memory" in names:
+            base = root / ("cpu" if "cpu" in names else "memory")
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        while True:
+            if folder.is_dir():
+                yield folder
+            if folder == base or base not in folder.parents:
+                break
+            folder = folder.parent
+
+
+def _mem_available() -> int:
+    for line in _text(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """The whole number in a control file; None when absent, "max", negative or v1's "no limit"."""
+    text = _text(path).strip()
+    if not text.isdigit() or int(text) >= 1 << 60:
+        return None
+    return int(text)

@@ -1,0 +1,83 @@
+"""What a conversion is asked to do, validated where it is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from readers.layout import FORMATS
+
+__all__ = ["CHECKS", "CODECS", "ON_ERROR", "ConvertOptions", "Reencode", "parse_size"]
+
+ON_ERROR = ("raise", "skip", "quarantine")
+CHECKS = ("header", "decode")
+CODECS = ("keep", "jpeg", "png", "webp")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "1GiB", "256MB", "4096". Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it as 256MiB or 1GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+@dataclass(frozen=True, slots=True)
+class Reencode:
+    """Make the images smaller while packing.
+
+    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG). max_side: longest side at
+    most this many pixels. resize_short: shortest side exactly this many, never enlarged. quality: 1 to 100, of
+    JPEG and WebP. Images that need no change keep their bytes.
+    """
+
+    codec: str = "keep"
+    max_side: int | None = None
+    resize_short: int | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec must be one of {', '.join(CODECS)}, not {self.codec!r}")
+        for name, value in (("max_side", self.max_side), ("resize_short", self.resize_short)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 pixel, not {value}")
+        if self.max_side is not None and self.resize_short is not None:
+            raise ValueError("max_side and resize_short exclude each other")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """Options of `packer.convert`; see there."""
+
+    to: str
+    split: str | None = None
+    shard_bytes: int | None = None
+    samples_per_shard: int | None = None
+    shuffle: int | None = None
+    on_error: str = "raise"
+    check: str = "header"
+    reencode: Reencode | None = None
+    label_offset: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("to", self.to, FORMATS),
+            ("on_error", self.on_error, ON_ERROR),
+            ("check", self.check, CHECKS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.shard_bytes is not None and self.samples_per_shard is not None:
+            raise ValueError("give either a shard size or the samples per shard, not both")
+        if self.shard_bytes is not None and self.shard_bytes < 1:
+            raise ValueError(f"a shard must have at least 1 byte, not {self.shard_bytes}")
+        if self.samples_per_shard is not None and self.samples_per_shard < 1:
+            raise ValueError(f"a shard must have at least 1 sample, not {self.samples_per_shard}")
+        if self.shuffle is not None and not 0 <= self.shuffle < 1 << 32:
+            raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
+        if not 0 <= self.label_offset < 1 << 31:
+            raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")

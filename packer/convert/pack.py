@@ -1,0 +1,162 @@
+"""Write one shard: what a worker does. Everything it needs is in its task, so any executor can run it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from crc32c import crc32c
+
+from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
+from packer.convert.arena import Arena
+from packer.convert.images import prepare_image
+from packer.convert.options import ConvertOptions
+from packer.convert.quarantine import set_aside
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
+from packer.sources.base import Slice, Source
+from readers.errors import BadSampleError, OutputError
+from readers.headers import sniff
+from readers.layout import ShardInfo
+from readers.sample import Buffer
+from readers.tree import has_image_suffix
+
+__all__ = ["Cancelled", "Counter", "ShardTask", "pack_shard"]
+
+_REPORT_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Cancelled(Exception):
+    """The conversion was stopped; the shard in hand was dropped."""
+
+
+class Counter(Protocol):
+    """Where a worker reports progress, and learns that it should stop."""
+
+    def report(self, samples: int, payload_bytes: int) -> None: ...
+
+    def stopped(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard to write: the samples, and where the shard, its part and bad files go."""
+
+    source: Source
+    spec: ShardSpec
+    samples: Slice
+    options: ConvertOptions
+    skip_strays: bool
+    shard: Path
+    part: Path
+    quarantine: Path
+
+
+def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
+    """Read, check and write the samples of one shard; the part is written when the shard is on the disk.
+
+    Raises BadSampleError (under on_error="raise"), SourceError, OutputError (disk full) and Cancelled.
+    """
+    temporary = task.shard.with_name(task.shard.name + ".tmp")
+    packing = _Packing(task, counter)
+    writer = None
+    try:
+        writer = format_named(task.options.to).open_writer(temporary, task.spec)
+        packing.run(writer)
+        written = writer.finish()
+        temporary.replace(task.shard)
+        meta = packing.meta(written)
+        save_part(task.part, packing.columns.arrays(written.offsets), meta)
+    except OSError as error:
+        _abort(writer)
+        if error.errno in _FULL:
+            raise OutputError(
+                error.errno,
+                f"{task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
+                f"shards that are whole are kept",
+            ) from error
+        raise
+    except BaseException:
+        _abort(writer)
+        raise
+    return meta
+
+
+def _abort(writer: ShardWriter | None) -> None:
+    if writer is not None:
+        writer.abort()
+
+
+class _Packing:
+    """The loop over the samples of one shard."""
+
+    def __init__(self, task: ShardTask, counter: Counter) -> None:
+        self._task, self._counter = task, counter
+        self.columns = ShardColumns(list(task.spec.fields))
+        self._left_out: list[LeftOut] = []
+        self._is_image = "image" in task.spec.fields
+        self._plain = task.options.check == "header" and task.options.reencode is None
+
+    def run(self, writer: ShardWriter) -> None:
+        samples, counter = self._task.samples, self._counter
+        arena = Arena(writer.flush)
+        pending_samples = pending_bytes = 0
+        with self._task.source.open() as reader:
+            for i, place in enumerate(samples.places):
+                arena.begin(samples.bytes[i] + 1)
+                payloads: Sequence[Buffer | None] = ()
+                try:
+                    payloads = reader.read(place, arena)
+                    self._add(i, payloads, writer)
+                except BadSampleError as error:
+                    self._leave_out(i, payloads, error)
+                pending_samples += 1
+                pending_bytes += samples.bytes[i]
+                if pending_bytes >= _REPORT_BYTES or pending_samples >= 256:
+                    counter.report(pending_samples, pending_bytes)
+                    pending_samples = pending_bytes = 0
+                    if counter.stopped():
+                        raise Cancelled
+        counter.report(pending_samples, pending_bytes)
+
+    def _add(self, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
+        samples = self._task.samples
+        names, header = samples.names[i], None
+        image = payloads[0]
+        if image is not None and self._is_image:
+            image, header, name = prepare_image(image, names[0], self._task.options, self._plain)
+            payloads = (image, *payloads[1:])
+            names = names if name is names[0] else (name, *names[1:])
+        sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
+        writer.add(sample)
+        self.columns.add(
+            sample,
+            [0 if payload is None else len(payload) for payload in payloads],
+            [0 if payload is None else crc32c(payload) for payload in payloads],
+        )
+
+    def _leave_out(self, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
+        samples, task = self._task.samples, self._task
+        name = samples.names[i][0] or samples.keys[i]
+        image = payloads[0] if payloads else None
+        if task.skip_strays and image is not None and not has_image_suffix(name) and not sniff(image):
+            self._left_out.append(LeftOut(name, "not an image", ""))
+            return
+        on_error = task.options.on_error
+        if on_error == "raise":
+            raise BadSampleError(
+                f"{task.source.title}: {name}: {error}; repair or remove it, or leave such files out with "
+                f"--on-error skip|quarantine"
+            ) from error
+        if on_error == "quarantine" and image is not None:
+            set_aside(task.quarantine, name, image)
+        self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
+
+    def meta(self, written: WrittenShard) -> PartMeta:
+        info = ShardInfo(self._task.shard.name, written.bytes, len(self.columns), written.crc32c)
+        return PartMeta(info, self.columns.payload_bytes(), tuple(self._left_out))

@@ -1,0 +1,135 @@
+"""Decide, before a byte is written, which sample goes into which shard.
+
+The plan follows from the listing and the options alone, never from the number of workers: that is what makes the
+output byte-identical and a conversion resumable. Its fingerprint says whether an unfinished conversion is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from packer.convert.options import ConvertOptions
+from packer.formats.base import Format, ShardSpec
+from packer.sources.base import SourceListing, SplitListing
+from readers.errors import SourceError
+
+__all__ = ["Plan", "PlannedShard", "check_listing", "cut", "make_plan"]
+
+_VERSION = 1
+_LARGE_SHARD_BYTES = 1 << 30
+_SMALL_SHARD_BYTES = 64 << 20
+_WANTED_SHARDS = 8
+
+
+class PlannedShard(NamedTuple):
+    """One shard: its split, its position there, file name, and the samples it takes (indices into the listing)."""
+
+    split: str
+    number: int
+    name: str
+    indices: npt.NDArray[np.int64] | range
+    source_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All shards, their specs by split, and a fingerprint of listing and options."""
+
+    shards: tuple[PlannedShard, ...]
+    specs: dict[str, ShardSpec]
+    fingerprint: str
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(shard.source_bytes for shard in self.shards)
+
+    @property
+    def samples(self) -> int:
+        return sum(len(shard.indices) for shard in self.shards)
+
+
+def make_plan(listing: SourceListing, options: ConvertOptions, container: Format) -> Plan:
+    """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
+    if options.shuffle is not None and not listing.shuffles:
+        raise SourceError(
+            "a compressed tar is one stream and cannot be read in shuffled order; unpack it to a .tar first "
+            "(gunzip, unzstd, unxz), or convert it as it is and then convert the result with --shuffle"
+        )
+    shards, specs = [], {}
+    for split, part in listing.splits.items():
+        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset)
+        sizes = np.array(part.bytes, np.int64)
+        order = None
+        if options.shuffle is not None:
+            # RandomState's stream is frozen for good, that of Generator is not (NEP 19).
+            order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64)
+            sizes = sizes[order]
+        bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
+        for number, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            name = container.shard_name(split, number, len(bounds) - 1)
+            indices = range(first, stop) if order is None else order[first:stop]
+            shards.append(PlannedShard(split, number, name, indices, int(sizes[first:stop].sum())))
+    return Plan(tuple(shards), specs, _fingerprint(listing, options))
+
+
+def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard: int | None) -> list[int]:
+    """Where shards begin and end: k + 1 rising positions from 0 to n, for k shards.
+
+    With samples_per_shard every shard but the last has as many. Otherwise shards have about equal bytes: at most
+    shard_bytes each, give or take a sample; without either, 8 shards, but none under 64 MiB or over 1 GiB.
+    """
+    n = len(sizes)
+    if samples_per_shard is not None:
+        return [*range(0, n, samples_per_shard), n] if n else [0, 0]
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if n else 0
+    if shard_bytes is None:
+        shard_bytes = min(_LARGE_SHARD_BYTES, max(_SMALL_SHARD_BYTES, -(-total // _WANTED_SHARDS)))
+    count = max(1, min(n, -(-total // shard_bytes)))
+    targets = [total * number // count for number in range(1, count)]
+    inner = (np.searchsorted(ends, targets) + 1).tolist()
+    bounds = [0]
+    for number, bound in enumerate(inner):
+        bounds.append(min(max(bound, bounds[-1] + 1), n - (count - 1 - number)))
+    return [*bounds, n]
+
+
+def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    what = asdict(options)
+    del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
+    digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
+    for name, part in listing.splits.items():
+        digest.update(json.dumps([name, part.root, len(part)]).encode())
+        for column in (part.keys, map(str, part.names), part.labels, part.bytes, part.stamps):
+            for piece in _pieces(column):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(values: Iterable[Any], step: int = 4096) -> Iterator[bytes]:
+    block: list[str] = []
+    for value in values:
+        block.append(value if isinstance(value, str) else str(value))
+        if len(block) == step:
+            yield "\0".join(block).encode() + b"\1"
+            block = []
+    yield "\0".join(block).encode() + b"\2"
+
+
+def check_listing(listing: SplitListing, where: str) -> None:
+    """Refuse keys that occur twice: a container keeps one sample per key."""
+    if len(set(listing.keys)) == len(listing.keys):
+        return
+    seen: dict[str, int] = {}
+    for i, key in enumerate(listing.keys):
+        if key in seen:
+            raise SourceError(f"{where}: samples {seen[key]} and {i} have the same key {key!r}; keys must be unique")
+        seen[key] = i

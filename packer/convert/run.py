@@ -1,0 +1,304 @@
+"""`packer.convert`: list, plan, pack in parallel, commit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cache.node import usable_cpus
+from packer.columns import PartMeta
+from packer.convert.commit import commit
+from packer.convert.journal import Journal
+from packer.convert.options import ConvertOptions, Reencode, parse_size
+from packer.convert.pack import ShardTask
+from packer.convert.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.engines.local import Counters, open_executor, run_task
+from packer.formats import format_named
+from packer.sources import Source, default_output_name, open_source
+from packer.sources.base import SourceListing
+from readers.errors import OutputError, SourceError, WorkerError
+from readers.layout import DatasetInfo, read_dataset_info
+from packer.version import VERSION
+
+__all__ = ["ConvertResult", "Watcher", "convert"]
+
+
+class Watcher(Protocol):
+    """Sees a conversion go by; see `packer.cli.progress`."""
+
+    def note(self, text: str) -> None:
+        """Something worth telling: a warning, a stage."""
+
+    def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
+        """Packing begins; `done` gives (samples, bytes) so far."""
+
+    def packed(self) -> None:
+        """Packing is over, well or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertResult:
+    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples."""
+
+    output: Path
+    format: str
+    splits: dict[str, int]
+    classes: int
+    shards: int
+    samples: int
+    payload_bytes: int
+    shard_bytes: int
+    seconds: float
+    shards_resumed: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    dry_run: bool = False
+    already_done: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "output": str(self.output)}
+
+
+class _Silent:
+    def note(self, text: str) -> None:
+        pass
+
+    def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
+        pass
+
+    def packed(self) -> None:
+        pass
+
+
+def convert(
+    source: str | os.PathLike[str] | Source,
+    to: str,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    split: str | None = None,
+    shard_size: int | str | None = None,
+    samples_per_shard: int | None = None,
+    workers: int | None = None,
+    shuffle: int | None = None,
+    on_error: str = "raise",
+    check: str = "header",
+    reencode: Reencode | None = None,
+    label_offset: int = 0,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> ConvertResult:
+    """Pack a source into HDF5, TFRecord or tar shards with an index.
+
+    source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
+    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar". output: default `<source name>-<to>`.
+    split: the one split to take, or the name for a source without splits. shard_size: bytes, or "1GiB"; default
+    8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
+    shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
+    check: "header", or "decode" for a full decode of each image. label_offset: added to labels inside the shards.
+    overwrite: replace a set that is already there. dry_run: list and plan only.
+
+    The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
+    Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
+    """
+    options = ConvertOptions(
+        to=to,
+        split=split,
+        shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
+        samples_per_shard=samples_per_shard,
+        shuffle=shuffle,
+        on_error=on_error,
+        check=check,
+        reencode=reencode,
+        label_offset=label_offset,
+    )
+    opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    out = Path(output) if output is not None else Path(default_output_name(source, to))
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or _Silent())
+    return conversion.run(overwrite, dry_run)
+
+
+class _Conversion:
+    def __init__(self, source: Source, out: Path, options: ConvertOptions, workers: int, watcher: Watcher) -> None:
+        self._source, self._out, self._options = source, out, options
+        self._workers, self._watcher = workers, watcher
+        self._started = time.perf_counter()
+
+    def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
+        self._check_places()
+        self._watcher.note(f"listing {self._source.title}")
+        listing = self._source.list(self._options.split)
+        for warning in listing.warnings:
+            self._watcher.note(f"warning: {warning}")
+        for split in listing.splits.values():
+            check_listing(split, self._source.title)
+        plan = make_plan(listing, self._options, format_named(self._options.to))
+        if dry_run:
+            return self._planned(plan, listing)
+        with Journal(self._out) as journal:
+            if journal.unlocked:
+                self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
+            finished = journal.finished()
+            if finished == plan.fingerprint and not overwrite:
+                journal.remove()
+                return self._already_done(listing)
+            if finished is not None and not overwrite:
+                if not any(journal.folder.glob("*.part")):
+                    journal.remove()
+                raise OutputError(
+                    f"{self._out}: holds a set made from another source or with other options; "
+                    f"add --overwrite to replace it, or choose another output with -o"
+                )
+            journal.begin(plan, overwrite)
+            metas, resumed = self._pack(journal, plan, listing)
+            info = commit(journal, plan, metas, listing, self._options.to, self._made(plan, metas))
+        return self._result(info, listing, metas, resumed)
+
+    def _check_places(self) -> None:
+        root = getattr(self._source, "root", None)
+        if root is None:
+            return
+        source, out = Path(root).resolve(), self._out.resolve()
+        if source == out or source.is_dir() and source in out.parents:
+            raise OutputError(f"{self._out}: lies inside the source {root}; choose another output with -o")
+
+    def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
+        metas: list[PartMeta | None] = [journal.done(shard, self._options.on_error) for shard in plan.shards]
+        missing = [number for number, meta in enumerate(metas) if meta is None]
+        resumed = len(metas) - len(missing)
+        if resumed:
+            self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
+        self._check_space(sum(plan.shards[number].source_bytes for number in missing))
+        tasks = [self._task(journal, plan.shards[number], plan, listing) for number in missing]
+        if tasks:
+            for number, meta in zip(missing, self._run(tasks), strict=True):
+                metas[number] = meta
+        return [meta for meta in metas if meta is not None], resumed
+
+    def _run(self, tasks: Sequence[ShardTask]) -> list[PartMeta]:
+        """Run all tasks; on the first error, or Ctrl-C, stop the others and raise it."""
+        executor, counters = open_executor(min(self._workers, len(tasks)), len(tasks))
+        samples = sum(len(task.samples.keys) for task in tasks)
+        size = sum(sum(task.samples.bytes) for task in tasks)
+        futures: list[Future[PartMeta]] = []
+        try:
+            if self._workers > 1 and len(tasks) > 1:
+                futures = [executor.submit(run_task, task, number) for number, task in enumerate(tasks)]
+                self._watcher.packing(samples, size, counters.totals)
+                wait(futures, return_when=FIRST_EXCEPTION)
+            else:
+                self._watcher.packing(samples, size, counters.totals)
+                futures = [_checked(executor.submit(run_task, task, number)) for number, task in enumerate(tasks)]
+            return [future.result() for future in _failures_first(futures)] and [f.result() for f in futures]
+        except BrokenExecutor as error:
+            raise WorkerError(
+                "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
+                "run the same command again (fewer --workers need less memory): the shards that are whole are kept"
+            ) from error
+        finally:
+            counters.stop()
+            executor.shutdown(wait=True, cancel_futures=True)
+            self._watcher.packed()
+
+    def _task(self, journal: Journal, shard: PlannedShard, plan: Plan, listing: SourceListing) -> ShardTask:
+        return ShardTask(
+            source=self._source,
+            spec=plan.specs[shard.split],
+            samples=listing.splits[shard.split].slice(shard.indices),
+            options=self._options,
+            skip_strays=listing.skip_strays,
+            shard=journal.folder / shard.name,
+            part=journal.part_path(shard),
+            quarantine=journal.folder / "quarantine" / shard.split,
+        )
+
+    def _check_space(self, needed: int) -> None:
+        """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
+        free = shutil.disk_usage(self._out).free
+        if self._options.reencode is None and needed > free:
+            raise OutputError(
+                f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another "
+                f"output with -o"
+            )
+
+    def _made(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
+        options = {name: value for name, value in asdict(self._options).items() if value is not None}
+        return {
+            "by": f"packer {VERSION}",
+            "source": self._source.title,
+            "options": options,
+            "plan": plan.fingerprint,
+            "payload_bytes": sum(meta.payload_bytes for meta in metas),
+            "left_out": _count_left_out(metas),
+        }
+
+    def _planned(self, plan: Plan, listing: SourceListing) -> ConvertResult:
+        return ConvertResult(
+            output=self._out,
+            format=self._options.to,
+            splits={name: len(part) for name, part in listing.splits.items()},
+            classes=len(listing.classes),
+            shards=len(plan.shards),
+            samples=plan.samples,
+            payload_bytes=plan.source_bytes,
+            shard_bytes=0,
+            seconds=time.perf_counter() - self._started,
+            left_out={"not packed": len(listing.left_out)} if listing.left_out else {},
+            warnings=tuple(listing.warnings),
+            dry_run=True,
+        )
+
+    def _already_done(self, listing: SourceListing) -> ConvertResult:
+        info = read_dataset_info(self._out)
+        return self._result(info, listing, (), 0)
+
+    def _result(
+        self, info: DatasetInfo, listing: SourceListing, metas: Sequence[PartMeta], resumed: int
+    ) -> ConvertResult:
+        shards = [shard for split in info.splits.values() for shard in split.shards]
+        left_out = dict(info.made.get("left_out", {}))
+        if listing.left_out:
+            left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
+        return ConvertResult(
+            output=self._out,
+            format=info.format,
+            splits={name: split.samples for name, split in info.splits.items()},
+            classes=len(info.classes),
+            shards=len(shards),
+            samples=sum(shard.samples for shard in shards),
+            payload_bytes=int(info.made.get("payload_bytes", 0)),
+            shard_bytes=sum(shard.bytes for shard in shards),
+            seconds=time.perf_counter() - self._started,
+            shards_resumed=resumed,
+            left_out=left_out,
+            warnings=tuple(listing.warnings),
+            already_done=not metas,
+        )
+
+
+def _checked(future: Future[PartMeta]) -> Future[PartMeta]:
+    future.result()
+    return future
+
+
+def _failures_first(futures: Sequence[Future[PartMeta]]) -> list[Future[PartMeta]]:
+    """Finished futures with those that failed in front: the first error is the one to show."""
+    finished = [future for future in futures if future.done() and not future.cancelled()]
+    return sorted(finished, key=lambda future: future.exception() is None)
+
+
+def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for meta in metas:
+        for item in meta.left_out:
+            counts[item.action or "not packed"] = counts.get(item.action or "not packed", 0) + 1
+    return counts

@@ -1,0 +1,100 @@
+"""Run shard tasks in processes of this machine.
+
+Workers ignore Ctrl-C (the parent stops them through the counters) and die with their parent. They are forked where
+that is safe, which costs nothing at the start, and spawned in programs that run threads already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from packer.columns import PartMeta
+from packer.convert.pack import ShardTask, pack_shard
+
+__all__ = ["Counters", "InlineExecutor", "open_executor", "run_task"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
+
+_counters: Any = None
+
+
+class Counters:
+    """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
+
+    def __init__(self, shards: int, context: Any) -> None:
+        self.array = context.RawArray(ctypes.c_uint64, 2 * shards + 1)
+
+    def totals(self) -> tuple[int, int]:
+        """(samples, source bytes) done so far in this run."""
+        values = self.array[1:]
+        return sum(values[0::2]), sum(values[1::2])
+
+    def stop(self) -> None:
+        self.array[0] = 1
+
+
+class _ShardCounter:
+    def __init__(self, array: Any, shard: int) -> None:
+        self._array, self._place = array, 1 + 2 * shard
+
+    def report(self, samples: int, payload_bytes: int) -> None:
+        self._array[self._place] += samples
+        self._array[self._place + 1] += payload_bytes
+
+    def stopped(self) -> bool:
+        return bool(self._array[0])
+
+
+class InlineExecutor(Executor):
+    """Runs each task at once in this process: for a single worker, and for debugging."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        return future
+
+
+def open_executor(workers: int, shards: int) -> tuple[Executor, Counters]:
+    """An executor with `workers` processes (1: this one) and the counters its tasks report to."""
+    safe = sys.platform == "linux" and threading.active_count() == 1
+    context = multiprocessing.get_context("fork" if safe else "spawn")
+    counters = Counters(shards, context)
+    if workers == 1:
+        _share(counters.array)
+        return InlineExecutor(), counters
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(counters.array, os.getpid()))
+    return pool, counters
+
+
+def run_task(task: ShardTask, shard: int) -> PartMeta:
+    """What is submitted: write one shard, reporting as number `shard`."""
+    return pack_shard(task, _ShardCounter(_counters, shard))
+
+
+def _share(array: Any) -> None:
+    global _counters
+    _counters = array
+
+
+def _start(array: Any, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before the line above could take effect
+    _share(array)

@@ -1,0 +1,88 @@
+"""An output file fed with pieces, written in large gathered writes, with the CRC32C of the file taken on the way.
+
+Nothing is copied: the pieces are kept by reference until `flush`, so their memory must not change before it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from crc32c import crc32c
+
+from readers.sample import Buffer
+
+__all__ = ["GatherFile"]
+
+_MAX_PIECES = min(1024, os.sysconf("SC_IOV_MAX")) if hasattr(os, "sysconf") else 1024
+_FLUSH_BYTES = 4 << 20
+
+
+class GatherFile:
+    """A new file at `path` (which must not exist), written from position `start` on.
+
+    position: where the next piece will lie. crc32c: of everything flushed so far.
+    """
+
+    __slots__ = ("_bytes", "_pieces", "crc32c", "descriptor", "path", "position")
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if start:
+            os.lseek(self.descriptor, start, os.SEEK_SET)
+        self.position = start
+        self.crc32c = 0
+        self._pieces: list[Buffer] = []
+        self._bytes = 0
+
+    def append(self, pieces: tuple[Buffer, ...], total_bytes: int) -> None:
+        """Queue pieces of `total_bytes` altogether."""
+        self._pieces += pieces
+        self.position += total_bytes
+        self._bytes += total_bytes
+        if self._bytes >= _FLUSH_BYTES or len(self._pieces) >= _MAX_PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is queued, checksum it, forget it."""
+        pieces = self._pieces
+        if not pieces:
+            return
+        crc = self.crc32c
+        for piece in pieces:
+            crc = crc32c(piece, crc)
+        for first in range(0, len(pieces), _MAX_PIECES):
+            self._write(pieces[first : first + _MAX_PIECES])
+        self.crc32c = crc
+        self._pieces = []
+        self._bytes = 0
+
+    def _write(self, pieces: list[Buffer]) -> None:
+        left = sum(map(len, pieces))
+        while left:
+            written = os.writev(self.descriptor, pieces)
+            left -= written
+            if not left:
+                return
+            while pieces and written >= len(pieces[0]):
+                written -= len(pieces[0])
+                pieces = pieces[1:]
+            pieces = [memoryview(pieces[0])[written:], *pieces[1:]]
+
+    def sync_and_close(self) -> None:
+        """Flush, have the file on the disk, close it."""
+        self.flush()
+        os.fsync(self.descriptor)
+        self.close()
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
+
+    def abort(self) -> None:
+        """Close and remove the file."""
+        self._pieces = []
+        self.close()
+        self.path.unlink(missing_ok=True)

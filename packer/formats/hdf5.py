@@ -1,0 +1,294 @@
+"""HDF5 shards: per field one contiguous 1-D uint8 data set, so that every sample is one flat byte range.
+
+    /<field>/data     uint8  [bytes]  contiguous; all samples one after the other
+    /<field>/offset   uint64 [n]      first byte in data; 2^64 - 1 where the sample lacks the field
+    /<field>/length   uint64 [n]
+    /<field>/name     UTF-8  [n]      original file names (fixed length, deflated); only where there are any
+    /label            int64  [n]      label + label_offset; -1 for none
+    /key              UTF-8  [n]
+    root attributes   format "packer", version 1, split, fields and kinds, label_offset, classes
+                      (as the data set /classes where they do not fit an attribute)
+
+Contiguous data sets cannot grow, and how many bytes a shard will hold is known only when its last sample is in. So
+the image bytes are streamed to where HDF5 will put them (the first large object of a file lies at byte 4096); then
+h5py writes the same file with the right sizes and nothing in it, as a sparse skeleton, and its metadata is copied
+around the streamed bytes. Further fields are spooled beside and copied in. Memory stays constant.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
+from packer.formats.checksum import crc32c_combine
+from packer.formats.gather import GatherFile
+from packer.formats.hdf5_flat import as_text, flat_start, read_column, read_strings
+from packer.formats.hdf5_foreign import locate_foreign
+from readers.errors import FormatError
+from readers.index import ABSENT
+from readers.sample import NO_LABEL
+
+__all__ = ["FORMAT", "Hdf5Format"]
+
+_DATA_START = 4096  # of the first data set, by the alignment we ask for; checked on every shard
+_SMALL_BYTES = _DATA_START  # smaller data sets are not aligned: h5py writes them itself
+_COPY_BYTES = 8 << 20
+_ATTRIBUTE_BYTES = 60_000  # an attribute must stay under 64 KiB
+_VERSION = 1
+
+
+class Hdf5Writer:
+    """Writes one shard; image payloads are not copied, further fields are spooled to files beside."""
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        self._path, self._spec = path, spec
+        self._skeleton = path.with_name(path.name + ".skeleton")
+        self._files = {
+            name: GatherFile(path if number == 0 else path.with_name(f"{path.name}.{name}"), _DATA_START)
+            for number, name in enumerate(spec.fields)
+        }
+        self._fields = tuple(self._files.items())
+        self._offsets: dict[str, list[int]] = {name: [] for name in spec.fields}
+        self._lengths: dict[str, list[int]] = {name: [] for name in spec.fields}
+        self._keys: list[str] = []
+        self._labels: list[int] = []
+        self._names: list[tuple[str, ...]] = []
+
+    def add(self, sample: PackedSample) -> None:
+        for number, (field, file) in enumerate(self._fields):
+            payload = sample.payloads[number]
+            if payload is None:
+                self._offsets[field].append(ABSENT)
+                self._lengths[field].append(0)
+                continue
+            length = len(payload)
+            self._offsets[field].append(file.position - _DATA_START)
+            self._lengths[field].append(length)
+            file.append((payload,), length)
+        self._keys.append(sample.key)
+        self._names.append(sample.names)
+        label = sample.label
+        self._labels.append(label if label == NO_LABEL else label + self._spec.label_offset)
+
+    def flush(self) -> None:
+        for _, file in self._fields:
+            file.flush()
+
+    def finish(self) -> WrittenShard:
+        self.flush()
+        main = self._fields[0][1]
+        starts = self._write_skeleton()
+        crc, size = self._assemble(main, starts)
+        main.sync_and_close()
+        for _, spool in self._fields[1:]:
+            spool.abort()
+        self._skeleton.unlink()
+        offsets = {}
+        for field, relative in self._offsets.items():
+            start = starts[field] or 0
+            offsets[field] = [ABSENT if offset == ABSENT else start + offset for offset in relative]
+        return WrittenShard(size, crc, offsets)
+
+    def abort(self) -> None:
+        for _, file in self._fields:
+            file.abort()
+        self._skeleton.unlink(missing_ok=True)
+
+    def _write_skeleton(self) -> dict[str, int]:
+        """The file without the payloads of large fields; returns where each field's data starts (0: it is empty)."""
+        self._skeleton.unlink(missing_ok=True)
+        starts = {}
+        with _create(self._skeleton) as file:
+            for field, gather in self._fields:
+                size = gather.position - _DATA_START
+                data = _contiguous(file.create_group(field), size)
+                starts[field] = data.get_offset() or 0
+                if 0 < size < _SMALL_BYTES:
+                    small = os.pread(gather.descriptor, size, _DATA_START)
+                    data.write(h5py.h5s.ALL, h5py.h5s.ALL, np.frombuffer(small, np.uint8))
+            first, gather = self._fields[0]
+            if gather.position - _DATA_START >= _SMALL_BYTES and starts[first] != _DATA_START:
+                raise FormatError(
+                    f"{self._path}: this HDF5 library put the first data set at byte {starts[first]}, expected "
+                    f"{_DATA_START}; report it with the output of  python -c 'import h5py; print(h5py.version.info)'"
+                )
+            self._write_tables(file)
+        return starts
+
+    def _write_tables(self, file: Any) -> None:
+        for number, field in enumerate(self._offsets):
+            group = file[field]
+            group.create_dataset("offset", data=np.array(self._offsets[field], np.uint64))
+            group.create_dataset("length", data=np.array(self._lengths[field], np.uint64))
+            names = [sample_names[number] for sample_names in self._names]
+            if any(names):
+                _write_strings(group, "name", names)
+        file.create_dataset("label", data=np.array(self._labels, np.int64))
+        _write_strings(file, "key", self._keys)
+        spec = self._spec
+        file.attrs["format"] = "packer"
+        file.attrs["version"] = _VERSION
+        file.attrs["split"] = spec.split
+        file.attrs["label_offset"] = spec.label_offset
+        file.attrs["fields"] = list(spec.fields)
+        file.attrs["field_kinds"] = list(spec.fields.values())
+        if sum(map(len, spec.classes)) + 16 * len(spec.classes) < _ATTRIBUTE_BYTES:
+            file.attrs["classes"] = np.array(spec.classes, h5py.string_dtype())
+        else:
+            _write_strings(file, "classes", list(spec.classes))
+
+    def _assemble(self, main: GatherFile, starts: dict[str, int]) -> tuple[int, int]:
+        """Copy the skeleton's metadata and the spooled fields around the streamed bytes.
+
+        Returns the CRC32C and the size of the whole file.
+        """
+        regions = sorted(
+            (starts[field], file.position - _DATA_START, number, file)
+            for number, (field, file) in enumerate(self._fields)
+            if file.position - _DATA_START >= _SMALL_BYTES
+        )
+        crc = position = 0
+        with open(self._skeleton, "rb") as skeleton:
+            size = os.fstat(skeleton.fileno()).st_size
+            os.ftruncate(main.descriptor, size)
+            for start, length, number, file in regions:
+                crc = _copy(skeleton.fileno(), position, main.descriptor, position, start - position, crc)
+                if number == 0:
+                    crc = crc32c_combine(crc, main.crc32c, length)
+                else:
+                    crc = _copy(file.descriptor, _DATA_START, main.descriptor, start, length, crc)
+                position = start + length
+            crc = _copy(skeleton.fileno(), position, main.descriptor, position, size - position, crc)
+        return crc, size
+
+
+def _create(path: Path) -> Any:
+    """A new HDF5 file whose large objects are aligned to _DATA_START; readable by HDF5 1.8 and later."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_alignment(_SMALL_BYTES, _DATA_START)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fapl=access))
+
+
+def _contiguous(group: Any, size: int) -> Any:
+    """A contiguous uint8 data set that is allocated at once and never filled."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    plist.set_obj_track_times(False)
+    return h5py.h5d.create(group.id, b"data", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((size,)), plist)
+
+
+def _write_strings(group: Any, name: str, strings: list[str]) -> None:
+    encoded = [text.encode() for text in strings]
+    width = max(map(len, encoded), default=0) or 1
+    dtype = h5py.string_dtype("utf-8", width)
+    data = np.array(encoded, dtype)
+    options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if encoded else {}
+    group.create_dataset(name, data=data, dtype=dtype, **options)
+
+
+def _copy(source: int, source_offset: int, target: int, target_offset: int, length: int, crc: int) -> int:
+    """Copy bytes between descriptors and carry the CRC32C on."""
+    while length > 0:
+        block = os.pread(source, min(length, _COPY_BYTES), source_offset)
+        if not block:
+            raise FormatError("a temporary file of this conversion shrank while it was read")
+        crc = crc32c(block, crc)
+        done = 0
+        while done < len(block):
+            done += os.pwrite(target, memoryview(block)[done:], target_offset + done)
+        source_offset, target_offset = source_offset + len(block), target_offset + len(block)
+        length -= len(block)
+    return crc
+
+
+class Hdf5Format:
+    """HDF5 with flat data sets."""
+
+    name = "hdf5"
+
+    def shard_name(self, split: str, number: int, count: int) -> str:
+        return f"{split}-{number:05d}-of-{count:05d}.h5"
+
+    def open_writer(self, path: Path, spec: ShardSpec) -> Hdf5Writer:
+        return Hdf5Writer(path, spec)
+
+    def describe(self, path: Path) -> ShardSpec | None:
+        with _open(path) as file:
+            return _describe(file, path)
+
+    def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
+        with _open(path) as file:
+            spec = _describe(file, path)
+            try:
+                if spec is None or options.image_key:
+                    yield from locate_foreign(file, path, options)
+                else:
+                    yield from _locate_ours(file, path, spec)
+            except (KeyError, OSError, RuntimeError, TypeError) as error:
+                raise FormatError(f"{path}: HDF5 cannot read it: {error}") from error
+
+
+def _open(path: Path) -> Any:
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise FormatError(f"{path}: HDF5 cannot open it: {error}") from error
+
+
+def _describe(file: Any, path: Path) -> ShardSpec | None:
+    attributes = file.attrs
+    try:
+        if "format" not in attributes or as_text(attributes["format"]) != "packer":
+            return None
+        if int(attributes["version"]) != _VERSION:
+            raise FormatError(f"{path}: version {attributes['version']}, this packer reads {_VERSION}; upgrade packer")
+        classes = attributes["classes"] if "classes" in attributes else file["classes"][:] if "classes" in file else []
+        fields = zip(map(as_text, attributes["fields"]), map(as_text, attributes["field_kinds"]), strict=True)
+        return ShardSpec(
+            split=as_text(attributes["split"]),
+            fields=dict(fields),
+            classes=tuple(map(as_text, classes)),
+            label_offset=int(attributes["label_offset"]),
+        )
+    except (KeyError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise FormatError(f"{path}: HDF5 attributes cannot be read: {error}") from error
+
+
+def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
+    keys = read_strings(file["key"])
+    labels = read_column(file["label"], len(keys), path)
+    ranges = {field: _field_ranges(file[field], field, len(keys), path) for field in spec.fields}
+    names = {field: read_strings(file[field]["name"]) for field in spec.fields if "name" in file[field]}
+    for i, key in enumerate(keys):
+        label = int(labels[i])
+        yield Located(
+            key,
+            label if label == NO_LABEL else label - spec.label_offset,
+            {field: (int(o[i]), int(n[i])) for field, (o, n) in ranges.items() if int(o[i]) != ABSENT},
+            {field: column[i] for field, column in names.items() if column[i]},
+        )
+
+
+def _field_ranges(group: Any, field: str, n: int, path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    data = group["data"]
+    start = flat_start(data, path)
+    offset, length = read_column(group["offset"], n, path), read_column(group["length"], n, path)
+    present = offset != ABSENT
+    size = np.uint64(data.shape[0])
+    if bool((present & ((length > size) | (offset > size - np.minimum(length, size)))).any()):
+        raise FormatError(f"{path}: /{field}/offset and length reach outside the {size} bytes of /{field}/data")
+    return np.where(present, offset + np.uint64(start), np.uint64(ABSENT)), length
+
+
+FORMAT = Hdf5Format()

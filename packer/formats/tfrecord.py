@@ -1,0 +1,245 @@
+"""TFRecord shards of `tf.train.Example`, with the feature names of the ImageNet records.
+
+    record   u64le length · u32le mcrc(length bytes) · data · u32le mcrc(data)
+    mcrc     ((crc >> 15 | crc << 17) + 0xa282ead8) mod 2^32, crc = CRC32C       (tensorflow/core/lib/io/record_writer)
+
+    image/encoded                 the image as it is
+    image/format                  "JPEG", "PNG", …
+    image/height, /width, /channels, image/colorspace   of the image as stored
+    image/filename                the original file name within the split's folder
+    image/class/label             label + label_offset; with /synset and /text the class name; absent without a label
+    image/key                     only where the key is not the file name without its last suffix
+    <field>/encoded, /filename    further fields;  json: the `json` field
+
+The image comes last in a record, behind a short head that a walker reads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+
+from crc32c import crc32c
+
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
+from packer.formats.checksum import masked_crc
+from packer.formats.example import (
+    Feature,
+    bytes_feature,
+    features_header,
+    int64_feature,
+    open_bytes_feature,
+    walk,
+)
+from packer.formats.gather import GatherFile
+from packer.formats.window import Window
+from readers.errors import FormatError
+from readers.headers import ImageHeader
+from readers.index import ABSENT
+from readers.sample import NO_LABEL, Buffer
+from readers.tree import key_of_name
+
+__all__ = ["FORMAT", "TFRecordFormat"]
+
+_LENGTH = Struct("<Q")
+_CRC = Struct("<I")
+_HEAD_BYTES = 12
+_COLORSPACE = {1: b"Grayscale", 3: b"RGB", 4: b"CMYK"}
+_MAX_RECORD_BYTES = 1 << 40
+
+
+class TFRecordWriter:
+    """Writes one shard; payloads are not copied."""
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        self._file = GatherFile(path)
+        self._spec = spec
+        self._fields = tuple(spec.fields.items())
+        self._offsets: dict[str, list[int]] = {name: [] for name in spec.fields}
+        self._columns = tuple(self._offsets.values())
+        self._label_features: dict[int, bytes] = {NO_LABEL: b""}
+        self._media_features: dict[tuple[str, int], bytes] = {}
+        self._image_number = list(spec.fields).index("image")
+
+    def add(self, sample: PackedSample) -> None:
+        head = self._image_features(sample.header) + self._class_features(sample.label)
+        key_is_told = False
+        pieces: list[Buffer] = [b""]
+        places: list[tuple[int, int]] = []
+        length = 0
+        last: Buffer | None = None
+        for number, (field, kind) in enumerate(self._fields):
+            payload, name = sample.payloads[number], sample.names[number]
+            if name:
+                head += bytes_feature(f"{field}/filename", name.encode())
+            if field == "image":
+                key_is_told = bool(name) and key_of_name(name) == sample.key
+                last = payload
+                continue
+            if payload is not None:
+                opening = open_bytes_feature(field if kind == "json" else f"{field}/encoded", len(payload))
+                pieces += (opening, payload)
+                places.append((number, length + len(opening)))
+                length += len(opening) + len(payload)
+        if not key_is_told:
+            head += bytes_feature("image/key", sample.key.encode())
+        if last is not None:
+            opening = open_bytes_feature("image/encoded", len(last))
+            pieces += (opening, last)
+            places.append((self._image_number, length + len(opening)))
+            length += len(opening) + len(last)
+        self._write(head, pieces, places, length)
+
+    def _write(self, head: bytes, pieces: list[Buffer], places: list[tuple[int, int]], length: int) -> None:
+        head = features_header(len(head) + length) + head
+        record_bytes = len(head) + length
+        prefix = _LENGTH.pack(record_bytes)
+        crc = crc32c(head)
+        for piece in pieces:
+            crc = crc32c(piece, crc)
+        pieces[0] = prefix + _CRC.pack(masked_crc(crc32c(prefix))) + head
+        pieces.append(_CRC.pack(masked_crc(crc)))
+        for column in self._columns:
+            column.append(ABSENT)
+        start = self._file.position + _HEAD_BYTES + len(head)
+        for number, place in places:
+            self._columns[number][-1] = start + place
+        self._file.append(tuple(pieces), _HEAD_BYTES + record_bytes + 4)
+
+    def _image_features(self, header: ImageHeader | None) -> bytes:
+        if header is None:
+            return b""
+        constant = self._media_features.get((header.media, header.components))
+        if constant is None:
+            constant = bytes_feature("image/format", header.media.upper().encode())
+            constant += int64_feature("image/channels", header.components)
+            constant += bytes_feature("image/colorspace", _COLORSPACE.get(header.components, b"RGBA"))
+            self._media_features[header.media, header.components] = constant
+        return constant + int64_feature("image/height", header.height) + int64_feature("image/width", header.width)
+
+    def _class_features(self, label: int) -> bytes:
+        features = self._label_features.get(label)
+        if features is None:
+            features = int64_feature("image/class/label", label + self._spec.label_offset)
+            if label < len(self._spec.classes):
+                name = self._spec.classes[label].encode()
+                features += bytes_feature("image/class/synset", name) + bytes_feature("image/class/text", name)
+            self._label_features[label] = features
+        return features
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def finish(self) -> WrittenShard:
+        self._file.sync_and_close()
+        return WrittenShard(self._file.position, self._file.crc32c, self._offsets)
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+class TFRecordFormat:
+    """TFRecords of tf.train.Example."""
+
+    name = "tfrecord"
+
+    def shard_name(self, split: str, number: int, count: int) -> str:
+        return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
+
+    def open_writer(self, path: Path, spec: ShardSpec) -> TFRecordWriter:
+        return TFRecordWriter(path, spec)
+
+    def describe(self, path: Path) -> ShardSpec | None:
+        return None
+
+    def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
+        with Window(path) as window:
+            position = number = 0
+            while position < window.size:
+                start, length = _record(window, position, options.check_payload)
+                data = memoryview(window.read(start, length))
+                try:
+                    yield _sample(window, data, start, number, path.stem, options)
+                except FormatError as error:
+                    raise FormatError(f"{path}: record {number} at byte {position}: {error}") from error
+                position, number = start + length + 4, number + 1
+
+
+def _record(window: Window, position: int, check_payload: bool) -> tuple[int, int]:
+    """(start, length) of the data of the record at `position`, its length's checksum verified."""
+    head = window.read(position, _HEAD_BYTES)
+    if position == 0 and head[:2] == b"\x1f\x8b":
+        raise FormatError(f"{window.path}: compressed with gzip; convert it with  packer convert {window.path}")
+    length, stated = _LENGTH.unpack_from(head)[0], _CRC.unpack_from(head, 8)[0]
+    if masked_crc(crc32c(head[:8])) != stated:
+        raise FormatError(
+            f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or no TFRecord "
+            f"(a zlib-compressed one must be unpacked first)"
+        )
+    if length > _MAX_RECORD_BYTES or position + _HEAD_BYTES + length + 4 > window.size:
+        raise FormatError(
+            f"{window.path}: the record at byte {position} has {length} bytes, but the file ends at "
+            f"{window.size}: truncated?"
+        )
+    if check_payload:
+        data = window.read(position + _HEAD_BYTES, length + 4)
+        if masked_crc(crc32c(memoryview(data)[:length])) != _CRC.unpack_from(data, length)[0]:
+            raise FormatError(f"{window.path}: the record at byte {position} has a wrong data checksum: damaged")
+    return position + _HEAD_BYTES, length
+
+
+def _sample(
+    window: Window, data: memoryview, start: int, number: int, shard: str, options: LocateOptions
+) -> Located:
+    features = walk(data)
+    image_key = options.image_key or "image/encoded"
+    if image_key not in features and image_key != "image/encoded":
+        raise FormatError(f"no feature {image_key!r}; it has {', '.join(sorted(features)) or 'none'}")
+    if options.image_key is None and image_key not in features and not _ours(features):
+        raise FormatError(
+            f"no feature 'image/encoded'; it has {', '.join(sorted(features)) or 'none'}; "
+            f"name the image with  --image-key"
+        )
+    names: dict[str, str] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    wanted = {"image": image_key, **options.extra_fields}
+    for name, feature in features.items():
+        field = next((f for f, key in wanted.items() if key == name), _field_of(name))
+        if name.endswith("/filename") and feature.ranges:
+            a, b = feature.ranges[0]
+            names[name[: -len("/filename")]] = str(data[a:b], "utf-8", "replace")
+        elif field and feature.ranges:
+            a, b = feature.ranges[0]
+            ranges[field] = (start + a, b - a)
+    label = NO_LABEL
+    label_feature = features.get(options.label_key or "image/class/label")
+    if label_feature and label_feature.values:
+        label = label_feature.values[0] - options.label_offset
+    elif options.label_key and not label_feature:
+        raise FormatError(f"no feature {options.label_key!r}; it has {', '.join(sorted(features))}")
+    key_feature = features.get("image/key")
+    if key_feature and key_feature.ranges:
+        a, b = key_feature.ranges[0]
+        key = str(data[a:b], "utf-8", "replace")
+    elif names.get("image"):
+        key = key_of_name(names["image"])
+    else:
+        key = f"{shard}/{number:08d}"
+    return Located(key, label, ranges, names)
+
+
+def _field_of(feature: str) -> str:
+    """The field a feature name stands for by our own naming; "" for none."""
+    if feature == "json":
+        return "json"
+    if feature.endswith("/encoded") and feature.count("/") == 1:
+        return feature[: -len("/encoded")]
+    return ""
+
+
+def _ours(features: dict[str, Feature]) -> bool:
+    return "image/key" in features or "image/filename" in features
+
+
+FORMAT = TFRecordFormat()

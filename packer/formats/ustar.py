@@ -1,0 +1,151 @@
+"""USTAR member headers: build the ones we write, walk the ones that anybody wrote.
+
+A header is 512 bytes (POSIX.1-1988, pax(1) "ustar Interchange Format"):
+
+    0 name[100] · 100 mode[8] · 108 uid[8] · 116 gid[8] · 124 size[12] · 136 mtime[12] · 148 checksum[8] ·
+    156 typeflag · 157 linkname[100] · 257 magic "ustar\\0" "00" · 265 uname[32] · 297 gname[32] · 345 prefix[155]
+
+Numbers are octal text; sizes of 8 GiB and more come as GNU base-256. The checksum is the sum of all bytes with its
+own field taken as blanks. Data follows, padded to 512. Two blocks of zeros end the archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from packer.formats.window import Window
+from readers.errors import FormatError
+
+__all__ = ["BLOCK_BYTES", "MAX_NAME_BYTES", "MAX_SIZE_BYTES", "Member", "end_of_archive", "member_header", "walk"]
+
+BLOCK_BYTES = 512
+MAX_NAME_BYTES = 100
+MAX_SIZE_BYTES = 8**11 - 1
+_RECORD_BYTES = 20 * BLOCK_BYTES
+_MAX_META_BYTES = 1 << 20
+
+_HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
+_MTIME = b"00000000000\0"
+_TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_BYTES - 265)
+_CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
+
+
+class Member(NamedTuple):
+    """A member found by `walk`: its name, type flag, where its data starts and how long it is."""
+
+    name: str
+    type: str
+    offset: int
+    size: int
+    linkname: str
+
+
+def member_header(name: bytes, size: int) -> bytes:
+    """The header of a regular file (mode 0644, owner 0, time 0). Raises FormatError past USTAR's limits."""
+    if len(name) > MAX_NAME_BYTES or size > MAX_SIZE_BYTES:
+        raise FormatError(f"tar member {name[:120]!r} of {size} bytes does not fit a USTAR header")
+    digits = b"%011o" % size
+    checksum = _CONSTANT_SUM + sum(name) + sum(digits)
+    return name.ljust(100, b"\0") + _HEAD + digits + b"\0" + _MTIME + b"%06o\0 " % checksum + _TAIL
+
+
+def end_of_archive(position: int) -> bytes:
+    """The zeros that end an archive of `position` bytes: two blocks, then up to a full record of 20."""
+    return bytes(2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % _RECORD_BYTES)
+
+
+def walk(window: Window) -> Iterator[Member]:
+    """Every member in file order, with GNU long names and PAX paths and sizes applied.
+
+    Raises FormatError for a wrong checksum, a size that runs past the end, a sparse member or a missing end.
+    """
+    position, long_name, pax = 0, "", {}
+    while position + BLOCK_BYTES <= window.size:
+        block = window.read(position, BLOCK_BYTES)
+        if not block.strip(b"\0"):
+            return
+        _check_sum(block, window.path, position)
+        kind = chr(block[156])
+        size = _number(block[124:136], window.path, position)
+        if "size" in pax:
+            size = _pax_size(pax["size"], window.path, position)
+        data = position + BLOCK_BYTES
+        if data + size > window.size:
+            raise FormatError(
+                f"{window.path}: the member at byte {position} has {size} bytes of data, but the file ends at "
+                f"{window.size}: truncated?"
+            )
+        position = data + (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        if kind == "L":
+            long_name = _meta(window, data, size).rstrip(b"\0").decode("utf-8", "surrogateescape")
+        elif kind == "x":
+            pax = _parse_pax(_meta(window, data, size), window.path, data)
+        elif kind not in "gK":
+            if kind == "S" or any(name.startswith("GNU.sparse") for name in pax):
+                raise FormatError(f"{window.path}: sparse member at byte {data - BLOCK_BYTES}; its data is not flat")
+            name = pax.get("path") or long_name or _name(block)
+            yield Member(name, kind if kind != "\0" else "0", data, size, _text(block[157:257]))
+            long_name, pax = "", {}
+    if position > window.size:
+        raise FormatError(f"{window.path}: ends inside the padding of its last member: truncated?")
+    if window.size:
+        raise FormatError(f"{window.path}: ends at byte {window.size} without the two blocks of zeros: truncated?")
+
+
+def _check_sum(block: bytes, path: Path, position: int) -> None:
+    stated = _number(block[148:156], path, position)
+    total = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    if stated != total:
+        raise FormatError(f"{path}: header checksum at byte {position} is {stated}, expected {total}: not a tar?")
+
+
+def _number(field: bytes, path: Path, position: int) -> int:
+    if field[0] & 0x80:  # GNU base-256: the rest of the field is one big-endian number
+        value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+        if field[0] & 0x40 or value >= 1 << 63:
+            raise FormatError(f"{path}: impossible number in the header at byte {position}")
+        return value
+    text = field.strip(b" \0")
+    try:
+        return int(text, 8) if text else 0
+    except ValueError as error:
+        raise FormatError(f"{path}: {text!r} is no octal number in the header at byte {position}") from error
+
+
+def _pax_size(text: str, path: Path, position: int) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise FormatError(f"{path}: PAX size {text!r:.40} before byte {position} is no size")
+    return int(text)
+
+
+def _meta(window: Window, offset: int, size: int) -> bytes:
+    if size > _MAX_META_BYTES:
+        raise FormatError(f"{window.path}: extended header of {size} bytes at {offset} is too large")
+    return window.read(offset, size)
+
+
+def _parse_pax(data: bytes, path: Path, offset: int) -> dict[str, str]:
+    """Records "<length> <keyword>=<value>\\n"."""
+    found, position = {}, 0
+    while position < len(data) and data[position]:
+        blank = data.find(b" ", position, position + 20)
+        digits = data[position:blank]
+        length = int(digits) if blank > 0 and digits.isdigit() else 0
+        record = data[blank + 1 : position + length]
+        if length <= len(digits) + 1 or position + length > len(data) or b"=" not in record:
+            raise FormatError(f"{path}: malformed PAX record at byte {offset + position}")
+        keyword, _, value = record.rstrip(b"\n").partition(b"=")
+        found[keyword.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        position += length
+    return found
+
+
+def _name(block: bytes) -> str:
+    prefix = _text(block[345:500]) if block[257:263] == b"ustar\0" else ""
+    return f"{prefix}/{_text(block[:100])}" if prefix else _text(block[:100])
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")

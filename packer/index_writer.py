@@ -1,0 +1,101 @@
+"""Write the index of a split: put the parts of its shards together, column by column, in constant memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from packer.columns import load_part
+from readers.index import COLUMNS, FIELD_COLUMNS
+
+__all__ = ["write_index"]
+
+
+def write_index(folder: Path, parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]) -> None:
+    """Write every column of `readers.index` to `folder`, replacing it, with everything on the disk at the end.
+
+    parts: one per shard, in order; samples: how many each has.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    fixed = {name: dtype for name, dtype in COLUMNS.items() if name != "shard"}
+    fixed |= {f"{field}.{name}": dtype for field in fields for name, dtype in FIELD_COLUMNS.items()}
+    strings = ["key", *(f"{field}.name" for field in fields)]
+    files = _Files(temporary)
+    try:
+        _write_parts(files, parts, samples, fixed, strings)
+    finally:
+        files.close()
+    _fsync_all(temporary)
+    if folder.exists():
+        shutil.rmtree(folder)
+    temporary.replace(folder)
+
+
+def _write_parts(
+    files: _Files, parts: Sequence[Path], samples: Sequence[int], fixed: dict[str, str], strings: list[str]
+) -> None:
+    total = sum(samples)
+    for name, dtype in {"shard": COLUMNS["shard"], **fixed}.items():
+        files.start(name, dtype, total)
+    blob_bytes = dict.fromkeys(strings, 0)
+    for name in strings:
+        files.start(name, "|u1", 0)  # how long the blob is shows at the end
+        files.start(f"{name}.offset", "<u8", total + 1)
+        files.add(f"{name}.offset", np.zeros(1, "<u8"))
+    for number, (path, count) in enumerate(zip(parts, samples, strict=True)):
+        files.add("shard", np.full(count, number, COLUMNS["shard"]))
+        with load_part(path) as part:
+            for name in fixed:
+                files.add(name, part[name])
+            for name in strings:
+                files.add(name, part[name])
+                offsets = part[f"{name}.offset"]
+                files.add(f"{name}.offset", offsets[1:] + np.uint64(blob_bytes[name]))
+                blob_bytes[name] += int(offsets[-1])
+    for name, size in blob_bytes.items():
+        files.restart(name, "|u1", size)
+
+
+class _Files:
+    """The open column files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {}
+
+    def start(self, name: str, dtype: str, length: int) -> None:
+        self._files[name] = open(self._folder / f"{name}.npy", "w+b")
+        self._header(name, dtype, length)
+
+    def restart(self, name: str, dtype: str, length: int) -> None:
+        """Write the header again, now that the length is known; it takes the same place for any length."""
+        self._files[name].seek(0)
+        self._header(name, dtype, length)
+
+    def _header(self, name: str, dtype: str, length: int) -> None:
+        content = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
+        np.lib.format.write_array_header_1_0(self._files[name], content)
+
+    def add(self, name: str, array: Any) -> None:
+        self._files[name].write(np.ascontiguousarray(array).data)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _fsync_all(folder: Path) -> None:
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

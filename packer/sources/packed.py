@@ -1,0 +1,103 @@
+"""A packed set of ours as a source, so that every format converts to every other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import readers
+from packer.convert.arena import Arena
+from packer.sources.base import SourceListing, SplitListing
+from readers.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
+from readers.index import decode_name
+from readers.layout import DATASET_FILE, read_dataset_info
+from readers.sample import Buffer
+
+__all__ = ["PackedSource"]
+
+
+class PackedSource:
+    """A directory with dataset.json. Every sample's checksum is verified as it is read."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    @property
+    def title(self) -> str:
+        return f"packed set {self.root}"
+
+    @staticmethod
+    def fits(root: Path) -> bool:
+        """Whether a directory is a packed set."""
+        return (root / DATASET_FILE).is_file()
+
+    def list(self, split: str | None) -> SourceListing:
+        info = read_dataset_info(self.root)
+        names = list(info.splits) if split is None else [info.split(split, self.root)[0]]
+        listing = SourceListing({}, info.fields, info.classes)
+        for name in names:
+            with readers.open(self.root, name) as reader:
+                listing.splits[name] = _list_split(reader)
+        if not listing.splits:
+            raise SourceError(f"{self.root}: has no splits")
+        return listing
+
+    def open(self) -> PackedReader:
+        return PackedReader(self.root)
+
+
+def _list_split(reader: readers.ShardReader) -> SplitListing:
+    n = len(reader)
+    keys = list(reader.keys)
+    columns = [
+        [decode_name(stored, key) for stored, key in zip(reader.index.names(field), keys, strict=True)]
+        for field in reader.fields
+    ]
+    lengths = sum(reader.index.field_column(field, "length").astype("int64") for field in reader.fields)
+    return SplitListing(
+        root=reader.split_info.root,
+        keys=keys,
+        labels=reader.labels.tolist(),
+        names=list(zip(*columns, strict=True)),
+        bytes=list(map(int, lengths)) if n else [],
+        places=[(reader.split, i) for i in range(n)],
+        stamps=reader.index.field_column(reader.fields[0], "crc32c").tolist(),
+    )
+
+
+class PackedReader:
+    """Reads samples of any split, and checks them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._splits: dict[str, readers.ShardReader] = {}
+
+    def read(self, place: tuple[str, int], arena: Arena) -> Sequence[Buffer | None]:
+        split, index = place
+        reader = self._splits.get(split)
+        if reader is None:
+            reader = self._splits[split] = readers.open(self._root, split, verify=True)
+        payloads: list[Buffer | None] = []
+        try:
+            for field in reader.fields:
+                if not reader.has(index, field):
+                    payloads.append(None)
+                    continue
+                size = reader.read_into(index, field, arena.rest())
+                payloads.append(arena.take(size))
+        except DamagedSampleError as error:
+            raise BadSampleError(str(error)) from error
+        except StaleIndexError as error:
+            raise SourceError(str(error)) from error
+        return payloads
+
+    def __enter__(self) -> PackedReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reader in self._splits.values():
+            reader.close()

@@ -1,0 +1,73 @@
+"""What training code imports: open a packed set, or a plain folder, and read samples from it.
+
+    import readers
+    with readers.open("imagenette2-hdf5", split="train") as reader:
+        sample = reader[0]                      # Sample(key, label, fields)
+        jpeg = reader.read(0)                   # bytes
+        batch = reader.read_many([5, 3, 900])   # sorted and coalesced reads, results in this order
+
+Imports neither click, h5py nor torch.
+"""
+
+from __future__ import annotations
+
+import os
+
+from readers.errors import (
+    BadSampleError,
+    DamagedSampleError,
+    DatasetError,
+    FormatError,
+    MissingExtraError,
+    NotFlatError,
+    OutputError,
+    PackerError,
+    SourceError,
+    StaleIndexError,
+    UnknownNameError,
+    WorkerError,
+)
+from readers.folder import FolderReader
+from readers.sample import NO_LABEL, Buffer, ImageInfo, Reader, Sample
+from readers.shards import Backend, ShardReader
+
+__all__ = [
+    "NO_LABEL",
+    "BadSampleError",
+    "Buffer",
+    "DamagedSampleError",
+    "DatasetError",
+    "FolderReader",
+    "FormatError",
+    "ImageInfo",
+    "MissingExtraError",
+    "NotFlatError",
+    "OutputError",
+    "PackerError",
+    "Reader",
+    "Sample",
+    "ShardReader",
+    "SourceError",
+    "StaleIndexError",
+    "UnknownNameError",
+    "WorkerError",
+    "open",
+    "open_folder",
+]
+
+
+def open(
+    path: str | os.PathLike[str], split: str | None = None, *, backend: Backend = "pread", verify: bool = False
+) -> ShardReader:
+    """Open one split of a packed set.
+
+    path: the directory that holds dataset.json. split: None takes the only split, or "train". backend: "pread"
+    copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read.
+    Raises DatasetError, UnknownNameError, StaleIndexError.
+    """
+    return ShardReader(path, split, backend=backend, verify=verify)
+
+
+def open_folder(path: str | os.PathLike[str], split: str | None = None) -> FolderReader:
+    """Open a folder of image files as it is. Raises SourceError."""
+    return FolderReader(path, split)

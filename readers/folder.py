@@ -1,0 +1,121 @@
+"""A reader over plain files: the same protocol as the packed sets, and the baseline for every comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.page import prefetch
+from readers.errors import SourceError, StaleIndexError, UnknownNameError
+from readers.headers import MEDIA, parse_header
+from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
+from readers.stream import stream_ahead
+from readers.tree import arrange, has_image_suffix, scan, unique_keys
+
+__all__ = ["FolderReader"]
+
+
+class FolderReader:
+    """Random access to the images of a folder tree (see `readers.tree` for the layouts it knows).
+
+    Files count as images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError
+    for a tree that cannot be used and StaleIndexError for a file that has gone.
+    """
+
+    fields: tuple[str, ...] = ("image",)
+
+    def __init__(self, path: str | os.PathLike[str], split: str | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise SourceError(f"{self.path}: not a directory")
+        files = [file for file in scan(self.path, []) if has_image_suffix(file.path)]
+        splits, self.classes = arrange(files, split, self.path, [])
+        self.split = split if split is not None else "train" if "train" in splits else next(iter(splits))
+        part = splits[self.split]
+        if not part.names:
+            raise SourceError(f"{self.path}: no image files found")
+        self.names = part.names
+        self.labels: npt.NDArray[np.int64] = np.array(part.labels, np.int64)
+        self.keys: list[str] = unique_keys(part.names)
+        self._folder = os.path.join(self.path, part.root) if part.root else os.fspath(self.path)
+        self._info: ImageInfo | None = None
+
+    @property
+    def info(self) -> ImageInfo:
+        """Image dimensions and coding; the first use reads every file."""
+        if self._info is None:
+            headers = [parse_header(self.read(i)) for i in range(len(self))]
+            self._info = ImageInfo(
+                np.array([h.height for h in headers], np.uint32),
+                np.array([h.width for h in headers], np.uint32),
+                np.array([h.components for h in headers], np.uint8),
+                np.array([h.process for h in headers], np.uint8),
+                np.array([h.orientation for h in headers], np.uint8),
+                np.array([MEDIA.index(h.media) for h in headers], np.uint8),
+            )
+        return self._info
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"FolderReader({str(self.path)!r}, split={self.split!r}, {len(self)} samples)"
+
+    def read(self, index: int, field: str = "image") -> bytes:
+        """The whole file."""
+        if field != "image":
+            raise UnknownNameError(f"{self.path}: no field {field!r}; it has image")
+        try:
+            name = self.names[index]
+        except IndexError:
+            raise IndexError(f"sample {index} is outside the {len(self)} of {self}") from None
+        try:
+            with open(f"{self._folder}/{name}", "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise StaleIndexError(f"{self._folder}/{name}: cannot be read any more: {error.strerror}") from error
+
+    def read_many(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> list[Buffer]:
+        """The files of many samples, in the order asked for."""
+        return [self.read(int(i), field) for i in indices]
+
+    def prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> None:
+        """Ask the kernel to read these files into the page cache."""
+        for i in indices:
+            try:
+                descriptor = os.open(f"{self._folder}/{self.names[int(i)]}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # the read that follows says what is wrong
+            try:
+                prefetch(descriptor, ((0, 0),))
+            finally:
+                os.close(descriptor)
+
+    def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
+        """The files of samples in a known order, with the kernel asked ahead."""
+        return stream_ahead(self, range(len(self)) if indices is None else indices, field)
+
+    def __getitem__(self, index: int) -> Sample:
+        data = self.read(index)
+        label = int(self.labels[index])
+        return Sample(self.keys[index], None if label == NO_LABEL else label, {"image": data})
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[i] for i in range(len(self)))
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+    def __enter__(self) -> FolderReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,62 @@
+"""Parse the header of an encoded image without decoding it.
+
+    >>> from readers.headers import parse_header
+    >>> parse_header(data)
+    ImageHeader(media='jpeg', height=375, width=500, components=3, process=192, orientation=1)
+
+`data` is the whole encoded image: bytes, or a one-dimensional memoryview of bytes that may lie anywhere in a
+larger buffer. One module per format states the bytes it reads; its `parse` relies on the magic that
+`sniff` has seen. Each also notices a truncated file, by what the format says about its own end; none looks at
+the pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from readers.errors import BadSampleError
+from readers.headers import bmp, gif, jpeg, png, tiff, webp
+from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
+
+__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "sniff"]
+
+_PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
+    "jpeg": jpeg.parse,
+    "png": png.parse,
+    "webp": webp.parse,
+    "gif": gif.parse,
+    "bmp": bmp.parse,
+    "tiff": tiff.parse,
+}
+_HEAD_BYTES = 18
+
+
+def sniff(data: Buffer) -> str:
+    """The medium of `data` by its first bytes: one of MEDIA, "" for no image that we know. Never raises."""
+    head = bytes(data[:_HEAD_BYTES])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "tiff"
+    # Two letters are too few: a caption may begin with them.
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in bmp.VERSIONS:
+        return "bmp"
+    return ""
+
+
+def parse_header(data: Buffer) -> ImageHeader:
+    """The header of an encoded image; raises BadSampleError, and nothing else, for bytes that are not one.
+
+    The message names the byte, counted from the start of `data`, and what was expected and found there.
+    """
+    parser = _PARSERS.get(sniff(data))
+    if parser is None:
+        found = bytes(data[:8]).hex(" ") or "no bytes"
+        raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_PARSERS)}, found {found}")
+    return parser(data)

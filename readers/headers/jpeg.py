@@ -1,0 +1,111 @@
+"""The header of a JPEG: its segments up to the first scan, and whether an end marker follows.
+
+    FF D8                       start of image
+    FF xx, uint16 n, n-2 bytes  segments: APPn, DQT, DHT, ...; any number of FF may come before a marker
+    FF Cx, uint16 n, uint8 precision, uint16 height, uint16 width, uint8 components, 3 bytes each: the frame
+    FF DA, uint16 n, n-2 bytes  start of scan, then entropy-coded data, in which FF D9 cannot occur
+    FF D9                       end of image; bytes after it are legal and common
+
+Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, this skips stray bytes between segments and takes no
+height from a DNL segment. Of several APP1 segments with EXIF, the first one counts.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from readers.headers.exif import PREFIX, orientation
+from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated
+
+__all__ = ["parse"]
+
+_SCAN = 0xFFDA
+_APP1 = 0xFFE1
+_FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
+_SKIPPED = frozenset((0xFFC4, 0xFFCC, 0xFFDB, 0xFFDC, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0))) - {_APP1}
+_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD8)))
+# Metadata beyond 64 kB is split into segments of 64 kB: 65,536 of them are 4 GB.
+_MAX_SEGMENTS = 1 << 16
+_SEARCH_BYTES = 4096
+
+_segment = struct.Struct(">HH").unpack_from
+_frame = struct.Struct(">5xHHB").unpack_from
+_next_marker = re.compile(rb"\xff[^\x00\xff]").search
+
+
+def parse(data: Buffer) -> ImageHeader:
+    """The header of a JPEG; raises BadSampleError. Bytes 0 to 2 are known to be FF D8 FF."""
+    # Runs once per sample of a conversion, so: one loop, the frequent segments first, local names, no slices.
+    segment = _segment
+    skipped = _SKIPPED
+    height = width = components = process = rotated = 0
+    at = 2
+    try:
+        for _ in range(_MAX_SEGMENTS):
+            code, size = segment(data, at)
+            if code in skipped:
+                pass
+            elif code == _SCAN:
+                break
+            elif code in _FRAMES:
+                if process:
+                    raise bad("jpeg", at, "one frame (SOF) before the scan", "a second one")
+                height, width, components = _read_frame(data, at, size)
+                process = code & 0xFF
+            elif code == _APP1:
+                if not rotated and data[at + 4 : at + 10] == PREFIX:
+                    rotated = orientation(data, at + 10, at + 2 + size)
+            else:
+                at = _resume(data, at, code)
+                continue
+            if size < 2:
+                raise bad("jpeg", at + 2, "a segment of 2 bytes or more", size)
+            at += size + 2
+        else:
+            raise bad("jpeg", at, f"a scan (SOS) within {_MAX_SEGMENTS} segments", "more segments")
+    except struct.error as error:
+        raise truncated("jpeg", at, "a segment", data) from error
+    if not process:
+        raise bad("jpeg", at, "a frame (SOF) before the scan", "none")
+    scan = at + 2 + size
+    if data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3:
+        _find_end(data, scan)
+    return ImageHeader("jpeg", height, width, components, process, rotated or 1)
+
+
+def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
+    """Height, width and components of the frame segment at byte `at`; struct.error where it is cut off."""
+    height, width, components = _frame(data, at)
+    if not 1 <= components <= 4:
+        raise bad("jpeg", at + 9, "1 to 4 components", components)
+    if size != 8 + 3 * components:
+        raise bad("jpeg", at + 2, f"a frame of {8 + 3 * components} bytes", size)
+    check_size("jpeg", at + 5, height, width)
+    return height, width, components
+
+
+def _resume(data: Buffer, at: int, code: int) -> int:
+    """Where to go on from byte `at`, at which no known segment begins: always beyond it."""
+    if code in _STANDALONE:
+        return at + 2
+    match = _next_marker(data, at)
+    if match is None:
+        raise truncated("jpeg", at, "a marker", data)
+    if match.start() == at:
+        raise bad("jpeg", at, "a segment that may come before the scan", f"marker {code:04X}")
+    return match.start()
+
+
+def _find_end(data: Buffer, scan: int) -> None:
+    """Raise BadSampleError unless an end marker follows a byte or more of the scan, which begins at `scan`.
+
+    Searches backwards in small copies: a memoryview cannot search, and what follows the marker is short.
+    """
+    stop = len(data)
+    while stop >= scan + 3:
+        start = max(scan + 1, stop - _SEARCH_BYTES)
+        if bytes(data[start:stop]).rfind(b"\xff\xd9") >= 0:
+            return
+        stop = start + 1
+    raise truncated("jpeg", scan, "a scan and an end marker (FFD9)", data)

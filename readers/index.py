@@ -1,0 +1,157 @@
+"""The index of one split: one `.npy` file per column in `<split>.index/`, mapped into memory and never loaded.
+
+    shard.npy               uint32 [n]      position in the split's list of shards
+    <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
+    <field>.length.npy      uint64 [n]      bytes; 0 is legal
+    <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
+    <field>.name.npy        uint8  [bytes]  original file names, UTF-8, one after the other; see `encode_name`
+    <field>.name.offset.npy uint64 [n + 1]
+    label.npy               int64  [n]      class number from 0; -1 for none (the shards store label + label_offset)
+    key.npy                 uint8  [bytes]  keys, UTF-8, one after the other
+    key.offset.npy          uint64 [n + 1]
+    height.npy, width.npy   uint32 [n]      pixels as stored, before EXIF orientation; 0 where unknown
+    components.npy          uint8  [n]
+    process.npy             uint8  [n]      JPEG: low byte of the SOF marker (0xC0 baseline, 0xC2 progressive); else 0
+    orientation.npy         uint8  [n]      EXIF 1..8
+    media.npy               uint8  [n]      position in readers.headers.MEDIA
+
+All little-endian, C order, in NumPy's format 1.0 (numpy.lib.format). Opening costs the same for a thousand samples
+and for a billion, and processes share the pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from readers.errors import DatasetError
+from readers.sample import ImageInfo
+from readers.strings import Strings
+
+__all__ = ["ABSENT", "COLUMNS", "FIELD_COLUMNS", "Index", "decode_name", "encode_name"]
+
+ABSENT = 2**64 - 1
+COLUMNS: dict[str, str] = {
+    "shard": "<u4",
+    "label": "<i8",
+    "height": "<u4",
+    "width": "<u4",
+    "components": "|u1",
+    "process": "|u1",
+    "orientation": "|u1",
+    "media": "|u1",
+}
+FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
+
+
+def encode_name(name: str, key: str) -> str:
+    """A field's file name as stored: "+rest" for key + rest, "=name" for any other, "" for no file."""
+    if not name:
+        return ""
+    return "+" + name[len(key) :] if name.startswith(key) else "=" + name
+
+
+def decode_name(stored: str, key: str) -> str:
+    """The inverse of `encode_name`."""
+    if not stored:
+        return ""
+    if stored[0] not in "+=":
+        raise DatasetError(f"the stored file name {stored!r:.80} of sample {key!r:.80} starts with neither + nor =")
+    return key + stored[1:] if stored[0] == "+" else stored[1:]
+
+
+class Index:
+    """The mapped columns of one split. Columns are opened when first used and checked against `samples`."""
+
+    def __init__(self, directory: str | os.PathLike[str], samples: int) -> None:
+        self.directory = Path(directory)
+        self.samples = samples
+        self._mapped: dict[str, npt.NDArray[Any]] = {}
+
+    def __reduce__(self) -> tuple[type[Index], tuple[Path, int]]:
+        return Index, (self.directory, self.samples)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of COLUMNS, read-only, length n."""
+        return self._fixed(name, COLUMNS[name])
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of FIELD_COLUMNS of a field, read-only, length n."""
+        return self._fixed(f"{field}.{name}", FIELD_COLUMNS[name])
+
+    def keys(self) -> Strings:
+        return self._strings("key")
+
+    def names(self, field: str) -> Strings:
+        """Original file names of a field as stored; decode each with `decode_name`."""
+        return self._strings(f"{field}.name")
+
+    def info(self) -> ImageInfo:
+        return ImageInfo(*(self.column(name) for name in ImageInfo._fields))
+
+    def check(self, fields: Iterable[str]) -> None:
+        """Open every column once. Raises DatasetError for the first that is missing or wrong."""
+        for name in COLUMNS:
+            self.column(name)
+        self.keys()
+        for field in fields:
+            for name in FIELD_COLUMNS:
+                self.field_column(field, name)
+            self.names(field)
+
+    def _fixed(self, name: str, dtype: str) -> npt.NDArray[Any]:
+        array = self._mapped.get(name)
+        if array is not None:
+            return array
+        array = _map_npy(self.directory / f"{name}.npy", dtype)
+        if len(array) != self.samples:
+            raise DatasetError(
+                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; "
+                f"rebuild it with  packer index"
+            )
+        self._mapped[name] = array
+        return array
+
+    def _strings(self, name: str) -> Strings:
+        blob = _map_npy(self.directory / f"{name}.npy", "|u1")
+        offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
+        if len(offsets) != self.samples + 1:
+            raise DatasetError(
+                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; "
+                f"rebuild it with  packer index"
+            )
+        try:
+            return Strings(blob, offsets)
+        except DatasetError as error:
+            raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+
+
+def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
+    """Map a one-dimensional .npy of a known dtype; every lie of its header is a DatasetError."""
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise ValueError(f"format version {version}, expected (1, 0)")
+            shape, fortran, found = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+            size = os.fstat(file.fileno()).st_size
+            expected = np.dtype(dtype)
+            if found != expected or len(shape) != 1 or fortran:
+                raise ValueError(f"dtype {found} and shape {shape}, expected one dimension of {expected}")
+            if start + shape[0] * expected.itemsize != size:
+                raise ValueError(f"{size} bytes, its header promises {start + shape[0] * expected.itemsize}")
+            if shape[0] == 0:
+                return np.zeros(0, expected)
+            view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except FileNotFoundError as error:
+        raise DatasetError(f"{path}: missing index column; rebuild it with  packer index") from error
+    except (OSError, ValueError, SyntaxError, TypeError, KeyError, OverflowError) as error:
+        raise DatasetError(f"{path}: not the index column it should be: {error}") from error
+    return np.frombuffer(view, expected, count=shape[0], offset=start)

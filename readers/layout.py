@@ -1,0 +1,254 @@
+"""`dataset.json`: what a packed set is. It is the commit point: a directory without it is no set.
+
+    {
+      "kind": "packer-dataset", "version": 1,
+      "format": "hdf5" | "tfrecord" | "tar",
+      "fields": {"image": "image", "mask": "file", "json": "json"},   name -> what its bytes are; the first is read by default
+      "classes": ["n01440764", …],                                    position = label
+      "label_offset": 0,                                              the shards store label + label_offset
+      "splits": {
+        "train": {
+          "samples": 9469, "root": "train", "index": "train.index",
+          "shards": [{"path": "train-00000-of-00008.h5", "bytes": 123, "samples": 1184, "crc32c": "0a1b2c3d"}, …]
+        }, …
+      },
+      "made": {…}                                                     how it was made; never interpreted
+    }
+
+`root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
+and stay inside it. Sizes are bytes. Unknown members are ignored, so that later versions can add some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from readers.errors import DatasetError, UnknownNameError
+
+__all__ = [
+    "DATASET_FILE",
+    "FIELD_KINDS",
+    "FORMATS",
+    "DatasetInfo",
+    "ShardInfo",
+    "SplitInfo",
+    "read_dataset_info",
+    "same_split",
+]
+
+DATASET_FILE = "dataset.json"
+KIND = "packer-dataset"
+VERSION = 1
+FORMATS = ("hdf5", "tfrecord", "tar")
+FIELD_KINDS = ("image", "file", "json")
+_MAX_JSON_BYTES = 1 << 30
+_ALIASES = (("val", "valid", "validation"),)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard: its path (relative to the set's directory), size, samples, and the CRC32C of the whole file."""
+
+    path: str
+    bytes: int
+    samples: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitInfo:
+    """One split: its shards in order, and the directory of its index."""
+
+    samples: int
+    shards: tuple[ShardInfo, ...]
+    index: str
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """The content of `dataset.json`."""
+
+    format: str
+    fields: Mapping[str, str]
+    classes: tuple[str, ...]
+    splits: Mapping[str, SplitInfo]
+    label_offset: int = 0
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
+        """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
+        if name is None:
+            if len(self.splits) == 1:
+                name = next(iter(self.splits))
+            elif "train" in self.splits:
+                name = "train"
+            else:
+                raise UnknownNameError(f"{where}: say which split you want: {', '.join(self.splits)}")
+        for candidate in (name, *same_split(name)):
+            if candidate in self.splits:
+                return candidate, self.splits[candidate]
+        raise UnknownNameError(f"{where}: no split {name!r}; it has {', '.join(self.splits) or 'none'}")
+
+    def fingerprint(self) -> str:
+        """32 hex digits that change whenever the bytes of any shard, the order or the labels' meaning change."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps([self.format, dict(self.fields), self.classes, self.label_offset]).encode())
+        for name, split in self.splits.items():
+            digest.update(json.dumps([name, [[s.bytes, s.samples, s.crc32c] for s in split.shards]]).encode())
+        return digest.hexdigest()
+
+    def to_json(self) -> str:
+        splits = {
+            name: {
+                "samples": split.samples,
+                "root": split.root,
+                "index": split.index,
+                "shards": [
+                    {"path": s.path, "bytes": s.bytes, "samples": s.samples, "crc32c": f"{s.crc32c:08x}"}
+                    for s in split.shards
+                ],
+            }
+            for name, split in self.splits.items()
+        }
+        content = {
+            "kind": KIND,
+            "version": VERSION,
+            "format": self.format,
+            "fields": dict(self.fields),
+            "classes": list(self.classes),
+            "label_offset": self.label_offset,
+            "splits": splits,
+            "made": dict(self.made),
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def same_split(name: str) -> tuple[str, ...]:
+    """Other names of the same split."""
+    for names in _ALIASES:
+        if name in names:
+            return tuple(other for other in names if other != name)
+    return ()
+
+
+def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
+    """Read and check a set's `dataset.json`.
+
+    Raises DatasetError where it is missing, malformed, of another version, or names a path outside the set.
+    """
+    path = Path(directory) / DATASET_FILE
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise DatasetError(f"{path}: {path.stat().st_size} bytes is too large for a dataset.json")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DatasetError(_no_dataset(Path(directory))) from error
+    except NotADirectoryError as error:
+        raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: cannot be read as JSON: {error}") from error
+    return _parse(content, path)
+
+
+def _no_dataset(directory: Path) -> str:
+    if not directory.exists():
+        return f"{directory}: no such directory"
+    if (directory / ".packing").is_dir():
+        return f"{directory}: an unfinished conversion (no dataset.json); run the same  packer convert  again"
+    return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
+
+
+def _parse(content: Any, path: Path) -> DatasetInfo:
+    top = _Object(content, f"{path}")
+    if top.get("kind", str) != KIND:
+        raise DatasetError(f"{path}: kind is {content.get('kind')!r}, expected {KIND!r}")
+    version = top.get("version", int)
+    if version != VERSION:
+        raise DatasetError(f"{path}: version {version}, this packer reads version {VERSION}; upgrade packer")
+    format_name = top.get("format", str)
+    if format_name not in FORMATS:
+        raise DatasetError(f"{path}: format {format_name!r}, expected one of {', '.join(FORMATS)}")
+    fields = top.get("fields", dict)
+    if not fields or any(kind not in FIELD_KINDS or not _plain(name) for name, kind in fields.items()):
+        raise DatasetError(f"{path}: fields must map plain names to {', '.join(FIELD_KINDS)}, found {fields!r}")
+    classes = top.get("classes", list)
+    if not all(isinstance(name, str) for name in classes):
+        raise DatasetError(f"{path}: classes must be a list of strings")
+    splits = {}
+    for name, value in top.get("splits", dict).items():
+        if not _plain(name):
+            raise DatasetError(f"{path}: split name {name!r} is not a plain name")
+        splits[name] = _parse_split(_Object(value, f"{path}: split {name!r}"))
+    made = content.get("made")
+    return DatasetInfo(
+        format=format_name,
+        fields=fields,
+        classes=tuple(classes),
+        splits=splits,
+        label_offset=top.get("label_offset", int),
+        made=made if isinstance(made, dict) else {},
+    )
+
+
+def _parse_split(split: _Object) -> SplitInfo:
+    shards = []
+    for number, value in enumerate(split.get("shards", list)):
+        shard = _Object(value, f"{split.where}: shard {number}")
+        try:
+            crc = int(shard.get("crc32c", str), 16)
+        except ValueError as error:
+            raise DatasetError(f"{shard.where}: crc32c must be 8 hex digits") from error
+        shards.append(
+            ShardInfo(
+                path=shard.path("path"),
+                bytes=shard.count("bytes"),
+                samples=shard.count("samples"),
+                crc32c=crc & 0xFFFFFFFF,
+            )
+        )
+    samples = split.count("samples")
+    if samples != sum(shard.samples for shard in shards):
+        found = sum(shard.samples for shard in shards)
+        raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
+    root = split.get("root", str)
+    return SplitInfo(samples=samples, shards=tuple(shards), index=split.path("index"), root=root)
+
+
+class _Object:
+    """A JSON object whose members are fetched with their type checked."""
+
+    def __init__(self, value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            raise DatasetError(f"{where}: expected an object, found {type(value).__name__}")
+        self.value, self.where = value, where
+
+    def get(self, name: str, kind: Callable[..., _T]) -> _T:
+        value = self.value.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):  # type: ignore[arg-type]
+            raise DatasetError(f"{self.where}: {name} must be of type {kind.__name__}, found {value!r:.80}")
+        return value
+
+    def count(self, name: str) -> int:
+        value = self.get(name, int)
+        if not 0 <= value < 1 << 63:
+            raise DatasetError(f"{self.where}: {name} is {value}, expected a count")
+        return value
+
+    def path(self, name: str) -> str:
+        value = self.get(name, str)
+        parts = PurePosixPath(value).parts
+        if not parts or value.startswith("/") or ".." in parts or "\0" in value:
+            raise DatasetError(f"{self.where}: {name} {value!r} leads outside the set")
+        return value
+
+
+def _plain(name: str) -> bool:
+    return bool(name) and name[0] != "." and not set(name) & set("/\\\0 \n\t") and name.isprintable()

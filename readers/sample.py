@@ -1,0 +1,91 @@
+"""What a reader promises, and the sample it hands out.
+
+A reader is anything with this protocol: the packed shards, a plain folder, and whatever wraps one of them. Loaders,
+caches and GPU decoders are written against it and do not know which one they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Reader", "Sample"]
+
+Buffer: TypeAlias = bytes | memoryview
+NO_LABEL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample: its key, its label (None without one) and the bytes of each field it has."""
+
+    key: str
+    label: int | None
+    fields: Mapping[str, Buffer]
+
+    @property
+    def image(self) -> Buffer:
+        """The encoded image: the field that nearly every set has."""
+        return self.fields["image"]
+
+
+class ImageInfo(NamedTuple):
+    """What the header of each image says; arrays of length n. Sizes are as stored, before EXIF orientation.
+
+    media is the position in `readers.headers.MEDIA`; process is the JPEG SOF marker's low byte (0xC0 baseline,
+    0xC2 progressive, 0 for other media); orientation is EXIF's 1..8.
+    """
+
+    height: npt.NDArray[np.uint32]
+    width: npt.NDArray[np.uint32]
+    components: npt.NDArray[np.uint8]
+    process: npt.NDArray[np.uint8]
+    orientation: npt.NDArray[np.uint8]
+    media: npt.NDArray[np.uint8]
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Random access to n samples. Readers pickle by path, and survive fork and spawn."""
+
+    @property
+    def fields(self) -> Sequence[str]:
+        """Names of the fields; "image" is the first one."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class numbers, int64 [n]; NO_LABEL where a sample has none."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Names of the samples, decoded when asked for."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Names of the classes; position = label."""
+
+    @property
+    def info(self) -> ImageInfo:
+        """Image dimensions and coding, by sample."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+    def read(self, index: int, field: str = "image") -> Buffer:
+        """The bytes of one field of one sample."""
+
+    def read_many(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> Sequence[Buffer]:
+        """The bytes of many samples, in the order asked for."""
+
+    def prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> None:
+        """Tell the kernel that these samples will be read soon; returns at once."""
+
+    def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
+        """The bytes of samples in a known order, asking the kernel ahead."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,392 @@
+"""The reader of packed sets: index + `pread`. It knows nothing of HDF5, TFRecord or tar.
+
+A shard is opened on first use, at most `open_shards` at a time; a descriptor is closed only when no read holds it.
+Descriptors are only used with `pread`, which has no shared position, so threads and forked children may share them;
+pickling carries the path and the options, and the copy opens its own.
+
+Back ends: "pread" copies the bytes out (safe under every kind of change to the file); "mmap" hands out views of
+the page cache without a copy (a file that shrinks under a map kills the process with SIGBUS, so use it on files
+that nobody rewrites).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.page import prefetch
+from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
+from readers.index import ABSENT, Index, decode_name
+from readers.layout import DatasetInfo, read_dataset_info
+from readers.ranges import ReadPlan, plan_reads
+from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
+from readers.stream import stream_ahead
+from readers.strings import Strings
+
+__all__ = ["ShardReader"]
+
+Backend = Literal["pread", "mmap"]
+
+
+class ShardReader:
+    """Random access to one split of a packed set.
+
+    path: the directory with `dataset.json`. split: None takes the only split, or "train". verify: check the CRC32C
+    of everything read. Raises DatasetError (no or bad set), UnknownNameError (no such split), StaleIndexError (a
+    shard is missing or of another size than was indexed) and DamagedSampleError (a checksum differs).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str | None = None,
+        *,
+        backend: Backend = "pread",
+        verify: bool = False,
+        open_shards: int = 512,
+    ) -> None:
+        if backend not in ("pread", "mmap"):
+            raise ValueError(f"backend must be 'pread' or 'mmap', not {backend!r}")
+        self.path = Path(path)
+        self.dataset: DatasetInfo = read_dataset_info(self.path)
+        self.split, self.split_info = self.dataset.split(split, self.path)
+        self.backend, self.verify, self.open_shards = backend, verify, max(1, open_shards)
+        self.index = Index(self.path / self.split_info.index, self.split_info.samples)
+        self._setup()
+
+    def _setup(self) -> None:
+        self._samples = self.split_info.samples
+        self._shards: list[_Shard | None] = [None] * len(self.split_info.shards)
+        self._opened: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._columns: dict[str, _FieldColumns] = {}
+        self._shard_of = memoryview(self.index.column("shard"))
+        self._labels: npt.NDArray[np.int64] | None = None
+        self._keys: Strings | None = None
+        self._ranges(self.fields[0])
+
+    # --- what it holds ------------------------------------------------------------------------------------------
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.dataset.fields)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.dataset.classes
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class numbers, int64 [n], mapped; NO_LABEL (-1) where a sample has none."""
+        if self._labels is None:
+            self._labels = self.index.column("label")
+        return self._labels
+
+    @property
+    def keys(self) -> Strings:
+        """Keys of the samples; decoded one by one when asked for."""
+        if self._keys is None:
+            self._keys = self.index.keys()
+        return self._keys
+
+    @property
+    def info(self) -> ImageInfo:
+        """Image dimensions and coding, arrays [n]."""
+        return self.index.info()
+
+    def name(self, index: int, field: str = "image") -> str:
+        """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        self._ranges(field)
+        return decode_name(self.index.names(field)[index], self.keys[index])
+
+    def byte_range(self, index: int, field: str = "image") -> tuple[Path, int, int] | None:
+        """(shard path, offset, length) of a field, for readers of their own; None where the sample lacks it."""
+        columns = self._ranges(field)
+        offset = columns.offset[index]
+        if offset == ABSENT:
+            return None
+        return self._shard_path(self._shard_of[index]), offset, columns.length[index]
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __repr__(self) -> str:
+        return f"ShardReader({str(self.path)!r}, split={self.split!r}, {self._samples} samples)"
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read(self, index: int, field: str = "image") -> Buffer:
+        """The bytes of one field: `bytes` (pread) or a read-only memoryview (mmap).
+
+        Raises IndexError outside the set and UnknownNameError for a field the set or this sample lacks.
+        """
+        try:
+            columns = self._columns[field]
+            offset, length = columns.offset[index], columns.length[index]
+            number = self._shard_of[index]
+        except KeyError:
+            self._ranges(field)
+            return self.read(index, field)
+        except IndexError:
+            raise IndexError(f"sample {index} is outside the {self._samples} of {self}") from None
+        try:
+            shard = self._shards[number] or self._open_shard(number)
+        except IndexError:
+            raise self._no_such_shard(number) from None
+        if offset + length > shard.bytes:
+            raise self._bad_range(index, field, offset, length, shard)
+        if shard.view is not None:
+            data: Buffer = shard.view[offset : offset + length]
+        else:
+            data = os.pread(shard.descriptor, length, offset)
+            if len(data) != length:
+                data = shard.reread(offset, length)
+        if self.verify:
+            self._verify(data, index, field)
+        return data
+
+    def read_many(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> list[Buffer]:
+        """The bytes of many samples in the order asked for, as read-only memoryviews of one block of memory.
+
+        The reads are sorted by place and neighbours are fetched together. The block lives while a view of it does.
+        """
+        if self.backend == "mmap":
+            return [self.read(int(i), field) for i in indices]
+        wanted, plan, length = self._plan(indices, field)
+        block = memoryview(np.empty(plan.total_bytes, np.uint8))
+        runs = zip(
+            plan.run_shard.tolist(),
+            plan.run_offset.tolist(),
+            plan.run_length.tolist(),
+            plan.run_place.tolist(),
+            strict=True,
+        )
+        for number, offset, count, place in runs:
+            shard = self._shards[number] or self._open_shard(number)
+            target = block[place : place + count]
+            if os.preadv(shard.descriptor, (target,), offset) != count:
+                target[:] = shard.reread(offset, count)
+        frozen = block.toreadonly()
+        stops = (plan.place + length).tolist()
+        views: list[Buffer] = [frozen[a:b] for a, b in zip(plan.place.tolist(), stops, strict=True)]
+        if self.verify:
+            for i, view in zip(wanted.tolist(), views, strict=True):
+                self._verify(view, i, field)
+        return views
+
+    def read_into(self, index: int, field: str, target: memoryview) -> int:
+        """Read a field into the front of `target` (uint8, at least the field's length); returns its length."""
+        columns = self._ranges(field)
+        offset, length, number = columns.offset[index], columns.length[index], self._shard_of[index]
+        if number >= len(self._shards):
+            raise self._no_such_shard(number)
+        shard = self._shards[number] or self._open_shard(number)
+        if offset + length > shard.bytes:
+            raise self._bad_range(index, field, offset, length, shard)
+        window = target[:length]
+        if os.preadv(shard.descriptor, (window,), offset) != length:
+            window[:] = shard.reread(offset, length)
+        if self.verify:
+            self._verify(window, index, field)
+        return length
+
+    def prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> None:
+        """Ask the kernel to read these samples into the page cache; returns at once."""
+        _, plan, _ = self._plan(indices, field)
+        runs = zip(plan.run_shard.tolist(), plan.run_offset.tolist(), plan.run_length.tolist(), strict=True)
+        for number, offset, count in runs:
+            shard = self._shards[number] or self._open_shard(number)
+            prefetch(shard.descriptor, ((offset, count),))
+
+    def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
+        """The bytes of samples in a known order (default: as stored), with the kernel asked ahead."""
+        return stream_ahead(self, range(len(self)) if indices is None else indices, field)
+
+    def __getitem__(self, index: int) -> Sample:
+        fields = {name: self.read(index, name) for name in self.fields if self.has(index, name)}
+        label = int(self.labels[index])
+        return Sample(self.keys[index], None if label == NO_LABEL else label, fields)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[i] for i in range(self._samples))
+
+    def has(self, index: int, field: str) -> bool:
+        """Whether a sample has a field."""
+        return bool(self._ranges(field).offset[index] != ABSENT)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close the shards; the next read opens them again."""
+        with self._lock:
+            self._shards = [None] * len(self._shards)
+            self._opened.clear()
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("path", "dataset", "split", "split_info", "backend", "verify", "open_shards", "index")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _ranges(self, field: str) -> _FieldColumns:
+        columns = self._columns.get(field)
+        if columns is None:
+            if field not in self.dataset.fields:
+                raise UnknownNameError(f"{self.path}: no field {field!r}; it has {', '.join(self.fields)}")
+            columns = self._columns[field] = _FieldColumns(self.index, field)
+        return columns
+
+    def _plan(
+        self, indices: Sequence[int] | npt.NDArray[Any], field: str
+    ) -> tuple[npt.NDArray[np.int64], ReadPlan, npt.NDArray[np.int64]]:
+        columns = self._ranges(field)
+        wanted = np.asarray(indices, np.int64)
+        if wanted.size and (int(wanted.min()) < -self._samples or int(wanted.max()) >= self._samples):
+            raise IndexError(f"indices {wanted.min()} to {wanted.max()} are not all inside the samples of {self}")
+        shard = self.index.column("shard")[wanted]
+        raw_offset, raw_length = columns.offsets[wanted], columns.lengths[wanted]
+        if wanted.size:
+            self._check_ranges(wanted, shard, raw_offset, raw_length, field)
+        offset, length = raw_offset.astype(np.int64), raw_length.astype(np.int64)
+        return wanted, plan_reads(shard, offset, length), length
+
+    def _check_ranges(
+        self,
+        wanted: npt.NDArray[np.int64],
+        shard: npt.NDArray[Any],
+        offset: npt.NDArray[Any],
+        length: npt.NDArray[Any],
+        field: str,
+    ) -> None:
+        """Every range must end inside its shard: an index is not trusted to be honest."""
+        if int(shard.max()) >= len(self._shards):
+            raise self._no_such_shard(int(shard.max()))
+        sizes = np.array([s.bytes for s in self.split_info.shards], np.uint64)[shard]
+        bad = (length > sizes) | (offset > sizes - np.minimum(length, sizes))
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            opened = self._shards[int(shard[i])] or self._open_shard(int(shard[i]))
+            raise self._bad_range(int(wanted[i]), field, int(offset[i]), int(length[i]), opened)
+
+    def _shard_path(self, number: int) -> Path:
+        return self.path / self.split_info.shards[number].path
+
+    def _open_shard(self, number: int) -> _Shard:
+        with self._lock:
+            shard = self._shards[number]
+            if shard is None:
+                while len(self._opened) >= self.open_shards:
+                    self._shards[self._opened.popleft()] = None
+                expected = self.split_info.shards[number].bytes
+                shard = _Shard(self._shard_path(number), expected, self.backend == "mmap")
+                self._shards[number] = shard
+                self._opened.append(number)
+            return shard
+
+    def _verify(self, data: Buffer, index: int, field: str) -> None:
+        from crc32c import crc32c  # loaded only where checksums are asked for
+
+        expected, found = int(self._ranges(field).crc32c[index]), crc32c(data)
+        if found != expected:
+            where = self.byte_range(index, field)
+            raise DamagedSampleError(
+                f"sample {index} (key {self.keys[index]!r}, field {field!r}) at {where}: CRC32C is {found:08x}, "
+                f"the index says {expected:08x}; run  packer verify {self.path}"
+            )
+
+    def _no_such_shard(self, number: int) -> DatasetError:
+        return DatasetError(
+            f"{self.index.directory}: names shard {number}, the split has {len(self._shards)}; "
+            f"rebuild it with  packer index"
+        )
+
+    def _bad_range(self, index: int, field: str, offset: int, length: int, shard: _Shard) -> Exception:
+        if offset == ABSENT:
+            return UnknownNameError(f"sample {index} of {self.path} has no field {field!r}")
+        return StaleIndexError(
+            f"{shard.path}: the index puts sample {index} at bytes {offset} to {offset + length}, "
+            f"but the shard has {shard.bytes}; rebuild the index with  packer index"
+        )
+
+
+class _FieldColumns:
+    """Where one field's bytes lie. The memoryviews give Python integers faster than NumPy scalars do."""
+
+    __slots__ = ("_index", "_name", "length", "lengths", "offset", "offsets")
+
+    def __init__(self, index: Index, field: str) -> None:
+        self._index, self._name = index, field
+        self.offsets = index.field_column(field, "offset")
+        self.lengths = index.field_column(field, "length")
+        self.offset = memoryview(self.offsets)
+        self.length = memoryview(self.lengths)
+
+    @property
+    def crc32c(self) -> npt.NDArray[Any]:
+        return self._index.field_column(self._name, "crc32c")
+
+
+class _Shard:
+    """One open shard. The descriptor closes with the last reference, so no read can see it reused."""
+
+    __slots__ = ("bytes", "descriptor", "path", "view")
+
+    def __init__(self, path: Path, expected_bytes: int, mapped: bool) -> None:
+        self.descriptor = -1
+        self.path, self.view = path, None
+        try:
+            # O_NONBLOCK: a named pipe put in a shard's place must not hang the reader
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise StaleIndexError(f"{path}: shard cannot be opened: {error.strerror}") from error
+        status = os.fstat(self.descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise StaleIndexError(f"{path}: not a regular file")
+        self.bytes = status.st_size
+        if self.bytes != expected_bytes:
+            raise StaleIndexError(
+                f"{path}: has {self.bytes} bytes, {expected_bytes} were indexed: the shard was truncated or "
+                f"changed; restore it, or rebuild the index with  packer index"
+            )
+        if mapped and self.bytes:
+            view = mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ)
+            self.view: memoryview | None = memoryview(view)
+        elif mapped:
+            self.view = memoryview(b"")
+
+    def reread(self, offset: int, length: int) -> bytes:
+        """The range again, in as many reads as it takes (one read returns at most 2 GiB); a short file raises."""
+        parts = []
+        while length > 0:
+            part = os.pread(self.descriptor, min(length, 1 << 30), offset)
+            if not part:
+                found = os.fstat(self.descriptor).st_size
+                raise StaleIndexError(
+                    f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read"
+                )
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+

@@ -1,0 +1,202 @@
+"""List a tree of image files: splits, classes, and files in the order of torchvision's ImageFolder.
+
+    root/<split>/<class>/**/file    splits train, val, valid, validation, test
+    root/<class>/**/file            one split, "train" unless named
+    root/**/file                    files right under the split's folder have no label
+
+Only names are looked at here, no file is opened; sizes and times come from the directory. Classes are sorted by
+name, over all splits together, so that a label means the same in each. Symbolic links are followed; a link that
+leads back to a folder above it is reported and left out.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from readers.errors import SourceError
+
+__all__ = ["IMAGE_SUFFIXES", "SPLIT_NAMES", "TreeFile", "TreeSplit", "arrange", "has_image_suffix", "key_of_name", "scan", "unique_keys"]
+
+SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+class TreeFile(NamedTuple):
+    """A file: its path relative to the root ("/" between parts), size in bytes, modification time in ns.
+
+    bytes is -1 for a file that cannot be examined, such as a dangling link.
+    """
+
+    path: str
+    bytes: int
+    mtime_ns: int
+
+
+@dataclass(slots=True)
+class TreeSplit:
+    """One split: the folder it came from ("" for the root), and its files with names relative to that folder."""
+
+    root: str
+    names: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    files: list[TreeFile] = field(default_factory=list)
+
+
+def key_of_name(name: str) -> str:
+    """The key that a file name implies: the name without its last suffix."""
+    dot = name.rfind(".")
+    return name[:dot] if dot > name.rfind("/") + 1 else name
+
+
+def has_image_suffix(name: str) -> bool:
+    """Whether a file name ends as images do."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def unique_keys(names: list[str]) -> list[str]:
+    """Keys for distinct file names: without the suffix, or the whole name where two keys would be the same.
+
+    Beside one image, files of other kinds (a.jpg, a.txt) leave the short key to the image.
+    """
+    keys = [key_of_name(name) for name in names]
+    if len(set(keys)) == len(keys):
+        return keys
+    images: dict[str, int] = {}
+    others: dict[str, int] = {}
+    for key, name in zip(keys, names, strict=True):
+        counts = images if has_image_suffix(name) else others
+        counts[key] = counts.get(key, 0) + 1
+    chosen = []
+    for key, name in zip(keys, names, strict=True):
+        rivals = images.get(key, 0) + (0 if has_image_suffix(name) else others[key])
+        chosen.append(key if rivals == 1 else name)
+    return chosen if len(set(chosen)) == len(chosen) else list(names)
+
+
+def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]]) -> Iterator[TreeFile]:
+    """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
+
+    Raises SourceError for a folder that cannot be read: what it holds would be lost silently.
+    """
+    yield from _scan_folder(os.fspath(root), "", (), left_out)
+
+
+def _scan_folder(
+    folder: str, relative: str, above: tuple[tuple[int, int], ...], left_out: list[tuple[str, str]]
+) -> Iterator[TreeFile]:
+    try:
+        entries = sorted(os.scandir(folder), key=_by_name)
+        status = os.stat(folder)
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        left_out.append((relative.rstrip("/"), "a link that leads back to a folder above it"))
+        return
+    above = (*above, identity)
+    folders = []
+    for entry in entries:
+        name = entry.name
+        path = relative + name
+        if name[0] == ".":
+            left_out.append((path, "hidden"))
+        elif entry.is_dir():
+            folders.append(entry)
+        else:
+            try:
+                found = entry.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    left_out.append((path, "not a regular file"))
+                else:
+                    yield TreeFile(path, found.st_size, found.st_mtime_ns)
+            except OSError:
+                yield TreeFile(path, -1, 0)
+    for entry in folders:
+        yield from _scan_folder(entry.path, f"{relative}{entry.name}/", above, left_out)
+
+
+def _by_name(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+def arrange(
+    files: list[TreeFile], split: str | None, where: str | Path, left_out: list[tuple[str, str]]
+) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
+    """Sort files into splits and classes. Returns the splits and the class names (position = label).
+
+    split names the one split to take, or the name for a tree without splits. Files beside the splits are appended
+    to `left_out`; raises SourceError where images are among them, or where there is no such split.
+    """
+    tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
+    found = [name for name in SPLIT_NAMES if name in tops]
+    if split is not None and found and split not in found:
+        raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
+    prefixes = {f"{name}/": name for name in found} if found else {"": split or "train"}
+    if found:
+        _leave_out_strays(files, prefixes, split, where, left_out)
+        prefixes = {prefix: name for prefix, name in prefixes.items() if split in (None, name)}
+    splits = {name: TreeSplit(prefix.rstrip("/")) for prefix, name in prefixes.items()}
+    classes = _sort_in(files, prefixes, splits)
+    numbers = {name: number for number, name in enumerate(classes)}
+    for part in splits.values():
+        part.labels = [numbers[name.partition("/")[0]] if "/" in name else -1 for name in part.names]
+    return splits, classes
+
+
+def _leave_out_strays(
+    files: list[TreeFile],
+    prefixes: dict[str, str],
+    split: str | None,
+    where: str | Path,
+    left_out: list[tuple[str, str]],
+) -> None:
+    for file in files:
+        if file.path[: file.path.find("/") + 1] in prefixes:
+            continue
+        if split is None and has_image_suffix(file.path):
+            first = next(iter(prefixes.values()))
+            raise SourceError(
+                f"{where}: {file.path!r} lies beside the split {first!r} and would be left out; move it into a "
+                f"split, or convert one split at a time with  --split {first}"
+            )
+        left_out.append((file.path, "beside the splits"))
+
+
+def _sort_in(files: list[TreeFile], prefixes: dict[str, str], splits: dict[str, TreeSplit]) -> tuple[str, ...]:
+    classes = set()
+    whole = "" in prefixes
+    deep = False
+    for file in files:
+        path = file.path
+        prefix = "" if whole else path[: path.find("/") + 1]
+        if prefix not in prefixes:
+            continue
+        part = splits[prefixes[prefix]]
+        name = path[len(prefix) :]
+        part.names.append(name)
+        part.files.append(file)
+        top, slash, rest = name.partition("/")
+        if slash:
+            classes.add(top)
+            deep = deep or "/" in rest
+    if deep:
+        for part in splits.values():
+            _sort_as_image_folder(part)
+    return tuple(sorted(classes))
+
+
+def _sort_as_image_folder(part: TreeSplit) -> None:
+    """torchvision sorts a class by folder path, then by name, which differs from walking where folders nest."""
+
+    def place(i: int) -> tuple[str, str, str]:
+        folder, _, base = part.names[i].rpartition("/")
+        return folder.partition("/")[0], folder, base
+
+    order = sorted(range(len(part.names)), key=place)
+    part.names = [part.names[i] for i in order]
+    part.files = [part.files[i] for i in order]
