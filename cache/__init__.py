@@ -4,6 +4,6 @@ This is the bottom of the house: it imports nothing of ours, and neither click, 
 """
 
 from cache.node import available_memory_bytes, usable_cpus
-from cache.page import drop, prefetch, resident_bytes
+from cache.page import drop, prefetch, resident_bytes, write_behind
 
-__all__ = ["available_memory_bytes", "drop", "prefetch", "resident_bytes", "usable_cpus"]
+__all__ = ["available_memory_bytes", "drop", "prefetch", "resident_bytes", "usable_cpus", "write_behind"]

@@ -43,11 +43,18 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class PartMeta:
-    """The facts of one finished shard."""
+    """The facts of one finished shard.
+
+    fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
+    was adopted; a shard we wrote has the fields of its set.
+    """
 
     shard: ShardInfo
     payload_bytes: int
-    left_out: tuple[LeftOut, ...] = field(default=())
+    left_out: tuple[LeftOut, ...] = ()
+    fields: tuple[str, ...] = ()
+    unreadable: int = 0
+    class_names: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -56,7 +63,8 @@ class PartMeta:
     def from_json(cls, text: str) -> PartMeta:
         value = json.loads(text)
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
-        return cls(ShardInfo(**value["shard"]), value["payload_bytes"], left_out)
+        shard = ShardInfo(**value.pop("shard"))
+        return cls(**value | {"shard": shard, "left_out": left_out, "fields": tuple(value["fields"])})
 
 
 class ShardColumns:

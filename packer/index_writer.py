@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from packer.columns import load_part
-from readers.index import COLUMNS, FIELD_COLUMNS
+from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS
 
 __all__ = ["write_index"]
 
@@ -53,15 +53,23 @@ def _write_parts(
     for number, (path, count) in enumerate(zip(parts, samples, strict=True)):
         files.add("shard", np.full(count, number, COLUMNS["shard"]))
         with load_part(path) as part:
-            for name in fixed:
-                files.add(name, part[name])
+            for name, dtype in fixed.items():
+                files.add(name, part[name] if name in part else _absent(name, dtype, count))
             for name in strings:
+                if name not in part:  # no sample of this shard has the field
+                    files.add(f"{name}.offset", np.full(count, blob_bytes[name], "<u8"))
+                    continue
                 files.add(name, part[name])
                 offsets = part[f"{name}.offset"]
                 files.add(f"{name}.offset", offsets[1:] + np.uint64(blob_bytes[name]))
                 blob_bytes[name] += int(offsets[-1])
     for name, size in blob_bytes.items():
         files.restart(name, "|u1", size)
+
+
+def _absent(name: str, dtype: str, count: int) -> Any:
+    """A field column of a shard in which no sample has the field."""
+    return np.full(count, ABSENT if name.endswith(".offset") else 0, dtype)
 
 
 class _Files:

@@ -39,11 +39,13 @@ class Journal:
     Raises OutputError where another conversion holds it, or `out` holds something that is not ours.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, beside_shards: bool = False) -> None:
+        """beside_shards: `out` holds shards to adopt, so it need not be empty or ours."""
         self.out = out
         self.folder = out / WORK_FOLDER
         self.unlocked = False
-        self._check_target()
+        if not beside_shards:
+            self._check_target()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -91,7 +93,7 @@ class Journal:
                     f"{self.out}: holds an unfinished conversion of another source or with other options (the "
                     f"source may have changed since); repeat that command, or add --overwrite to start over"
                 )
-            self._clear()
+            self.clear()
         for left in self.folder.glob("*.tmp*"):
             left.unlink()
         temporary = self.folder / (_PLAN_FILE + ".new")
@@ -106,7 +108,8 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Drop everything an earlier run left in the working folder."""
         for item in self.folder.iterdir():
             if item.is_dir():
                 shutil.rmtree(item)

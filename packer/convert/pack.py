@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from crc32c import crc32c
 
@@ -19,13 +18,14 @@ from packer.convert.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, Source
+from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
 from readers.headers import sniff
 from readers.layout import ShardInfo
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
 
-__all__ = ["Cancelled", "Counter", "ShardTask", "pack_shard"]
+__all__ = ["Cancelled", "ShardTask", "pack_shard"]
 
 _REPORT_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,14 +33,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class Cancelled(Exception):
     """The conversion was stopped; the shard in hand was dropped."""
-
-
-class Counter(Protocol):
-    """Where a worker reports progress, and learns that it should stop."""
-
-    def report(self, samples: int, payload_bytes: int) -> None: ...
-
-    def stopped(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ output byte-identical and a conversion resumable. Its fingerprint says whether a
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -108,20 +108,11 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():
         digest.update(json.dumps([name, part.root, len(part)]).encode())
-        for column in (part.keys, map(str, part.names), part.labels, part.bytes, part.stamps):
-            for piece in _pieces(column):
-                digest.update(piece)
+        for texts in (part.keys, itertools.chain.from_iterable(part.names)):
+            digest.update("\0".join(texts).encode())
+        for numbers in (part.labels, part.bytes, part.stamps):
+            digest.update(np.array(numbers, np.int64).tobytes())
     return digest.hexdigest()
-
-
-def _pieces(values: Iterable[Any], step: int = 4096) -> Iterator[bytes]:
-    block: list[str] = []
-    for value in values:
-        block.append(value if isinstance(value, str) else str(value))
-        if len(block) == step:
-            yield "\0".join(block).encode() + b"\1"
-            block = []
-    yield "\0".join(block).encode() + b"\2"
 
 
 def check_listing(listing: SplitListing, where: str) -> None:

@@ -5,41 +5,29 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cache.node import usable_cpus
 from packer.columns import PartMeta
 from packer.convert.commit import commit
 from packer.convert.journal import Journal
 from packer.convert.options import ConvertOptions, Reencode, parse_size
-from packer.convert.pack import ShardTask
+from packer.convert.pack import ShardTask, pack_shard
 from packer.convert.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import Counters, open_executor, run_task
+from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
+from packer.version import VERSION
+from packer.watch import Silent, Watcher
 from readers.errors import OutputError, SourceError, WorkerError
 from readers.layout import DatasetInfo, read_dataset_info
-from packer.version import VERSION
 
-__all__ = ["ConvertResult", "Watcher", "convert"]
-
-
-class Watcher(Protocol):
-    """Sees a conversion go by; see `packer.cli.progress`."""
-
-    def note(self, text: str) -> None:
-        """Something worth telling: a warning, a stage."""
-
-    def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
-        """Packing begins; `done` gives (samples, bytes) so far."""
-
-    def packed(self) -> None:
-        """Packing is over, well or not."""
+__all__ = ["ConvertResult", "convert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +52,6 @@ class ConvertResult:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "output": str(self.output)}
-
-
-class _Silent:
-    def note(self, text: str) -> None:
-        pass
-
-    def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
-        pass
-
-    def packed(self) -> None:
-        pass
 
 
 def convert(
@@ -123,7 +100,7 @@ def convert(
     out = Path(output) if output is not None else Path(default_output_name(source, to))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or _Silent())
+    conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or Silent())
     return conversion.run(overwrite, dry_run)
 
 
@@ -192,12 +169,12 @@ class _Conversion:
         futures: list[Future[PartMeta]] = []
         try:
             if self._workers > 1 and len(tasks) > 1:
-                futures = [executor.submit(run_task, task, number) for number, task in enumerate(tasks)]
+                futures = [executor.submit(run_shard, pack_shard, task, number) for number, task in enumerate(tasks)]
                 self._watcher.packing(samples, size, counters.totals)
                 wait(futures, return_when=FIRST_EXCEPTION)
             else:
                 self._watcher.packing(samples, size, counters.totals)
-                futures = [_checked(executor.submit(run_task, task, number)) for number, task in enumerate(tasks)]
+                futures = [_checked(executor.submit(run_shard, pack_shard, task, number)) for number, task in enumerate(tasks)]
             return [future.result() for future in _failures_first(futures)] and [f.result() for f in futures]
         except BrokenExecutor as error:
             raise WorkerError(

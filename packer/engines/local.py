@@ -16,13 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
-from packer.columns import PartMeta
-from packer.convert.pack import ShardTask, pack_shard
+from packer.watch import Counter
 
-__all__ = ["Counters", "InlineExecutor", "open_executor", "run_task"]
+__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shard"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
 
 _counters: Any = None
@@ -81,9 +81,9 @@ def open_executor(workers: int, shards: int) -> tuple[Executor, Counters]:
     return pool, counters
 
 
-def run_task(task: ShardTask, shard: int) -> PartMeta:
-    """What is submitted: write one shard, reporting as number `shard`."""
-    return pack_shard(task, _ShardCounter(_counters, shard))
+def run_shard(work: Callable[[T, Counter], R], task: T, number: int) -> R:
+    """What is submitted: do `work` on one shard, reporting as number `number`."""
+    return work(task, _ShardCounter(_counters, number))
 
 
 def _share(array: Any) -> None:

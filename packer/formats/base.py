@@ -52,12 +52,16 @@ class WrittenShard(NamedTuple):
 
 
 class Located(NamedTuple):
-    """One sample found in a shard: ranges[field] = (offset, length) in bytes, names[field] = original file name."""
+    """One sample found in a shard: ranges[field] = (offset, length) in bytes, names[field] = original file name.
+
+    class_name: of the label, where the shard says it.
+    """
 
     key: str
     label: int
     ranges: dict[str, tuple[int, int]]
     names: dict[str, str]
+    class_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

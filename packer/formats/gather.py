@@ -10,6 +10,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from cache.page import write_behind
 from readers.sample import Buffer
 
 __all__ = ["GatherFile"]
@@ -54,6 +55,7 @@ class GatherFile:
             crc = crc32c(piece, crc)
         for first in range(0, len(pieces), _MAX_PIECES):
             self._write(pieces[first : first + _MAX_PIECES])
+        write_behind(self.descriptor, self.position - self._bytes, self._bytes)
         self.crc32c = crc
         self._pieces = []
         self._bytes = 0

@@ -218,15 +218,17 @@ def _sample(
         label = label_feature.values[0] - options.label_offset
     elif options.label_key and not label_feature:
         raise FormatError(f"no feature {options.label_key!r}; it has {', '.join(sorted(features))}")
-    key_feature = features.get("image/key")
-    if key_feature and key_feature.ranges:
-        a, b = key_feature.ranges[0]
-        key = str(data[a:b], "utf-8", "replace")
-    elif names.get("image"):
-        key = key_of_name(names["image"])
-    else:
-        key = f"{shard}/{number:08d}"
-    return Located(key, label, ranges, names)
+    key = _first_text(features.get("image/key"), data)
+    if not key:
+        key = key_of_name(names["image"]) if names.get("image") else f"{shard}/{number:08d}"
+    return Located(key, label, ranges, names, _first_text(features.get("image/class/synset"), data))
+
+
+def _first_text(feature: Feature | None, data: memoryview) -> str:
+    if feature is None or not feature.ranges:
+        return ""
+    a, b = feature.ranges[0]
+    return str(data[a:b], "utf-8", "replace")
 
 
 def _field_of(feature: str) -> str:

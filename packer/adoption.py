@@ -1,0 +1,346 @@
+"""`packer.index`: make a set of shards that lie there already, without copying them; or rebuild an index.
+
+Each shard is located by its format, every sample's checksum and image header are taken, and the columns are put
+together as after a conversion. Shards stay where they are; with another output directory, links lead to them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from cache.node import usable_cpus
+from packer.columns import PartMeta, ShardColumns, load_meta, save_part
+from packer.convert.commit import write_dataset_info
+from packer.convert.journal import Journal
+from packer.engines.local import open_executor, run_shard
+from packer.formats import format_named, format_of_file
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
+from packer.formats.window import Window
+from packer.index_writer import write_index
+from packer.version import VERSION
+from packer.watch import Counter, Silent, Watcher
+from readers.errors import BadSampleError, DatasetError, FormatError, OutputError, SourceError, WorkerError
+from readers.headers import ImageHeader, parse_header
+from readers.index import ABSENT
+from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+from readers.sample import NO_LABEL
+from readers.tree import SPLIT_NAMES
+
+__all__ = ["IndexResult", "index"]
+
+_BLOCK_BYTES = 8 << 20
+_REPORT_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class IndexResult:
+    """What was adopted: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
+
+    output: Path
+    format: str
+    splits: dict[str, int]
+    shards: int
+    samples: int
+    unreadable: int
+    warnings: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "output": str(self.output)}
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptTask:
+    """One shard to locate: a worker writes its part."""
+
+    shard: Path
+    relative: str
+    format: str
+    options: LocateOptions
+    part: Path
+
+
+def index(
+    shards: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    split: str | None = None,
+    image_key: str | None = None,
+    label_key: str | None = None,
+    fields: Mapping[str, str] | None = None,
+    label_offset: int | None = None,
+    classes: Sequence[str] | None = None,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> IndexResult:
+    """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
+
+    shards: files, or directories of them. output: where dataset.json and the index go; default beside the shards,
+    otherwise links to the shards are made there. split: of all shards; default read off each file name.
+    image_key, label_key, fields (field -> key): what the shards call things. label_offset: subtracted from their
+    labels. classes: names by label. Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError.
+    """
+    paths = _find_shards([Path(shard) for shard in shards])
+    out = Path(output) if output is not None else _common_folder(paths)
+    known = _known_set(out)
+    offset = label_offset if label_offset is not None else known.label_offset if known else 0
+    options = LocateOptions(image_key, label_key, dict(fields or {}), offset)
+    adoption = _Adoption(paths, out, options, split, known, watcher or Silent())
+    return adoption.run(workers or usable_cpus(), classes)
+
+
+class _Adoption:
+    def __init__(
+        self,
+        paths: list[Path],
+        out: Path,
+        options: LocateOptions,
+        split: str | None,
+        known: DatasetInfo | None,
+        watcher: Watcher,
+    ) -> None:
+        self._paths, self._out, self._options = paths, out, options
+        self._known, self._watcher = known, watcher
+        self._format = _one_format(paths)
+        self._splits: dict[str, list[Path]] = {}
+        for path in paths:
+            self._splits.setdefault(split or self._split_of(path), []).append(path)
+
+    def _split_of(self, path: Path) -> str:
+        if self._known:
+            for name, info in self._known.splits.items():
+                if any((self._out / shard.path).resolve() == path.resolve() for shard in info.shards):
+                    return name
+        described = format_named(self._format).describe(path)
+        return described.split if described else split_of_name(path.name)
+
+    def run(self, workers: int, classes: Sequence[str] | None) -> IndexResult:
+        self._out.mkdir(parents=True, exist_ok=True)
+        with Journal(self._out, beside_shards=True) as journal:
+            journal.clear()
+            tasks = [
+                AdoptTask(path, _place_in(path, self._out), self._format, self._options, journal.folder / f"{n}.part")
+                for n, path in enumerate(self._paths)
+            ]
+            metas = dict(zip(self._paths, self._locate(tasks, workers), strict=True))
+            parts = {task.shard: task.part for task in tasks}
+            info = self._commit(metas, parts, classes)
+            journal.remove()
+        unreadable = sum(meta.unreadable for meta in metas.values())
+        warnings = (f"{unreadable} images have no readable header",) if unreadable else ()
+        return IndexResult(
+            output=self._out,
+            format=self._format,
+            splits={name: part.samples for name, part in info.splits.items()},
+            shards=len(self._paths),
+            samples=sum(part.samples for part in info.splits.values()),
+            unreadable=unreadable,
+            warnings=warnings,
+        )
+
+    def _locate(self, tasks: list[AdoptTask], workers: int) -> list[PartMeta]:
+        total = sum(task.shard.stat().st_size for task in tasks)
+        executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
+        try:
+            futures = [executor.submit(run_shard, locate_shard, task, n) for n, task in enumerate(tasks)]
+            self._watcher.packing(0, total, counters.totals)
+            return [future.result() for future in futures]
+        except BrokenExecutor as error:
+            raise WorkerError("a worker process died (killed, or out of memory); run the same command again") from error
+        finally:
+            counters.stop()
+            executor.shutdown(wait=True, cancel_futures=True)
+            self._watcher.packed()
+
+    def _commit(
+        self, metas: Mapping[Path, PartMeta], parts: Mapping[Path, Path], classes: Sequence[str] | None
+    ) -> DatasetInfo:
+        spec = format_named(self._format).describe(self._paths[0])
+        kinds = self._fields(metas, spec)
+        splits = {}
+        for name, paths in self._splits.items():
+            counts = [metas[path].shard.samples for path in paths]
+            write_index(self._out / f"{name}.index", [parts[path] for path in paths], counts, list(kinds))
+            root = self._known.splits[name].root if self._known and name in self._known.splits else ""
+            infos = tuple(metas[path].shard for path in paths)
+            splits[name] = SplitInfo(sum(counts), infos, f"{name}.index", root)
+        for path in self._paths:
+            _link(path, self._out)
+        made = dict(self._known.made) if self._known else {}
+        made |= {"indexed_by": f"packer {VERSION}"}
+        if not self._known:
+            made["source"] = "shards made elsewhere"
+        info = DatasetInfo(
+            format=self._format,
+            fields=kinds,
+            classes=self._classes(classes, metas, spec),
+            splits=splits,
+            label_offset=spec.label_offset if spec else self._options.label_offset,
+            made=made,
+        )
+        write_dataset_info(self._out, info)
+        return info
+
+    def _fields(self, metas: Mapping[Path, PartMeta], spec: ShardSpec | None) -> dict[str, str]:
+        if spec is not None:
+            return dict(spec.fields)
+        known = dict(self._known.fields) if self._known else {}
+        found = sorted({name for meta in metas.values() for name in meta.fields} | known.keys())
+        if "image" not in found:
+            raise FormatError(
+                f"{self._paths[0]}: no sample has an image; name it with --image-key (there are: "
+                f"{', '.join(found) or 'no fields'})"
+            )
+        found.remove("image")
+        return {name: known.get(name) or _kind(name) for name in ["image", *found]}
+
+    def _classes(
+        self, classes: Sequence[str] | None, metas: Mapping[Path, PartMeta], spec: ShardSpec | None
+    ) -> tuple[str, ...]:
+        if classes is not None:
+            return tuple(classes)
+        if spec is not None:
+            return spec.classes
+        if self._known and self._known.classes:
+            return self._known.classes
+        named: dict[int, str] = {}
+        for meta in metas.values():
+            named |= {int(label): name for label, name in meta.class_names.items()}
+        if named and sorted(named) == list(range(len(named))):
+            return tuple(named[label] for label in range(len(named)))
+        return ()
+
+
+def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
+    """Locate one shard, checksum every sample, parse every image header, and write the part."""
+    path = task.shard
+    located = list(format_named(task.format).locate(path, task.options))
+    fields = sorted({name for sample in located for name in sample.ranges} | {"image"}, key=lambda f: (f != "image", f))
+    columns = ShardColumns(fields)
+    offsets: dict[str, list[int]] = {name: [] for name in fields}
+    unreadable = done = 0
+    class_names: dict[str, str] = {}
+    with Window(path) as window:
+        file_crc = _file_crc(window)
+        for number, sample in enumerate(located):
+            lengths, crcs, header = [], [], None
+            for name in fields:
+                offset, length = sample.ranges.get(name, (ABSENT, 0))
+                payload = window.read(offset, length) if offset != ABSENT else b""
+                offsets[name].append(offset)
+                lengths.append(length)
+                crcs.append(crc32c(payload) if offset != ABSENT else 0)
+                done += length
+                if name == "image" and offset != ABSENT:
+                    header = _header(payload)
+                    unreadable += header is None
+            if sample.label != NO_LABEL and sample.class_name:
+                class_names[str(sample.label)] = sample.class_name
+            names = tuple(sample.names.get(name, "") for name in fields)
+            columns.add(PackedSample(sample.key, sample.label, (), names, header), lengths, crcs)
+            if number % _REPORT_SAMPLES == 0:
+                counter.report(_REPORT_SAMPLES, done)
+                done = 0
+        counter.report(0, done)
+        info = ShardInfo(task.relative, window.size, len(located), file_crc)
+    _check_labels(located, path)
+    meta = PartMeta(info, columns.payload_bytes(), (), tuple(fields), unreadable, class_names)
+    save_part(task.part, columns.arrays(offsets), meta)
+    return load_meta(task.part)
+
+
+def split_of_name(name: str) -> str:
+    """The split a shard's file name tells: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
+    words = re.split(r"[^A-Za-z]+", name.lower())
+    return next((word for word in words if word in SPLIT_NAMES), "train")
+
+
+def _header(payload: bytes) -> ImageHeader | None:
+    try:
+        return parse_header(payload)
+    except BadSampleError:
+        return None
+
+
+def _check_labels(located: Sequence[Located], path: Path) -> None:
+    lowest = min((sample.label for sample in located), default=0)
+    if lowest < NO_LABEL:
+        raise FormatError(f"{path}: holds the label {lowest} after subtracting the label offset; labels start at 0")
+
+
+def _file_crc(window: Window) -> int:
+    crc = 0
+    for offset in range(0, window.size, _BLOCK_BYTES):
+        crc = crc32c(window.read(offset, min(_BLOCK_BYTES, window.size - offset)), crc)
+    return crc
+
+
+def _find_shards(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES or "tfrecord" in p.name)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise SourceError(f"{path}: no such file or directory")
+    if not found:
+        raise SourceError(f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(_SUFFIXES)})")
+    return found
+
+
+_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
+
+
+def _one_format(paths: Sequence[Path]) -> str:
+    names = {path: format_of_file(path).name for path in paths}
+    first = names[paths[0]]
+    for path, name in names.items():
+        if name != first:
+            raise SourceError(f"{path} is {name}, {paths[0]} is {first}; index one format at a time")
+    return first
+
+
+def _common_folder(paths: Sequence[Path]) -> Path:
+    folders = {path.parent for path in paths}
+    if len(folders) > 1:
+        raise SourceError("the shards lie in several folders; say with -o where the index goes")
+    return folders.pop()
+
+
+def _known_set(out: Path) -> DatasetInfo | None:
+    if not (out / DATASET_FILE).exists():
+        return None
+    try:
+        return read_dataset_info(out)
+    except DatasetError:
+        return None
+
+
+def _place_in(path: Path, out: Path) -> str:
+    """The path of a shard relative to the set: inside it as it is, otherwise the name of its link."""
+    resolved, folder = path.absolute(), out.absolute()
+    return resolved.relative_to(folder).as_posix() if folder in resolved.parents else path.name
+
+
+def _link(path: Path, out: Path) -> None:
+    target = out / _place_in(path, out)
+    if target.absolute() == path.absolute():
+        return
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
+        raise OutputError(f"{target}: is in the way of a link to {path}")
+    target.symlink_to(path.resolve())
+
+
+def _kind(name: str) -> str:
+    return "json" if name == "json" else "file"
