@@ -2,12 +2,30 @@
 
     import packer
     packer.convert("imagenette2", to="hdf5")
+    assert packer.verify("imagenette2-hdf5").ok
 """
 
 from __future__ import annotations
 
+from packer.adoption import IndexResult, index
 from packer.convert.options import Reencode
 from packer.convert.run import ConvertResult, convert
+from packer.extraction import ExtractResult, extract
+from packer.inspection import InspectResult, inspect
+from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
 
-__all__ = ["ConvertResult", "Reencode", "__version__", "convert"]
+__all__ = [
+    "ConvertResult",
+    "ExtractResult",
+    "IndexResult",
+    "InspectResult",
+    "Reencode",
+    "VerifyResult",
+    "__version__",
+    "convert",
+    "extract",
+    "index",
+    "inspect",
+    "verify",
+]

@@ -90,10 +90,11 @@ def index(
     """
     paths = _find_shards([Path(shard) for shard in shards])
     out = Path(output) if output is not None else _common_folder(paths)
-    known = _known_set(out)
+    home = next((folder for folder in (out, *{path.parent for path in paths}) if (folder / DATASET_FILE).exists()), out)
+    known = _known_set(home)
     offset = label_offset if label_offset is not None else known.label_offset if known else 0
     options = LocateOptions(image_key, label_key, dict(fields or {}), offset)
-    adoption = _Adoption(paths, out, options, split, known, watcher or Silent())
+    adoption = _Adoption(paths, out, options, split, (home, known), watcher or Silent())
     return adoption.run(workers or usable_cpus(), classes)
 
 
@@ -104,11 +105,11 @@ class _Adoption:
         out: Path,
         options: LocateOptions,
         split: str | None,
-        known: DatasetInfo | None,
+        known: tuple[Path, DatasetInfo | None],
         watcher: Watcher,
     ) -> None:
         self._paths, self._out, self._options = paths, out, options
-        self._known, self._watcher = known, watcher
+        (self._home, self._known), self._watcher = known, watcher
         self._format = _one_format(paths)
         self._splits: dict[str, list[Path]] = {}
         for path in paths:
@@ -117,7 +118,7 @@ class _Adoption:
     def _split_of(self, path: Path) -> str:
         if self._known:
             for name, info in self._known.splits.items():
-                if any((self._out / shard.path).resolve() == path.resolve() for shard in info.shards):
+                if any((self._home / shard.path).resolve() == path.resolve() for shard in info.shards):
                     return name
         described = format_named(self._format).describe(path)
         return described.split if described else split_of_name(path.name)

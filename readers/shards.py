@@ -218,6 +218,11 @@ class ShardReader:
     def __iter__(self) -> Iterator[Sample]:
         return (self[i] for i in range(self._samples))
 
+    def check_shard(self, number: int) -> None:
+        """Open shard `number` of the split. Raises StaleIndexError where it is missing or of another size."""
+        if self._shards[number] is None:
+            self._open_shard(number)
+
     def has(self, index: int, field: str) -> bool:
         """Whether a sample has a field."""
         return bool(self._ranges(field).offset[index] != ABSENT)

@@ -1,0 +1,5 @@
+"""`python -m packer`: the command line."""
+
+from packer.cli import main
+
+main()

@@ -1,0 +1,128 @@
+"""`packer convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packer.cli.progress import watcher
+from packer.cli.text import human_bytes, human_seconds, json_option, print_json, workers_option
+from packer.convert.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
+from packer.convert.run import ConvertResult, convert
+from readers.layout import FORMATS
+
+__all__ = ["FieldColumn", "command", "summary"]
+
+
+class _Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class FieldColumn(click.ParamType):
+    name = "name=column"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, column = str(value).partition("=")
+        if not (name and equals and column):
+            self.fail(f"{value!r} is not NAME=COLUMN", param, ctx)
+        return name, column
+
+
+@click.command("convert", short_help="Pack a source into shards.")
+@click.argument("source", type=click.Path(exists=True))
+@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
+@click.option("-o", "--output", type=click.Path(), help="Directory of the set. Default: <source name>-<format>.")
+@click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
+@click.option("--shard-size", type=_Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
+              "split, each from 64 MiB to 1 GiB.")  # fmt: skip
+@click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
+@workers_option
+@click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
+@click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
+              help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
+@click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
+              help="How closely to look at each image.")  # fmt: skip
+@click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
+              "next three options the bytes are kept exactly.")  # fmt: skip
+@click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
+@click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
+@click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="JPEG or WebP quality of re-encoded images. "
+              "Default: 90.")  # fmt: skip
+@click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Add N to the labels in the "
+              "shards (1: as in the ImageNet TFRecords). Readers subtract it again.")  # fmt: skip
+@click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
+@click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names.")
+@click.option("--field", "fields", type=FieldColumn(), multiple=True, help="Manifest: a further file column.")
+@click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
+              "Default: its own.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
+@click.option("--dry-run", is_flag=True, help="List and plan only.")
+@json_option
+def command(
+    source: str,
+    to: str,
+    output: str | None,
+    as_json: bool,
+    reencode: str | None,
+    max_side: int | None,
+    resize_short: int | None,
+    quality: int | None,
+    path_column: str | None,
+    label_column: str | None,
+    fields: tuple[tuple[str, str], ...],
+    folder: str | None,
+    **options: Any,
+) -> None:
+    """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
+
+    SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
+    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, or an HDF5 or TFRecord file.
+
+    The bytes of the images are kept exactly. Killed at any moment, the same command goes on where it was.
+    """
+    from packer.sources import open_source
+
+    given = {"path_column": path_column, "label_column": label_column, "fields": dict(fields), "folder": folder}
+    opened = open_source(Path(source), **{name: value for name, value in given.items() if value})
+    changes = reencode or max_side or resize_short or quality
+    try:
+        how = Reencode(reencode or "keep", max_side, resize_short, quality) if changes else None
+        result = convert(opened, to, output, reencode=how, watcher=watcher(as_json), **options)
+    except ValueError as error:
+        if type(error) is ValueError:
+            raise click.UsageError(str(error)) from error
+        raise
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(summary(result))
+
+
+def summary(result: ConvertResult) -> str:
+    """What was done, in a few lines."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    what = f"{result.samples:,} samples ({splits}), {result.classes:,} classes, {human_bytes(result.payload_bytes)}"
+    if result.dry_run:
+        return f"{result.output}: would hold {what} in {result.shards} {result.format} shards"
+    if result.already_done:
+        return f"{result.output}: already holds {what} in {result.shards} {result.format} shards; nothing to do"
+    extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
+    seconds = max(result.seconds, 1e-9)
+    lines = [
+        f"{result.output}: {what} in {result.shards} {result.format} shards ({extra:+.1f} % bytes)",
+        f"  {human_seconds(seconds)}, {result.samples / seconds:,.0f} samples/s, "
+        f"{human_bytes(result.payload_bytes / seconds)}/s"
+        + (f", {result.shards_resumed} shards resumed" if result.shards_resumed else ""),
+    ]
+    if result.left_out:
+        counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
+        lines.append(f"  left out: {counts}; see {result.output}/left-out.jsonl")
+    return "\n".join(lines)

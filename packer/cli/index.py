@@ -1,0 +1,67 @@
+"""`packer index`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from packer.adoption import index
+from packer.cli.convert import FieldColumn
+from packer.cli.progress import watcher
+from packer.cli.text import json_option, print_json, workers_option
+
+__all__ = ["command"]
+
+
+@click.command("index", short_help="Adopt shards made elsewhere, or rebuild an index.")
+@click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
+              "beside the shards.")  # fmt: skip
+@click.option("--split", metavar="NAME", help="Split of all these shards. Default: read off each file name.")
+@click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
+              "Example feature, an HDF5 data set.")  # fmt: skip
+@click.option("--label-key", metavar="KEY", help="What the shards call the label.")
+@click.option("--field", "fields", type=FieldColumn(), multiple=True, help="A further field and its key.")
+@click.option("--label-offset", type=int, metavar="N", help="Subtract N from the labels of the shards (1: ImageNet "
+              "TFRecords).")  # fmt: skip
+@click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
+@workers_option
+@json_option
+def command(
+    shards: tuple[str, ...],
+    output: str | None,
+    split: str | None,
+    image_key: str | None,
+    label_key: str | None,
+    fields: tuple[tuple[str, str], ...],
+    label_offset: int | None,
+    classes: str | None,
+    workers: int | None,
+    as_json: bool,
+) -> None:
+    """Make a set of SHARDS (files, or directories of them) without copying them.
+
+    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
+    index is lost or stale.
+    """
+    names = Path(classes).read_text(encoding="utf-8").split("\n") if classes else None
+    result = index(
+        shards,
+        output,
+        split=split,
+        image_key=image_key,
+        label_key=label_key,
+        fields=dict(fields),
+        label_offset=label_offset,
+        classes=None if names is None else [name.strip() for name in names if name.strip()],
+        workers=workers,
+        watcher=watcher(as_json),
+    )
+    if as_json:
+        print_json(result.to_dict())
+        return
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    click.echo(f"{result.output}: {result.samples:,} samples ({splits}) in {result.shards} {result.format} shards")
+    for warning in result.warnings:
+        click.echo(f"  warning: {warning}")

@@ -1,0 +1,166 @@
+"""`packer.inspect`: what a set is, from its index alone; no image is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import readers
+from readers.headers import MEDIA
+from readers.layout import read_dataset_info
+from readers.sample import NO_LABEL
+
+__all__ = ["InspectResult", "SplitReport", "inspect"]
+
+_PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
+_EXAMPLES = 5
+_PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """One split. Sizes are bytes; size_percentiles maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
+
+    dimensions: percentiles of width and height in pixels. media: images by kind, coding: what a decoder must know.
+    label_counts: samples by label; unlabelled: samples without one.
+    """
+
+    samples: int
+    shards: int
+    shard_bytes: int
+    payload_bytes: int
+    field_samples: dict[str, int]
+    size_percentiles: dict[int, int]
+    dimensions: dict[str, dict[int, int]]
+    media: dict[str, int]
+    coding: dict[str, int]
+    label_counts: dict[int, int]
+    unlabelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class InspectResult:
+    """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some."""
+
+    path: Path
+    format: str
+    fields: Mapping[str, str]
+    classes: tuple[str, ...]
+    label_offset: int
+    fingerprint: str
+    made: Mapping[str, Any]
+    splits: dict[str, SplitReport]
+    duplicates: int
+    duplicate_examples: tuple[tuple[str, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def inspect(path: str | os.PathLike[str]) -> InspectResult:
+    """Describe a packed set. Raises DatasetError where there is none."""
+    root = Path(path)
+    info = read_dataset_info(root)
+    opened = {name: readers.open(root, name) for name in info.splits}
+    duplicates, examples = _duplicates(opened)
+    return InspectResult(
+        path=root,
+        format=info.format,
+        fields=info.fields,
+        classes=info.classes,
+        label_offset=info.label_offset,
+        fingerprint=info.fingerprint(),
+        made=info.made,
+        splits={name: _report(reader) for name, reader in opened.items()},
+        duplicates=duplicates,
+        duplicate_examples=examples,
+    )
+
+
+def _report(reader: readers.ShardReader) -> SplitReport:
+    lengths = {field: reader.index.field_column(field, "length") for field in reader.fields}
+    labels, info = reader.labels, reader.info
+    known = labels[labels != NO_LABEL]
+    values, counts = np.unique(known, return_counts=True)
+    sized = info.height > 0
+    return SplitReport(
+        samples=len(reader),
+        shards=len(reader.split_info.shards),
+        shard_bytes=sum(shard.bytes for shard in reader.split_info.shards),
+        payload_bytes=sum(int(column.sum()) for column in lengths.values()),
+        field_samples={field: _present(reader, field) for field in reader.fields},
+        size_percentiles=_percentiles(lengths[reader.fields[0]]),
+        dimensions={"width": _percentiles(info.width[sized]), "height": _percentiles(info.height[sized])},
+        media=_named_counts(info.media, lambda code: MEDIA[code] if 0 < code < len(MEDIA) else "unknown"),
+        coding=_coding(reader),
+        label_counts=dict(zip(values.tolist(), counts.tolist(), strict=True)),
+        unlabelled=len(labels) - len(known),
+    )
+
+
+def _present(reader: readers.ShardReader, field: str) -> int:
+    offsets = reader.index.field_column(field, "offset")
+    return int((offsets != np.uint64(2**64 - 1)).sum())
+
+
+def _percentiles(values: npt.NDArray[Any]) -> dict[int, int]:
+    if len(values) == 0:
+        return {}
+    found = np.percentile(values, _PERCENTILES, method="nearest")
+    return {percent: int(value) for percent, value in zip(_PERCENTILES, found, strict=True)}
+
+
+def _named_counts(codes: npt.NDArray[Any], name: Any) -> dict[str, int]:
+    values, counts = np.unique(codes, return_counts=True)
+    return {name(int(code)): int(count) for code, count in zip(values, counts, strict=True)}
+
+
+def _coding(reader: readers.ShardReader) -> dict[str, int]:
+    """Counts of what a decoder must know: JPEG process, colour, and orientations other than upright."""
+    info = reader.info
+    jpeg = info.media == MEDIA.index("jpeg")
+    found = _named_counts(info.process[jpeg], lambda code: f"jpeg {_PROCESSES.get(code, f'SOF {code:#x}')}")
+    found |= _named_counts(info.components[info.media > 0], lambda count: f"{count} components")
+    rotated = int((info.orientation > 1).sum())
+    if rotated:
+        found["rotated by EXIF"] = rotated
+    return found
+
+
+def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
+    """Samples, over all splits, whose first field has the length and CRC32C of another sample's."""
+    marks, places = [], []
+    for name, reader in opened.items():
+        field = reader.fields[0]
+        length = reader.index.field_column(field, "length").astype(np.uint64)
+        crc = reader.index.field_column(field, "crc32c").astype(np.uint64)
+        marks.append((length << np.uint64(32)) ^ crc)
+        places.append((name, len(reader)))
+    if not marks:
+        return 0, ()
+    values, first, inverse, counts = np.unique(
+        np.concatenate(marks), return_index=True, return_inverse=True, return_counts=True
+    )
+    repeated = np.flatnonzero(counts > 1)
+    examples = []
+    for group in repeated[np.argsort(first[repeated])][:_EXAMPLES]:
+        members = np.flatnonzero(inverse == group)[:_EXAMPLES]
+        examples.append(tuple(_place_name(int(i), places, opened) for i in members))
+    return int(counts[repeated].sum() - len(repeated)), tuple(examples)
+
+
+def _place_name(
+    position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.ShardReader]
+) -> str:
+    for name, count in places:
+        if position < count:
+            return f"{name}/{opened[name].keys[position]}"
+        position -= count
+    raise IndexError(position)

@@ -1,0 +1,328 @@
+"""`packer.verify`: is every byte of a set what it was when it was packed, and is the index true?
+
+For each shard: its size; that its format finds exactly the samples, keys, labels and byte ranges of the index; and
+the CRC32C of every sample. deep adds the CRC32C of the whole file, the format's own checksums of the payload and a
+full decode of every image. against compares with the original source, sample by sample.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+import readers
+from cache.node import usable_cpus
+from packer.convert.arena import Arena
+from packer.convert.commit import REPORT_FILE
+from packer.convert.images import decode_fully
+from packer.engines.local import open_executor, run_shard
+from packer.formats import format_named
+from packer.formats.base import Located, LocateOptions
+from packer.formats.window import Window
+from packer.sources import Source
+from packer.watch import Counter, Silent, Watcher
+from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError, WorkerError
+from readers.headers import sniff
+from readers.index import ABSENT, decode_name
+from readers.layout import ShardInfo, read_dataset_info
+
+__all__ = ["Problem", "VerifyResult", "verify"]
+
+_MAX_PROBLEMS = 10_000
+_BLOCK_BYTES = 8 << 20
+_REPORT_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where (a shard, and a sample's index and key where it is one), and what."""
+
+    split: str
+    shard: str
+    what: str
+    index: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        sample = "" if self.index is None else f" sample {self.index} ({self.key})"
+        return f"{self.split}: {self.shard}:{sample} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
+
+    path: Path
+    shards: int
+    samples: int
+    shard_bytes: int
+    deep: bool
+    against: str | None
+    problems: tuple[Problem, ...]
+    problem_count: int
+    left_out: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.problem_count == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path), "ok": self.ok}
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    root: Path
+    split: str
+    number: int
+    shard: ShardInfo
+    first: int  # sample of the split
+    format: str
+    label_offset: int
+    deep: bool
+
+
+@dataclass(slots=True)
+class _Found:
+    """Problems of one shard; the list is capped, the count is not."""
+
+    problems: list[Problem] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, problem: Problem) -> None:
+        self.count += 1
+        if len(self.problems) < _MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def verify(
+    path: str | Path,
+    *,
+    deep: bool = False,
+    against: str | Path | Source | None = None,
+    workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> VerifyResult:
+    """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check."""
+    root = Path(path)
+    info = read_dataset_info(root)
+    found = _Found()
+    tasks: list[_Task] = []
+    for name, split in info.splits.items():
+        first = 0
+        for number, shard in enumerate(split.shards):
+            tasks.append(_Task(root, name, number, shard, first, info.format, info.label_offset, deep))
+            first += shard.samples
+        found = _check_index(root, name, found)
+    if found.count == 0:
+        for part in _run(tasks, workers or usable_cpus(), watcher or Silent()):
+            found.count += part.count
+            found.problems += part.problems[: _MAX_PROBLEMS - len(found.problems)]
+    left_out = 0
+    if against is not None:
+        left_out = _compare(root, against, found)
+    return VerifyResult(
+        path=root,
+        shards=len(tasks),
+        samples=sum(split.samples for split in info.splits.values()),
+        shard_bytes=sum(task.shard.bytes for task in tasks),
+        deep=deep,
+        against=None if against is None else str(against) if isinstance(against, (str, Path)) else against.title,
+        problems=tuple(found.problems),
+        problem_count=found.count,
+        left_out=left_out,
+    )
+
+
+def _check_index(root: Path, split: str, found: _Found) -> _Found:
+    """Every column is there, of the right length, and samples lie in the order of their shards."""
+    try:
+        reader = readers.open(root, split)
+        reader.index.check(reader.fields)
+        counts = [shard.samples for shard in reader.split_info.shards]
+        expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        if not np.array_equal(reader.index.column("shard"), expected):
+            found.add(Problem(split, reader.split_info.index, "the column shard does not fit dataset.json"))
+    except PackerError as error:
+        found.add(Problem(split, f"{split}.index", str(error)))
+    return found
+
+
+def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[_Found]:
+    if not tasks:
+        return []
+    executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
+    try:
+        futures = [executor.submit(run_shard, verify_shard, task, n) for n, task in enumerate(tasks)]
+        total = sum(task.shard.bytes for task in tasks)
+        watcher.packing(sum(task.shard.samples for task in tasks), total, counters.totals)
+        return [future.result() for future in futures]
+    except BrokenExecutor as error:
+        raise WorkerError("a worker process died (killed, or out of memory); run the same command again") from error
+    finally:
+        counters.stop()
+        executor.shutdown(wait=True, cancel_futures=True)
+        watcher.packed()
+
+
+def verify_shard(task: _Task, counter: Counter) -> _Found:
+    """Everything that can be wrong with one shard."""
+    found = _Found()
+
+    def wrong(what: str, index: int | None = None, key: str | None = None) -> None:
+        found.add(Problem(task.split, task.shard.path, what, index, key))
+
+    reader = readers.open(task.root, task.split)
+    try:
+        reader.check_shard(task.number)
+    except StaleIndexError as error:
+        wrong(str(error))
+        return found
+    path = task.root / task.shard.path
+    if task.deep:
+        crc = _file_crc(path)
+        if crc != task.shard.crc32c:
+            wrong(f"the CRC32C of the whole file is {crc:08x}, dataset.json says {task.shard.crc32c:08x}")
+    _check_located(task, reader, path, wrong)
+    _check_samples(task, reader, wrong, counter)
+    return found
+
+
+def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: Any) -> None:
+    """The format finds in the file what the index says of it."""
+    options = LocateOptions(label_offset=task.label_offset, check_payload=task.deep)
+    count = 0
+    try:
+        for count, sample in enumerate(format_named(task.format).locate(path, options), start=1):
+            index = task.first + count - 1
+            if count > task.shard.samples:
+                continue
+            what = _difference(reader, index, sample)
+            if what:
+                wrong(what, index, reader.keys[index])
+    except FormatError as error:
+        wrong(f"{task.format} structure: {error}")
+        return
+    if count != task.shard.samples:
+        wrong(f"holds {count} samples, dataset.json says {task.shard.samples}")
+
+
+def _difference(reader: readers.ShardReader, index: int, sample: Located) -> str:
+    if sample.key != reader.keys[index]:
+        return f"the shard says the key {sample.key!r}"
+    if sample.label != int(reader.labels[index]):
+        return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
+    for name in reader.fields:
+        indexed = reader.byte_range(index, name)
+        expected = None if indexed is None else indexed[1:]
+        if sample.ranges.get(name) != expected:
+            return f"field {name}: the shard has it at {sample.ranges.get(name)}, the index says {expected}"
+    return ""
+
+
+def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter: Counter) -> None:
+    """The checksum of every field of every sample, and under deep the pixels."""
+    for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
+        for name in reader.fields:
+            if not reader.has(index, name):
+                continue
+            try:
+                payload = reader.read(index, name)
+            except PackerError as error:
+                wrong(str(error), index, reader.keys[index])
+                continue
+            crc = crc32c(payload)
+            expected = int(reader.index.field_column(name, "crc32c")[index])
+            if crc != expected:
+                wrong(f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}", index, reader.keys[index])
+            elif task.deep and name == "image" and sniff(payload):
+                try:
+                    decode_fully(payload)
+                except BadSampleError as error:
+                    wrong(f"the image {error}", index, reader.keys[index])
+            counter.report(0, len(payload))
+        if done % _REPORT_SAMPLES == 0:
+            counter.report(_REPORT_SAMPLES, 0)
+
+
+def _file_crc(path: Path) -> int:
+    crc = 0
+    with Window(path) as window:
+        for offset in range(0, window.size, _BLOCK_BYTES):
+            crc = crc32c(window.read(offset, min(_BLOCK_BYTES, window.size - offset)), crc)
+    return crc
+
+
+def _compare(root: Path, against: str | Path | Source, found: _Found) -> int:
+    """Compare every sample with the source it came from; returns how many the conversion is known to have left out."""
+    from packer.sources import open_source
+
+    source = open_source(against) if isinstance(against, (str, Path)) else against
+    info = read_dataset_info(root)
+    if info.made.get("options", {}).get("reencode"):
+        found.add(Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's"))
+        return 0
+    only = next(iter(info.splits)) if len(info.splits) == 1 else None
+    listing = source.list(only if info.made.get("options", {}).get("split") else None)
+    left_out = dict(_left_out(root))
+    known = 0
+    for split in sorted(info.splits.keys() | listing.splits.keys()):
+        if split not in listing.splits or split not in info.splits:
+            here = "source" if split in listing.splits else "set"
+            found.add(Problem(split, str(root), f"the split is only in the {here}"))
+            continue
+        reader = readers.open(root, split)
+        packed = {_file_name(reader, i): i for i in range(len(reader))}
+        part = listing.splits[split]
+        arena = Arena(lambda: None)
+        with source.open() as source_reader:
+            for i, names in enumerate(part.names):
+                name = names[0] or part.keys[i]
+                index = packed.pop(name, None)
+                if index is None:
+                    if (split, name) in left_out:
+                        known += 1
+                    else:
+                        found.add(Problem(split, str(root), f"{name} is in the source, but not in the set"))
+                    continue
+                arena.begin(part.bytes[i] + 1)
+                try:
+                    payloads = source_reader.read(part.places[i], arena)
+                except BadSampleError as error:
+                    found.add(Problem(split, str(root), f"{name} cannot be read from the source: {error}"))
+                    continue
+                if payloads[0] != reader.read(index):
+                    found.add(Problem(split, str(root), "differs from the source", index, reader.keys[index]))
+                label = int(reader.labels[index])
+                if _class(info.classes, label) != _class(listing.classes, part.labels[i]):
+                    found.add(Problem(split, str(root), f"has the label {label}", index, reader.keys[index]))
+        for name, index in packed.items():
+            found.add(Problem(split, str(root), "is not in the source", index, name))
+    return known
+
+
+def _file_name(reader: readers.ShardReader, index: int) -> str:
+    key = reader.keys[index]
+    return decode_name(reader.index.names(reader.fields[0])[index], key) or key
+
+
+def _class(classes: tuple[str, ...], label: int) -> str | int:
+    return classes[label] if 0 <= label < len(classes) else label
+
+
+def _left_out(root: Path) -> Iterator[tuple[tuple[str, str], str]]:
+    try:
+        lines = (root / REPORT_FILE).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        item = json.loads(line)
+        yield (item.get("split", ""), item["name"]), item["reason"]
