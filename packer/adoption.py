@@ -126,7 +126,7 @@ class _Adoption:
     def run(self, workers: int, classes: Sequence[str] | None) -> IndexResult:
         self._out.mkdir(parents=True, exist_ok=True)
         with Journal(self._out, beside_shards=True) as journal:
-            journal.clear()
+            journal.empty()
             tasks = [
                 AdoptTask(path, _place_in(path, self._out), self._format, self._options, journal.folder / f"{n}.part")
                 for n, path in enumerate(self._paths)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packer.columns import PartMeta
-from packer.convert.journal import Journal, fsync_folder
+from packer.convert.journal import REPLACED_FOLDER, Journal, fsync_folder
 from packer.convert.plan import Plan, PlannedShard
 from packer.index_writer import write_index
 from packer.sources.base import SourceListing
@@ -37,7 +37,7 @@ def commit(
 ) -> DatasetInfo:
     """Write the set described by `plan` and `metas` (parallel to plan.shards) into journal.out."""
     out = journal.out
-    _remove_old_set(out)
+    _remove_old_set(journal)
     splits = {}
     for split, spec in plan.specs.items():
         chosen = [(s, m) for s, m in zip(plan.shards, metas, strict=True) if s.split == split]
@@ -72,21 +72,29 @@ def write_dataset_info(out: Path, info: DatasetInfo) -> None:
     fsync_folder(out)
 
 
-def _remove_old_set(out: Path) -> None:
-    """Remove the set that --overwrite replaces: dataset.json first, then only what it names."""
-    try:
-        old = read_dataset_info(out)
-    except DatasetError:
-        (out / DATASET_FILE).unlink(missing_ok=True)
+def _remove_old_set(journal: Journal) -> None:
+    """Remove the set that --overwrite replaces: only what its dataset.json names.
+
+    That file is moved into the working folder first, so that a commit that is cut off here goes on from it.
+    """
+    out, replaced = journal.out, journal.folder / REPLACED_FOLDER
+    if (out / DATASET_FILE).exists():
+        replaced.mkdir(exist_ok=True)
+        (out / DATASET_FILE).replace(replaced / DATASET_FILE)
+        fsync_folder(out)
+    if not replaced.is_dir():
         return
-    (out / DATASET_FILE).unlink()
-    fsync_folder(out)
-    for split in old.splits.values():
+    try:
+        old = read_dataset_info(replaced)
+    except DatasetError:
+        old = None  # damaged: nobody can tell what it named
+    for split in old.splits.values() if old else ():
         for shard in split.shards:
             (out / shard.path).unlink(missing_ok=True)
         shutil.rmtree(out / split.index, ignore_errors=True)
     (out / REPORT_FILE).unlink(missing_ok=True)
     shutil.rmtree(out / _QUARANTINE, ignore_errors=True)
+    shutil.rmtree(replaced)
 
 
 def _write_report(

@@ -1,11 +1,12 @@
 """The working folder of a conversion, `OUT/.packing/`, and what makes it safe to kill at any moment.
 
     lock              held with flock by the running conversion; the kernel drops it when the process dies
-    plan.json         fingerprint of listing and options
+    plan.json         fingerprint of listing and options; the names of the splits
     <shard>.tmp       a shard being written; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
     <shard>.part      its columns; written after the shard, so that a part vouches for its shard
     quarantine/       copies of bad files
+    replaced/         dataset.json of the set that --overwrite is replacing, while its files are removed
 
 Nothing leaves the folder before every shard is whole; `packer.convert.commit` then moves it all up and writes
 `dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up.
@@ -26,9 +27,10 @@ from packer.convert.plan import Plan, PlannedShard
 from readers.errors import DatasetError, OutputError
 from readers.layout import DATASET_FILE, read_dataset_info
 
-__all__ = ["WORK_FOLDER", "Journal", "fsync_folder"]
+__all__ = ["REPLACED_FOLDER", "WORK_FOLDER", "Journal", "fsync_folder"]
 
 WORK_FOLDER = ".packing"
+REPLACED_FOLDER = "replaced"
 _PLAN_FILE = "plan.json"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
@@ -46,6 +48,8 @@ class Journal:
         self.unlocked = False
         if not beside_shards:
             self._check_target()
+        elif (self.folder / _PLAN_FILE).exists():
+            raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -93,11 +97,11 @@ class Journal:
                     f"{self.out}: holds an unfinished conversion of another source or with other options (the "
                     f"source may have changed since); repeat that command, or add --overwrite to start over"
                 )
-            self.clear()
+            self._start_over()
         for left in self.folder.glob("*.tmp*"):
             left.unlink()
         temporary = self.folder / (_PLAN_FILE + ".new")
-        temporary.write_text(json.dumps({"fingerprint": plan.fingerprint}))
+        temporary.write_text(json.dumps({"fingerprint": plan.fingerprint, "splits": list(plan.specs)}))
         temporary.replace(path)
 
     def _planned(self, path: Path) -> str | None:
@@ -108,13 +112,30 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def clear(self) -> None:
-        """Drop everything an earlier run left in the working folder."""
+    def _start_over(self) -> None:
+        """Drop everything an unfinished conversion left: its working folder, and what its commit had moved up."""
+        if not (self.out / DATASET_FILE).exists():
+            for part in self.folder.glob("*.part"):
+                (self.out / part.stem).unlink(missing_ok=True)
+            for split in self._planned_splits():
+                shutil.rmtree(self.out / f"{split}.index", ignore_errors=True)
+        self.empty()
+
+    def empty(self) -> None:
+        """Drop what is in the working folder."""
         for item in self.folder.iterdir():
             if item.is_dir():
-                shutil.rmtree(item)
+                if item.name != REPLACED_FOLDER:
+                    shutil.rmtree(item)
             elif item.name != "lock":
                 item.unlink()
+
+    def _planned_splits(self) -> list[str]:
+        try:
+            names = json.loads((self.folder / _PLAN_FILE).read_text())["splits"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        return [name for name in names if isinstance(name, str) and "/" not in name]
 
     def part_path(self, shard: PlannedShard) -> Path:
         return self.folder / f"{shard.name}.part"

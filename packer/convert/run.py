@@ -97,7 +97,7 @@ def convert(
         label_offset=label_offset,
     )
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
-    out = Path(output) if output is not None else Path(default_output_name(source, to))
+    out = Path(output) if output is not None else Path(default_output_name(opened, to))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or Silent())

@@ -1,0 +1,258 @@
+"""Conversions that are killed, starved of space or run twice: nothing half-made looks whole, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import files_of, make_jpeg
+
+import packer
+import readers
+
+DEADLINE = 60.0
+SLOW = """
+import sys, time
+import packer
+from packer.sources.folder import FolderReader, FolderSource
+
+class SlowReader(FolderReader):
+    def read(self, place, arena):
+        time.sleep(0.02)
+        return super().read(place, arena)
+
+class SlowSource(FolderSource):
+    def open(self):
+        return SlowReader(str(self.root))
+
+if __name__ == "__main__":
+    try:
+        packer.convert(SlowSource(sys.argv[1]), to=sys.argv[3], output=sys.argv[2], workers=2, samples_per_shard=4)
+    except packer.readers_errors.PackerError as error:
+        print(type(error).__name__, error, file=sys.stderr)
+        sys.exit(1)
+""".replace("packer.readers_errors", "readers").replace("import packer\n", "import packer, readers\n", 1)
+
+
+def wait_for(what: Callable[[], bool], why: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not what():
+        assert time.monotonic() < end, f"waited {DEADLINE} s for {why}"
+        time.sleep(0.01)
+
+
+def start_slow(tree: Path, out: Path, to: str = "tar") -> subprocess.Popen[str]:
+    script = out.parent / "slow.py"
+    script.write_text(SLOW)
+    return subprocess.Popen(
+        [sys.executable, script, tree, out, to], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in text.split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def parts(out: Path) -> list[Path]:
+    return sorted((out / ".packing").glob("*.part"))
+
+
+def reference(tree: Path, out: Path, to: str = "tar") -> dict[str, bytes]:
+    packer.convert(tree, to=to, output=out, workers=1, samples_per_shard=4)
+    return files_of(out)
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_everything_killed_then_resumed(tree: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / "out"
+    process = start_slow(tree, out, to)
+    wait_for(lambda: len(parts(out)) >= 2, "two whole shards")
+    workers = children_of(process.pid)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(alive, workers)), "the workers to die with their parent")
+    assert not (out / "dataset.json").exists()
+    assert not list(out.glob("*.tar")) and not list(out.glob("*.h5")) and not list(out.glob("*.tfrecord"))
+    with pytest.raises(readers.DatasetError, match="unfinished conversion.*same  packer convert  again"):
+        readers.open(out)
+    result = packer.convert(tree, to=to, output=out, workers=2, samples_per_shard=4)
+    assert result.shards_resumed >= 2
+    assert files_of(out) == reference(tree, tmp_path / "reference", to)
+
+
+def test_a_killed_worker_is_an_error_at_once(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_slow(tree, out)
+    wait_for(lambda: len(parts(out)) >= 1, "a whole shard")
+    os.kill(children_of(process.pid)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert "WorkerError a worker process died" in errors and "run the same command again" in errors
+    assert packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4).shards_resumed >= 1
+    assert files_of(out) == reference(tree, tmp_path / "reference")
+
+
+def test_interrupt_stops_all_workers(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_slow(tree, out)
+    wait_for(lambda: len(parts(out)) >= 1, "a whole shard")
+    workers = children_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody gets it
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0
+    wait_for(lambda: not any(map(alive, workers)), "the workers to stop")
+    assert not (out / "dataset.json").exists()
+    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4)
+    assert files_of(out) == reference(tree, tmp_path / "reference")
+
+
+def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_slow(tree, out)
+    try:
+        wait_for(lambda: (out / ".packing" / "plan.json").exists(), "the first conversion to begin")
+        for overwrite in (False, True):
+            with pytest.raises(readers.OutputError, match="another conversion is writing here"):
+                packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4, overwrite=overwrite)
+    finally:
+        _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, errors
+    assert files_of(out) == reference(tree, tmp_path / "reference")
+
+
+def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    for number in range(8):
+        (source / "c").mkdir(parents=True, exist_ok=True)
+        (source / "c" / f"{number}.jpg").write_bytes(make_jpeg(number))
+    (source / "c/7.jpg").write_bytes(b"broken")
+    options = {"to": "tar", "output": tmp_path / "out", "workers": 1, "samples_per_shard": 2}
+    with pytest.raises(readers.BadSampleError):
+        packer.convert(source, **options)
+    (source / "c/7.jpg").write_bytes(make_jpeg(7))
+    with pytest.raises(readers.OutputError, match="unfinished conversion of another source.*--overwrite"):
+        packer.convert(source, **options)
+    assert packer.convert(source, overwrite=True, **options).shards_resumed == 0
+    assert packer.verify(tmp_path / "out", against=source, workers=1).ok
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_a_file_size_limit_is_one_clear_error(tree: Path, tmp_path: Path, to: str) -> None:
+    """RLIMIT_FSIZE stands for a full disk: writes fail in the middle of a shard."""
+
+    def convert() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        with pytest.raises(readers.OutputError, match=r"File too large; make room and run the same command again"):
+            packer.convert(tree, to=to, output=tmp_path / "out", workers=1)
+
+    in_child(convert)
+    left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert sorted(left) == ["lock", "plan.json"]
+    packer.convert(tree, to=to, output=tmp_path / "out", workers=1)
+    assert packer.verify(tmp_path / "out", against=tree, workers=1).ok
+
+
+def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", small], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        with pytest.raises(readers.OutputError, match=r"No space left on device") as caught:
+            packer.convert(tree, to="tar", output=small / "out", workers=2, samples_per_shard=4)
+        assert caught.value.errno == errno.ENOSPC
+        assert not (small / "out/dataset.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=64m", small], check=True)
+        assert packer.convert(tree, to="tar", output=small / "out", workers=2, samples_per_shard=4).shards_resumed > 0
+        assert files_of(small / "out") == reference(tree, tmp_path / "reference")
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run in a forked child; returns its exit status, 0 where `work` returned."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+class _Crash:
+    """Ends the process, without a word, at the n-th step that changes the disk."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def install(self) -> None:
+        for owner, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (os, "rmdir")):
+            setattr(owner, name, self._wrap(getattr(owner, name)))
+
+    def _wrap(self, function: Callable[..., object]) -> Callable[..., object]:
+        def step(*args: object, **kwargs: object) -> object:
+            self.left -= 1
+            if self.left <= 0:
+                os._exit(9)
+            return function(*args, **kwargs)
+
+        return step
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_crash_at_every_step_that_changes_the_disk(tree: Path, tmp_path: Path, replaced: bool) -> None:
+    """Whatever the step: no set looks whole that is not, and the same command ends with the same bytes."""
+    expected = reference(tree, tmp_path / "reference")
+    old = tmp_path / "old"
+    packer.convert(tree, to="tfrecord", output=old, workers=1)
+    crashes = 0
+    for step in range(1, 400):
+        out = tmp_path / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        if replaced:
+            shutil.copytree(old, out)
+
+        def work(at: int = step, target: Path = out) -> None:
+            _Crash(at).install()
+            packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=4, overwrite=replaced)
+
+        status = in_child(work)
+        if (out / "dataset.json").exists():
+            assert packer.verify(out, workers=1).ok, f"a set that is not whole looks whole after step {step}"
+        if status == 0:
+            break
+        assert status == 9
+        crashes += 1
+        packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4, overwrite=replaced)
+        assert files_of(out) == expected, f"after a crash at step {step}"
+    else:
+        pytest.fail("the conversion never got through")
+    assert crashes > 40
