@@ -34,9 +34,7 @@ def write_behind(descriptor: int, offset: int, length: int) -> None:
     """
     function = getattr(_libc(), "sync_file_range", None)
     if function is not None:
-        function(
-            descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE)
-        )
+        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
 def drop(path: str | os.PathLike[str]) -> None:

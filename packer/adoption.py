@@ -90,7 +90,10 @@ def index(
     """
     paths = _find_shards([Path(shard) for shard in shards])
     out = Path(output) if output is not None else _common_folder(paths)
-    home = next((folder for folder in (out, *{path.parent for path in paths}) if (folder / DATASET_FILE).exists()), out)
+    home = next(
+        (folder for folder in (out, *{path.parent for path in paths}) if (folder / DATASET_FILE).exists()),
+        out,
+    )
     known = _known_set(home)
     offset = label_offset if label_offset is not None else known.label_offset if known else 0
     options = LocateOptions(image_key, label_key, dict(fields or {}), offset)
@@ -128,7 +131,13 @@ class _Adoption:
         with Journal(self._out, beside_shards=True) as journal:
             journal.empty()
             tasks = [
-                AdoptTask(path, _place_in(path, self._out), self._format, self._options, journal.folder / f"{n}.part")
+                AdoptTask(
+                    path,
+                    _place_in(path, self._out),
+                    self._format,
+                    self._options,
+                    journal.folder / f"{n}.part",
+                )
                 for n, path in enumerate(self._paths)
             ]
             metas = dict(zip(self._paths, self._locate(tasks, workers), strict=True))

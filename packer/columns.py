@@ -99,9 +99,7 @@ class ShardColumns:
         """The columns, given where the writer put each field (ABSENT for none)."""
         n = len(self._keys)
         found: dict[str, npt.NDArray[Any]] = {"label": np.array(self._labels, COLUMNS["label"])}
-        media, height, width, components, process, orientation = (
-            zip(*self._headers, strict=True) if n else ((),) * 6  # type: ignore[misc]
-        )
+        media, height, width, components, process, orientation = zip(*self._headers, strict=True) if n else ((),) * 6
         codes = [_MEDIA_CODE[name] for name in media]
         values = (height, width, components, process, orientation, codes)
         for name, column in zip(_HEADER_COLUMNS, values, strict=True):
@@ -111,9 +109,7 @@ class ShardColumns:
             found[f"{field_name}.offset"] = np.array(offsets[field_name], FIELD_COLUMNS["offset"])
             found[f"{field_name}.length"] = np.array([v[number] for v in self._lengths], FIELD_COLUMNS["length"])
             found[f"{field_name}.crc32c"] = np.array([v[number] for v in self._crcs], FIELD_COLUMNS["crc32c"])
-            names = [
-                encode_name(names[number], key) for names, key in zip(self._names, self._keys, strict=True)
-            ]
+            names = [encode_name(names[number], key) for names, key in zip(self._names, self._keys, strict=True)]
             found |= string_columns(f"{field_name}.name", names)
         return found
 
@@ -127,7 +123,8 @@ def string_columns(name: str, strings: Iterable[str]) -> dict[str, npt.NDArray[A
 def save_part(path: Path, arrays: dict[str, npt.NDArray[Any]], meta: PartMeta) -> None:
     """Write a part: temporary name, fsync, rename."""
     memory = io.BytesIO()
-    np.savez(memory, meta=np.frombuffer(meta.to_json().encode(), np.uint8), **arrays)
+    columns: dict[str, Any] = {**arrays, "meta": np.frombuffer(meta.to_json().encode(), np.uint8)}
+    np.savez(memory, **columns)
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(memory.getbuffer())

@@ -115,7 +115,7 @@ class _Extraction:
         if name in self._written:
             raise OutputError(f"{target}: two samples of the set have this name; extract one split or key at a time")
         self._written.add(name)
-        if target.is_symlink() or target.exists() and not target.is_file():
+        if target.is_symlink() or (target.exists() and not target.is_file()):
             raise OutputError(f"{target}: is in the way (a link or a directory)")
         if target.exists():
             if target.stat().st_size == len(payload) and target.read_bytes() == payload:

@@ -89,7 +89,11 @@ class _Files:
         self._header(name, dtype, length)
 
     def _header(self, name: str, dtype: str, length: int) -> None:
-        content = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (length,)}
+        content = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+            "fortran_order": False,
+            "shape": (length,),
+        }
         np.lib.format.write_array_header_1_0(self._files[name], content)
 
     def add(self, name: str, array: Any) -> None:

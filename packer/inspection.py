@@ -145,7 +145,7 @@ def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[t
         places.append((name, len(reader)))
     if not marks:
         return 0, ()
-    values, first, inverse, counts = np.unique(
+    _values, first, inverse, counts = np.unique(
         np.concatenate(marks), return_index=True, return_inverse=True, return_counts=True
     )
     repeated = np.flatnonzero(counts > 1)
@@ -156,9 +156,7 @@ def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[t
     return int(counts[repeated].sum() - len(repeated)), tuple(examples)
 
 
-def _place_name(
-    position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.ShardReader]
-) -> str:
+def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.ShardReader]) -> str:
     for name, count in places:
         if position < count:
             return f"{name}/{opened[name].keys[position]}"

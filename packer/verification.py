@@ -30,7 +30,7 @@ from packer.sources import Source
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError, WorkerError
 from readers.headers import sniff
-from readers.index import ABSENT, decode_name
+from readers.index import decode_name
 from readers.layout import ShardInfo, read_dataset_info
 
 __all__ = ["Problem", "VerifyResult", "verify"]
@@ -242,7 +242,11 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             crc = crc32c(payload)
             expected = int(reader.index.field_column(name, "crc32c")[index])
             if crc != expected:
-                wrong(f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}", index, reader.keys[index])
+                wrong(
+                    f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}",
+                    index,
+                    reader.keys[index],
+                )
             elif task.deep and name == "image" and sniff(payload):
                 try:
                     decode_fully(payload)

@@ -57,7 +57,11 @@ __all__ = [
 
 
 def open(
-    path: str | os.PathLike[str], split: str | None = None, *, backend: Backend = "pread", verify: bool = False
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    backend: Backend = "pread",
+    verify: bool = False,
 ) -> ShardReader:
     """Open one split of a packed set.
 

@@ -45,7 +45,9 @@ class DatasetError(PackerError, ValueError):
 class UnknownNameError(DatasetError, LookupError):
     """A split, a field or a key that the set does not have."""
 
-    def __str__(self) -> str:  # LookupError subclasses such as KeyError quote their argument; this one must not
+    def __str__(
+        self,
+    ) -> str:  # LookupError subclasses such as KeyError quote their argument; this one must not
         return str(self.args[0]) if self.args else ""
 
 

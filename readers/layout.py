@@ -3,7 +3,7 @@
     {
       "kind": "packer-dataset", "version": 1,
       "format": "hdf5" | "tfrecord" | "tar",
-      "fields": {"image": "image", "mask": "file", "json": "json"},   name -> what its bytes are; the first is read by default
+      "fields": {"image": "image", "mask": "file", "json": "json"},   name -> what its bytes are
       "classes": ["n01440764", …],                                    position = label
       "label_offset": 0,                                              the shards store label + label_offset
       "splits": {
@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -176,14 +176,15 @@ def _parse(content: Any, path: Path) -> DatasetInfo:
     format_name = top.get("format", str)
     if format_name not in FORMATS:
         raise DatasetError(f"{path}: format {format_name!r}, expected one of {', '.join(FORMATS)}")
-    fields = top.get("fields", dict)
+    fields: dict[str, str] = top.get("fields", dict)
     if not fields or any(kind not in FIELD_KINDS or not _plain(name) for name, kind in fields.items()):
         raise DatasetError(f"{path}: fields must map plain names to {', '.join(FIELD_KINDS)}, found {fields!r}")
-    classes = top.get("classes", list)
+    classes: list[str] = top.get("classes", list)
     if not all(isinstance(name, str) for name in classes):
         raise DatasetError(f"{path}: classes must be a list of strings")
     splits = {}
-    for name, value in top.get("splits", dict).items():
+    listed: dict[str, Any] = top.get("splits", dict)
+    for name, value in listed.items():
         if not _plain(name):
             raise DatasetError(f"{path}: split name {name!r} is not a plain name")
         splits[name] = _parse_split(_Object(value, f"{path}: split {name!r}"))
@@ -200,7 +201,8 @@ def _parse(content: Any, path: Path) -> DatasetInfo:
 
 def _parse_split(split: _Object) -> SplitInfo:
     shards = []
-    for number, value in enumerate(split.get("shards", list)):
+    listed: list[Any] = split.get("shards", list)
+    for number, value in enumerate(listed):
         shard = _Object(value, f"{split.where}: shard {number}")
         try:
             crc = int(shard.get("crc32c", str), 16)
@@ -230,9 +232,9 @@ class _Object:
             raise DatasetError(f"{where}: expected an object, found {type(value).__name__}")
         self.value, self.where = value, where
 
-    def get(self, name: str, kind: Callable[..., _T]) -> _T:
-        value = self.value.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):  # type: ignore[arg-type]
+    def get(self, name: str, kind: type[_T]) -> _T:
+        value: Any = self.value.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
             raise DatasetError(f"{self.where}: {name} must be of type {kind.__name__}, found {value!r:.80}")
         return value
 

@@ -54,7 +54,7 @@ def plan_reads(
         # The furthest end seen so far in the same shard: ranges may lie inside earlier ones.
         reach = _running_end(s, end)
         joins = (s[1:] == s[:-1]) & (o[1:] <= reach[:-1] + gap_bytes)
-        starts = np.flatnonzero(np.concatenate(([True], ~joins)))
+        starts = np.flatnonzero(np.concatenate(([True], ~joins))).astype(np.int64)
         starts = _cut_long_runs(starts, o, reach, run_bytes)
     else:
         reach, starts = end, np.zeros(1, np.int64)
@@ -78,7 +78,7 @@ def _running_end(shard: npt.NDArray[Any], end: npt.NDArray[np.int64]) -> npt.NDA
 
 
 def _cut_long_runs(
-    starts: npt.NDArray[Any], offset: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], run_bytes: int
+    starts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], run_bytes: int
 ) -> npt.NDArray[np.int64]:
     """Split runs longer than `run_bytes` where a range begins at or after everything before it has ended."""
     stops = np.append(starts[1:], len(offset))

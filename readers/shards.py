@@ -70,7 +70,7 @@ class ShardReader:
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
         self._columns: dict[str, _FieldColumns] = {}
-        self._shard_of = memoryview(self.index.column("shard"))
+        self._shard_of = integers(self.index.column("shard"))
         self._labels: npt.NDArray[np.int64] | None = None
         self._keys: Strings | None = None
         self._ranges(self.fields[0])
@@ -161,7 +161,7 @@ class ShardReader:
         if self.backend == "mmap":
             return [self.read(int(i), field) for i in indices]
         wanted, plan, length = self._plan(indices, field)
-        block = memoryview(np.empty(plan.total_bytes, np.uint8))
+        block = memoryview(np.empty(plan.total_bytes, np.uint8).data)
         runs = zip(
             plan.run_shard.tolist(),
             plan.run_offset.tolist(),
@@ -332,8 +332,13 @@ class ShardReader:
         )
 
 
+def integers(column: npt.NDArray[Any]) -> memoryview:
+    """A view of a column that gives Python integers, several times faster than NumPy gives scalars."""
+    return column.data
+
+
 class _FieldColumns:
-    """Where one field's bytes lie. The memoryviews give Python integers faster than NumPy scalars do."""
+    """Where one field's bytes lie."""
 
     __slots__ = ("_index", "_name", "length", "lengths", "offset", "offsets")
 
@@ -341,8 +346,8 @@ class _FieldColumns:
         self._index, self._name = index, field
         self.offsets = index.field_column(field, "offset")
         self.lengths = index.field_column(field, "length")
-        self.offset = memoryview(self.offsets)
-        self.length = memoryview(self.lengths)
+        self.offset = integers(self.offsets)
+        self.length = integers(self.lengths)
 
     @property
     def crc32c(self) -> npt.NDArray[Any]:
@@ -356,7 +361,8 @@ class _Shard:
 
     def __init__(self, path: Path, expected_bytes: int, mapped: bool) -> None:
         self.descriptor = -1
-        self.path, self.view = path, None
+        self.path = path
+        self.view: memoryview | None = None
         try:
             # O_NONBLOCK: a named pipe put in a shard's place must not hang the reader
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -373,7 +379,7 @@ class _Shard:
             )
         if mapped and self.bytes:
             view = mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ)
-            self.view: memoryview | None = memoryview(view)
+            self.view = memoryview(view)
         elif mapped:
             self.view = memoryview(b"")
 
@@ -384,9 +390,7 @@ class _Shard:
             part = os.pread(self.descriptor, min(length, 1 << 30), offset)
             if not part:
                 found = os.fstat(self.descriptor).st_size
-                raise StaleIndexError(
-                    f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read"
-                )
+                raise StaleIndexError(f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read")
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
         return b"".join(parts)
@@ -394,4 +398,3 @@ class _Shard:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
-

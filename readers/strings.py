@@ -1,11 +1,12 @@
 """A column of strings: one UTF-8 blob and n + 1 offsets, so that a billion keys are two mapped files.
 
-    blob     uint8  [total bytes]   the strings one after the other, UTF-8, without terminators
-    offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
+blob     uint8  [total bytes]   the strings one after the other, UTF-8, without terminators
+offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -74,7 +75,7 @@ class Strings(Sequence[str]):
         for first in range(0, len(self), step):
             part = bounds[first : first + step + 1].tolist()
             blob = self.blob[part[0] : part[-1]].tobytes()
-            for start, stop in zip(part, part[1:], strict=False):
+            for start, stop in itertools.pairwise(part):
                 try:
                     yield str(blob[start - part[0] : stop - part[0]], "utf-8")
                 except UnicodeDecodeError as error:

@@ -20,7 +20,17 @@ from typing import NamedTuple
 
 from readers.errors import SourceError
 
-__all__ = ["IMAGE_SUFFIXES", "SPLIT_NAMES", "TreeFile", "TreeSplit", "arrange", "has_image_suffix", "key_of_name", "scan", "unique_keys"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "SPLIT_NAMES",
+    "TreeFile",
+    "TreeSplit",
+    "arrange",
+    "has_image_suffix",
+    "key_of_name",
+    "scan",
+    "unique_keys",
+]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

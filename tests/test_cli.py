@@ -74,8 +74,16 @@ def test_damage_exits_with_1(tree: Path, tmp_path: Path) -> None:
         (("convert", "{tree}"), 2, "Missing option '--to'"),
         (("convert", "nowhere", "--to", "tar"), 2, "Path 'nowhere' does not exist"),
         (("convert", "{tree}", "--to", "zip"), 2, "is not one of 'hdf5', 'tfrecord', 'tar'"),
-        (("convert", "{tree}", "--to", "tar", "--shard-size", "big"), 2, "'big' is no size; write it as 256MiB"),
-        (("convert", "{tree}", "--to", "tar", "--max-side", "9", "--resize-short", "9"), 2, "exclude each other"),
+        (
+            ("convert", "{tree}", "--to", "tar", "--shard-size", "big"),
+            2,
+            "'big' is no size; write it as 256MiB",
+        ),
+        (
+            ("convert", "{tree}", "--to", "tar", "--max-side", "9", "--resize-short", "9"),
+            2,
+            "exclude each other",
+        ),
         (("convert", "{tree}", "--to", "tar", "--split", "test"), 1, "no split 'test'; it has train, val"),
         (("verify", "{tree}"), 1, "not a packed set (no dataset.json); make one with  packer convert"),
         (("inspect", "{tree}"), 1, "not a packed set"),
@@ -84,9 +92,7 @@ def test_damage_exits_with_1(tree: Path, tmp_path: Path) -> None:
         (("frobnicate",), 2, "No such command"),
     ],
 )
-def test_one_clear_message(
-    tree: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
-) -> None:
+def test_one_clear_message(tree: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
     done = packer(*(argument.format(tree=tree) for argument in arguments), cwd=tmp_path)
     assert done.returncode == status
     assert message in done.stderr

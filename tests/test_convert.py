@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,18 @@ def contents(path: Path, split: str) -> dict[str, tuple[bytes, int]]:
 @pytest.mark.parametrize("to", FORMATS)
 def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
     result = packer.convert(tree, to=to, output=tmp_path / "out", workers=1, samples_per_shard=10)
-    assert (result.samples, result.splits, result.classes, result.shards) == (45, {"train": 36, "val": 9}, 3, 5)
+    assert (result.samples, result.splits, result.classes, result.shards) == (
+        45,
+        {"train": 36, "val": 9},
+        3,
+        5,
+    )
     assert result.payload_bytes == sum(len(data) for data in files_of(tree).values())
     for split in ("train", "val"):
-        with readers.open(tmp_path / "out", split, verify=True) as packed, readers.open_folder(tree, split) as plain:
+        with (
+            readers.open(tmp_path / "out", split, verify=True) as packed,
+            readers.open_folder(tree, split) as plain,
+        ):
             assert packed.classes == ("cat", "dog", "owl") == plain.classes
             assert list(packed.keys) == plain.keys
             assert packed.labels.tolist() == plain.labels.tolist()
@@ -68,6 +77,7 @@ def test_every_format_to_every_other_and_back(tree: Path, tmp_path: Path) -> Non
 def test_output_is_the_same_for_any_number_of_workers(tree: Path, tmp_path: Path, to: str) -> None:
     outputs = []
     for workers in (1, 2, 3):
+        time.sleep(0.6)  # a time stamp anywhere would show
         out = tmp_path / str(workers)
         packer.convert(tree, to=to, output=out, workers=workers, samples_per_shard=7)
         outputs.append(files_of(out))
@@ -90,9 +100,7 @@ def test_spawned_workers(tree: Path, tmp_path: Path) -> None:
     assert files_of(tmp_path / "spawned") == files_of(tmp_path / "here")
 
 
-def test_default_output_is_named_after_the_source(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_output_is_named_after_the_source(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert packer.convert(tree, to="tar", workers=1).output == Path("images-tar")
     assert (tmp_path / "images-tar" / "dataset.json").exists()
@@ -170,7 +178,13 @@ def test_what_is_not_packed_is_reported(tmp_path: Path) -> None:
 def test_content_decides_not_the_suffix(tmp_path: Path) -> None:
     source = tmp_path / "src"
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
-    for name, kind in (("p.JPEG", "PNG"), ("w", "WEBP"), ("g.dat", "GIF"), ("b.bmp", "BMP"), ("t.tif", "TIFF")):
+    for name, kind in (
+        ("p.JPEG", "PNG"),
+        ("w", "WEBP"),
+        ("g.dat", "GIF"),
+        ("b.bmp", "BMP"),
+        ("t.tif", "TIFF"),
+    ):
         out = io.BytesIO()
         picture.save(out, kind)
         write(source / "c" / name, out.getvalue())
@@ -178,7 +192,13 @@ def test_content_decides_not_the_suffix(tmp_path: Path) -> None:
         packer.convert(source, to=to, output=tmp_path / to, workers=1)
         with readers.open(tmp_path / to) as reader:
             media = {reader.name(i): MEDIA[reader.info.media[i]] for i in range(len(reader))}
-            assert media == {"c/b.bmp": "bmp", "c/g.dat": "gif", "c/p.JPEG": "png", "c/t.tif": "tiff", "c/w": "webp"}
+            assert media == {
+                "c/b.bmp": "bmp",
+                "c/g.dat": "gif",
+                "c/p.JPEG": "png",
+                "c/t.tif": "tiff",
+                "c/w": "webp",
+            }
             assert bytes(reader.read(0)) == (source / reader.name(0)).read_bytes()
         assert packer.verify(tmp_path / to, deep=True, against=source, workers=1).ok
 
@@ -337,7 +357,9 @@ class TestReencode:
     def test_modes_and_codecs(self, tmp_path: Path, mode: str) -> None:
         kind = "JPEG" if mode == "CMYK" else "PNG"
         out = io.BytesIO()
-        Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)).convert(mode).save(out, kind)
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)).convert(mode).save(
+            out, kind
+        )
         write(tmp_path / "src/c/a.img.x", out.getvalue())
         for codec in ("keep", "jpeg", "png", "webp"):
             how = packer.Reencode(codec, max_side=30)
@@ -349,10 +371,17 @@ class TestReencode:
                 media = MEDIA[reader.info.media[0]]
                 assert media == (kind.lower() if codec == "keep" else codec)
                 if media != kind.lower():
-                    assert reader.name(0) == {"jpeg": "c/a.img.jpg", "png": "c/a.img.png", "webp": "c/a.img.webp"}[codec]
+                    assert (
+                        reader.name(0) == {"jpeg": "c/a.img.jpg", "png": "c/a.img.png", "webp": "c/a.img.webp"}[codec]
+                    )
 
     def test_options_are_checked(self) -> None:
-        for wrong in ({"codec": "gif"}, {"max_side": 0}, {"quality": 101}, {"max_side": 9, "resize_short": 9}):
+        for wrong in (
+            {"codec": "gif"},
+            {"max_side": 0},
+            {"quality": 101},
+            {"max_side": 9, "resize_short": 9},
+        ):
             with pytest.raises(ValueError):
                 packer.Reencode(**wrong)
 

@@ -90,7 +90,7 @@ def test_everything_killed_then_resumed(tree: Path, tmp_path: Path, to: str) -> 
     wait_for(lambda: not any(map(alive, workers)), "the workers to die with their parent")
     assert not (out / "dataset.json").exists()
     assert not list(out.glob("*.tar")) and not list(out.glob("*.h5")) and not list(out.glob("*.tfrecord"))
-    with pytest.raises(readers.DatasetError, match="unfinished conversion.*same  packer convert  again"):
+    with pytest.raises(readers.DatasetError, match=r"unfinished conversion.*same  packer convert  again"):
         readers.open(out)
     result = packer.convert(tree, to=to, output=out, workers=2, samples_per_shard=4)
     assert result.shards_resumed >= 2
@@ -147,7 +147,7 @@ def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(readers.BadSampleError):
         packer.convert(source, **options)
     (source / "c/7.jpg").write_bytes(make_jpeg(7))
-    with pytest.raises(readers.OutputError, match="unfinished conversion of another source.*--overwrite"):
+    with pytest.raises(readers.OutputError, match=r"unfinished conversion of another source.*--overwrite"):
         packer.convert(source, **options)
     assert packer.convert(source, overwrite=True, **options).shards_resumed == 0
     assert packer.verify(tmp_path / "out", against=source, workers=1).ok
@@ -214,7 +214,14 @@ class _Crash:
         self.left = at
 
     def install(self) -> None:
-        for owner, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (os, "rmdir")):
+        for owner, name in (
+            (os, "fsync"),
+            (os, "rename"),
+            (os, "replace"),
+            (os, "unlink"),
+            (os, "mkdir"),
+            (os, "rmdir"),
+        ):
             setattr(owner, name, self._wrap(getattr(owner, name)))
 
     def _wrap(self, function: Callable[..., object]) -> Callable[..., object]:

@@ -13,27 +13,25 @@ from packer.convert.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_siz
 from packer.convert.run import ConvertResult, convert
 from readers.layout import FORMATS
 
-__all__ = ["FieldColumn", "command", "summary"]
+__all__ = ["command", "field_columns", "summary"]
 
 
-class _Size(click.ParamType):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
-class FieldColumn(click.ParamType):
-    name = "name=column"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        name, equals, column = str(value).partition("=")
+def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=COLUMN options as a mapping; a callback of click."""
+    found = {}
+    for value in values:
+        name, equals, column = value.partition("=")
         if not (name and equals and column):
-            self.fail(f"{value!r} is not NAME=COLUMN", param, ctx)
-        return name, column
+            raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
+        found[name] = column
+    return found
 
 
 @click.command("convert", short_help="Pack a source into shards.")
@@ -41,7 +39,7 @@ class FieldColumn(click.ParamType):
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=click.Path(), help="Directory of the set. Default: <source name>-<format>.")
 @click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
-@click.option("--shard-size", type=_Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
+@click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
@@ -60,7 +58,14 @@ class FieldColumn(click.ParamType):
               "shards (1: as in the ImageNet TFRecords). Readers subtract it again.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
 @click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names.")
-@click.option("--field", "fields", type=FieldColumn(), multiple=True, help="Manifest: a further file column.")
+@click.option(
+    "--field",
+    "fields",
+    callback=field_columns,
+    multiple=True,
+    metavar="NAME=COLUMN",
+    help="Manifest: a further file column.",
+)
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
               "Default: its own.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
@@ -77,7 +82,7 @@ def command(
     quality: int | None,
     path_column: str | None,
     label_column: str | None,
-    fields: tuple[tuple[str, str], ...],
+    fields: dict[str, str],
     folder: str | None,
     **options: Any,
 ) -> None:
@@ -90,7 +95,12 @@ def command(
     """
     from packer.sources import open_source
 
-    given = {"path_column": path_column, "label_column": label_column, "fields": dict(fields), "folder": folder}
+    given = {
+        "path_column": path_column,
+        "label_column": label_column,
+        "fields": dict(fields),
+        "folder": folder,
+    }
     opened = open_source(Path(source), **{name: value for name, value in given.items() if value})
     changes = reencode or max_side or resize_short or quality
     try:

@@ -18,9 +18,7 @@ __all__ = ["command"]
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
 @json_option
-def command(
-    path: str, output: str, split: str | None, keys: tuple[str, ...], overwrite: bool, as_json: bool
-) -> None:
+def command(path: str, output: str, split: str | None, keys: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
     """Write the files of the set in DIR, with their original names and bytes, every checksum verified."""
     result = extract(path, output, split=split, keys=keys, overwrite=overwrite, watcher=watcher(as_json))
     if as_json:

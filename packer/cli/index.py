@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from packer.adoption import index
-from packer.cli.convert import FieldColumn
+from packer.cli.convert import field_columns
 from packer.cli.progress import watcher
 from packer.cli.text import json_option, print_json, workers_option
 
@@ -22,7 +22,9 @@ __all__ = ["command"]
 @click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
               "Example feature, an HDF5 data set.")  # fmt: skip
 @click.option("--label-key", metavar="KEY", help="What the shards call the label.")
-@click.option("--field", "fields", type=FieldColumn(), multiple=True, help="A further field and its key.")
+@click.option(
+    "--field", "fields", callback=field_columns, multiple=True, metavar="NAME=KEY", help="A further field and its key."
+)
 @click.option("--label-offset", type=int, metavar="N", help="Subtract N from the labels of the shards (1: ImageNet "
               "TFRecords).")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
@@ -34,7 +36,7 @@ def command(
     split: str | None,
     image_key: str | None,
     label_key: str | None,
-    fields: tuple[tuple[str, str], ...],
+    fields: dict[str, str],
     label_offset: int | None,
     classes: str | None,
     workers: int | None,
@@ -52,7 +54,7 @@ def command(
         split=split,
         image_key=image_key,
         label_key=label_key,
-        fields=dict(fields),
+        fields=fields,
         label_offset=label_offset,
         classes=None if names is None else [name.strip() for name in names if name.strip()],
         workers=workers,

@@ -97,14 +97,17 @@ def _remove_old_set(journal: Journal) -> None:
     shutil.rmtree(replaced)
 
 
-def _write_report(
-    out: Path, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing
-) -> None:
+def _write_report(out: Path, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing) -> None:
     """One JSON object a line for every file of the source that is not in the set; no file where there is none."""
     lines = [{"name": name, "reason": reason, "action": "not packed"} for name, reason in listing.left_out]
     for shard, meta in zip(shards, metas, strict=True):
         lines += [
-            {"split": shard.split, "name": item.name, "reason": item.reason, "action": item.action or "not packed"}
+            {
+                "split": shard.split,
+                "name": item.name,
+                "reason": item.reason,
+                "action": item.action or "not packed",
+            }
             for item in meta.left_out
         ]
     if lines:

@@ -14,9 +14,7 @@ from readers.sample import Buffer
 __all__ = ["decode_fully", "prepare_image"]
 
 
-def prepare_image(
-    image: Buffer, name: str, options: ConvertOptions, plain: bool
-) -> tuple[Buffer, ImageHeader, str]:
+def prepare_image(image: Buffer, name: str, options: ConvertOptions, plain: bool) -> tuple[Buffer, ImageHeader, str]:
     """The bytes to pack, their header and the file name that fits them. Raises BadSampleError.
 
     plain: neither a full decode nor re-encoding is asked for, so the bytes are kept as they are.

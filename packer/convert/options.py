@@ -12,7 +12,17 @@ __all__ = ["CHECKS", "CODECS", "ON_ERROR", "ConvertOptions", "Reencode", "parse_
 ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 CODECS = ("keep", "jpeg", "png", "webp")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def parse_size(text: str) -> int:

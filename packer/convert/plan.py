@@ -72,7 +72,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
-        for number, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]
             shards.append(PlannedShard(split, number, name, indices, int(sizes[first:stop].sum())))

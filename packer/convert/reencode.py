@@ -82,7 +82,7 @@ def _in_mode(picture: Any, codec: str, resizes: bool) -> Any:
         return picture.convert("L") if mode in ("1", "L") else picture.convert("RGB")
     if codec == "webp":
         return picture.convert("RGBA" if transparent else "RGB")
-    if mode == "P" and resizes or mode in ("CMYK", "YCbCr", "LAB", "HSV"):
+    if (mode == "P" and resizes) or mode in ("CMYK", "YCbCr", "LAB", "HSV"):
         return picture.convert("RGBA" if transparent else "RGB")
     if mode == "1" and resizes:
         return picture.convert("L")

@@ -24,7 +24,7 @@ from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import OutputError, SourceError, WorkerError
+from readers.errors import OutputError, WorkerError
 from readers.layout import DatasetInfo, read_dataset_info
 
 __all__ = ["ConvertResult", "convert"]
@@ -145,7 +145,7 @@ class _Conversion:
         if root is None:
             return
         source, out = Path(root).resolve(), self._out.resolve()
-        if source == out or source.is_dir() and source in out.parents:
+        if source == out or (source.is_dir() and source in out.parents):
             raise OutputError(f"{self._out}: lies inside the source {root}; choose another output with -o")
 
     def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
@@ -174,7 +174,9 @@ class _Conversion:
                 wait(futures, return_when=FIRST_EXCEPTION)
             else:
                 self._watcher.packing(samples, size, counters.totals)
-                futures = [_checked(executor.submit(run_shard, pack_shard, task, number)) for number, task in enumerate(tasks)]
+                futures = [
+                    _checked(executor.submit(run_shard, pack_shard, task, number)) for number, task in enumerate(tasks)
+                ]
             return [future.result() for future in _failures_first(futures)] and [f.result() for f in futures]
         except BrokenExecutor as error:
             raise WorkerError(

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from readers.errors import FormatError
 
-__all__ = ["Feature", "bytes_feature", "features_header", "int64_feature", "open_bytes_feature", "varint", "walk"]
+__all__ = [
+    "Feature",
+    "bytes_feature",
+    "features_header",
+    "int64_feature",
+    "open_bytes_feature",
+    "varint",
+    "walk",
+]
 
 _MAX_FEATURES = 1 << 16
 _MAX_VALUES = 1 << 20

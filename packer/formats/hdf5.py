@@ -175,7 +175,10 @@ def _create(path: Path) -> Any:
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_alignment(_SMALL_BYTES, _DATA_START)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fapl=access))
+    access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
+    creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)  # of the root group: the same samples give the same bytes, today or tomorrow
+    return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access))
 
 
 def _contiguous(group: Any, size: int) -> Any:

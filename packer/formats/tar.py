@@ -164,7 +164,8 @@ class TarFormat:
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         with Window(path) as window:
-            stem, group, seen = "", [], set[str]()
+            stem, seen = "", set[str]()
+            group: list[tuple[str, Member]] = []
             for member, member_stem_, extension in _sample_members(window):
                 if member_stem_ != stem:
                     if group:

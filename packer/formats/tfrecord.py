@@ -189,9 +189,7 @@ def _record(window: Window, position: int, check_payload: bool) -> tuple[int, in
     return position + _HEAD_BYTES, length
 
 
-def _sample(
-    window: Window, data: memoryview, start: int, number: int, shard: str, options: LocateOptions
-) -> Located:
+def _sample(window: Window, data: memoryview, start: int, number: int, shard: str, options: LocateOptions) -> Located:
     features = walk(data)
     image_key = options.image_key or "image/encoded"
     if image_key not in features and image_key != "image/encoded":

@@ -18,7 +18,15 @@ from typing import NamedTuple
 from packer.formats.window import Window
 from readers.errors import FormatError
 
-__all__ = ["BLOCK_BYTES", "MAX_NAME_BYTES", "MAX_SIZE_BYTES", "Member", "end_of_archive", "member_header", "walk"]
+__all__ = [
+    "BLOCK_BYTES",
+    "MAX_NAME_BYTES",
+    "MAX_SIZE_BYTES",
+    "Member",
+    "end_of_archive",
+    "member_header",
+    "walk",
+]
 
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
@@ -61,7 +69,7 @@ def walk(window: Window) -> Iterator[Member]:
 
     Raises FormatError for a wrong checksum, a size that runs past the end, a sparse member or a missing end.
     """
-    position, long_name, pax = 0, "", {}
+    position, long_name, long_link, pax = 0, "", "", {}
     while position + BLOCK_BYTES <= window.size:
         block = window.read(position, BLOCK_BYTES)
         if not block.strip(b"\0"):
@@ -80,14 +88,17 @@ def walk(window: Window) -> Iterator[Member]:
         position = data + (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
         if kind == "L":
             long_name = _meta(window, data, size).rstrip(b"\0").decode("utf-8", "surrogateescape")
+        elif kind == "K":
+            long_link = _meta(window, data, size).rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif kind == "x":
             pax = _parse_pax(_meta(window, data, size), window.path, data)
-        elif kind not in "gK":
+        elif kind != "g":
             if kind == "S" or any(name.startswith("GNU.sparse") for name in pax):
                 raise FormatError(f"{window.path}: sparse member at byte {data - BLOCK_BYTES}; its data is not flat")
             name = pax.get("path") or long_name or _name(block)
-            yield Member(name, kind if kind != "\0" else "0", data, size, _text(block[157:257]))
-            long_name, pax = "", {}
+            link = pax.get("linkpath") or long_link or _text(block[157:257])
+            yield Member(name, kind if kind != "\0" else "0", data, size, link)
+            long_name, long_link, pax = "", "", {}
     if position > window.size:
         raise FormatError(f"{window.path}: ends inside the padding of its last member: truncated?")
     if window.size:

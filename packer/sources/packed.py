@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 import readers
 from packer.convert.arena import Arena
 from packer.sources.base import SourceListing, SplitListing
@@ -55,13 +57,15 @@ def _list_split(reader: readers.ShardReader) -> SplitListing:
         [decode_name(stored, key) for stored, key in zip(reader.index.names(field), keys, strict=True)]
         for field in reader.fields
     ]
-    lengths = sum(reader.index.field_column(field, "length").astype("int64") for field in reader.fields)
+    sizes = np.zeros(n, np.int64)
+    for field in reader.fields:
+        sizes += reader.index.field_column(field, "length").astype(np.int64)
     return SplitListing(
         root=reader.split_info.root,
         keys=keys,
         labels=reader.labels.tolist(),
         names=list(zip(*columns, strict=True)),
-        bytes=list(map(int, lengths)) if n else [],
+        bytes=sizes.tolist(),
         places=[(reader.split, i) for i in range(n)],
         stamps=reader.index.field_column(reader.fields[0], "crc32c").tolist(),
     )
