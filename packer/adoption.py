@@ -14,30 +14,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
 from cache.node import usable_cpus
-from packer.columns import PartMeta, ShardColumns, load_meta, save_part
+from packer.columns import PartMeta
 from packer.convert.commit import write_dataset_info
 from packer.convert.journal import Journal
 from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named, format_of_file
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
-from packer.formats.window import Window
+from packer.formats.base import LocateOptions, ShardSpec
 from packer.index_writer import write_index
 from packer.version import VERSION
-from packer.watch import Counter, Silent, Watcher
-from readers.errors import BadSampleError, DatasetError, FormatError, OutputError, SourceError, WorkerError
-from readers.headers import ImageHeader, parse_header
-from readers.index import ABSENT
-from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
-from readers.sample import NO_LABEL
+from packer.watch import Silent, Watcher
+from readers.errors import DatasetError, FormatError, OutputError, SourceError, WorkerError
+from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.tree import SPLIT_NAMES
 
 __all__ = ["IndexResult", "index"]
-
-_BLOCK_BYTES = 8 << 20
-_REPORT_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +46,6 @@ class IndexResult:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "output": str(self.output)}
-
-
-@dataclass(frozen=True, slots=True)
-class AdoptTask:
-    """One shard to locate: a worker writes its part."""
-
-    shard: Path
-    relative: str
-    format: str
-    options: LocateOptions
-    part: Path
 
 
 def index(
@@ -229,68 +209,10 @@ class _Adoption:
         return ()
 
 
-def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
-    """Locate one shard, checksum every sample, parse every image header, and write the part."""
-    path = task.shard
-    located = list(format_named(task.format).locate(path, task.options))
-    fields = sorted({name for sample in located for name in sample.ranges} | {"image"}, key=lambda f: (f != "image", f))
-    columns = ShardColumns(fields)
-    offsets: dict[str, list[int]] = {name: [] for name in fields}
-    unreadable = done = 0
-    class_names: dict[str, str] = {}
-    with Window(path) as window:
-        file_crc = _file_crc(window)
-        for number, sample in enumerate(located):
-            lengths, crcs, header = [], [], None
-            for name in fields:
-                offset, length = sample.ranges.get(name, (ABSENT, 0))
-                payload = window.read(offset, length) if offset != ABSENT else b""
-                offsets[name].append(offset)
-                lengths.append(length)
-                crcs.append(crc32c(payload) if offset != ABSENT else 0)
-                done += length
-                if name == "image" and offset != ABSENT:
-                    header = _header(payload)
-                    unreadable += header is None
-            if sample.label != NO_LABEL and sample.class_name:
-                class_names[str(sample.label)] = sample.class_name
-            names = tuple(sample.names.get(name, "") for name in fields)
-            columns.add(PackedSample(sample.key, sample.label, (), names, header), lengths, crcs)
-            if number % _REPORT_SAMPLES == 0:
-                counter.report(_REPORT_SAMPLES, done)
-                done = 0
-        counter.report(0, done)
-        info = ShardInfo(task.relative, window.size, len(located), file_crc)
-    _check_labels(located, path)
-    meta = PartMeta(info, columns.payload_bytes(), (), tuple(fields), unreadable, class_names)
-    save_part(task.part, columns.arrays(offsets), meta)
-    return load_meta(task.part)
-
-
 def split_of_name(name: str) -> str:
     """The split a shard's file name tells: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
     words = re.split(r"[^A-Za-z]+", name.lower())
     return next((word for word in words if word in SPLIT_NAMES), "train")
-
-
-def _header(payload: bytes) -> ImageHeader | None:
-    try:
-        return parse_header(payload)
-    except BadSampleError:
-        return None
-
-
-def _check_labels(located: Sequence[Located], path: Path) -> None:
-    lowest = min((sample.label for sample in located), default=0)
-    if lowest < NO_LABEL:
-        raise FormatError(f"{path}: holds the label {lowest} after subtracting the label offset; labels start at 0")
-
-
-def _file_crc(window: Window) -> int:
-    crc = 0
-    for offset in range(0, window.size, _BLOCK_BYTES):
-        crc = crc32c(window.read(offset, min(_BLOCK_BYTES, window.size - offset)), crc)
-    return crc
 
 
 def _find_shards(paths: Sequence[Path]) -> list[Path]:

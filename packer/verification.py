@@ -7,10 +7,8 @@ full decode of every image. against compares with the original source, sample by
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +17,22 @@ from crc32c import crc32c
 
 import readers
 from cache.node import usable_cpus
-from packer.convert.arena import Arena
-from packer.convert.commit import REPORT_FILE
+from packer.comparison import compare
 from packer.convert.images import decode_fully
 from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions
 from packer.formats.window import Window
-from packer.sources import Source
+from packer.problems import MAX_PROBLEMS, Problem, Problems
+from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError, WorkerError
 from readers.headers import sniff
-from readers.index import decode_name
 from readers.layout import ShardInfo, read_dataset_info
 
 __all__ = ["Problem", "VerifyResult", "verify"]
 
-_MAX_PROBLEMS = 10_000
-_BLOCK_BYTES = 8 << 20
 _REPORT_SAMPLES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong: where (a shard, and a sample's index and key where it is one), and what."""
-
-    split: str
-    shard: str
-    what: str
-    index: int | None = None
-    key: str | None = None
-
-    def __str__(self) -> str:
-        sample = "" if self.index is None else f" sample {self.index} ({self.key})"
-        return f"{self.split}: {self.shard}:{sample} {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +70,6 @@ class _Task:
     deep: bool
 
 
-@dataclass(slots=True)
-class _Found:
-    """Problems of one shard; the list is capped, the count is not."""
-
-    problems: list[Problem] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, problem: Problem) -> None:
-        self.count += 1
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
-
-
 def verify(
     path: str | Path,
     *,
@@ -114,7 +81,7 @@ def verify(
     """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check."""
     root = Path(path)
     info = read_dataset_info(root)
-    found = _Found()
+    found = Problems()
     tasks: list[_Task] = []
     for name, split in info.splits.items():
         first = 0
@@ -125,24 +92,26 @@ def verify(
     if found.count == 0:
         for part in _run(tasks, workers or usable_cpus(), watcher or Silent()):
             found.count += part.count
-            found.problems += part.problems[: _MAX_PROBLEMS - len(found.problems)]
+            found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
     if against is not None:
-        left_out = _compare(root, against, found)
+        source = open_source(against) if isinstance(against, (str, Path)) else against
+        left_out = compare(root, source, found, watcher or Silent())
+        against = source.title
     return VerifyResult(
         path=root,
         shards=len(tasks),
         samples=sum(split.samples for split in info.splits.values()),
         shard_bytes=sum(task.shard.bytes for task in tasks),
         deep=deep,
-        against=None if against is None else str(against) if isinstance(against, (str, Path)) else against.title,
+        against=against,
         problems=tuple(found.problems),
         problem_count=found.count,
         left_out=left_out,
     )
 
 
-def _check_index(root: Path, split: str, found: _Found) -> _Found:
+def _check_index(root: Path, split: str, found: Problems) -> Problems:
     """Every column is there, of the right length, and samples lie in the order of their shards."""
     try:
         reader = readers.open(root, split)
@@ -156,7 +125,7 @@ def _check_index(root: Path, split: str, found: _Found) -> _Found:
     return found
 
 
-def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[_Found]:
+def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[Problems]:
     if not tasks:
         return []
     executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
@@ -173,9 +142,9 @@ def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[_Found]:
         watcher.packed()
 
 
-def verify_shard(task: _Task, counter: Counter) -> _Found:
+def verify_shard(task: _Task, counter: Counter) -> Problems:
     """Everything that can be wrong with one shard."""
-    found = _Found()
+    found = Problems()
 
     def wrong(what: str, index: int | None = None, key: str | None = None) -> None:
         found.add(Problem(task.split, task.shard.path, what, index, key))
@@ -188,7 +157,8 @@ def verify_shard(task: _Task, counter: Counter) -> _Found:
         return found
     path = task.root / task.shard.path
     if task.deep:
-        crc = _file_crc(path)
+        with Window(path) as window:
+            crc = window.checksum()
         if crc != task.shard.crc32c:
             wrong(f"the CRC32C of the whole file is {crc:08x}, dataset.json says {task.shard.crc32c:08x}")
     _check_located(task, reader, path, wrong)
@@ -255,78 +225,3 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             counter.report(0, len(payload))
         if done % _REPORT_SAMPLES == 0:
             counter.report(_REPORT_SAMPLES, 0)
-
-
-def _file_crc(path: Path) -> int:
-    crc = 0
-    with Window(path) as window:
-        for offset in range(0, window.size, _BLOCK_BYTES):
-            crc = crc32c(window.read(offset, min(_BLOCK_BYTES, window.size - offset)), crc)
-    return crc
-
-
-def _compare(root: Path, against: str | Path | Source, found: _Found) -> int:
-    """Compare every sample with the source it came from; returns how many the conversion is known to have left out."""
-    from packer.sources import open_source
-
-    source = open_source(against) if isinstance(against, (str, Path)) else against
-    info = read_dataset_info(root)
-    if info.made.get("options", {}).get("reencode"):
-        found.add(Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's"))
-        return 0
-    only = next(iter(info.splits)) if len(info.splits) == 1 else None
-    listing = source.list(only if info.made.get("options", {}).get("split") else None)
-    left_out = dict(_left_out(root))
-    known = 0
-    for split in sorted(info.splits.keys() | listing.splits.keys()):
-        if split not in listing.splits or split not in info.splits:
-            here = "source" if split in listing.splits else "set"
-            found.add(Problem(split, str(root), f"the split is only in the {here}"))
-            continue
-        reader = readers.open(root, split)
-        packed = {_file_name(reader, i): i for i in range(len(reader))}
-        part = listing.splits[split]
-        arena = Arena(lambda: None)
-        with source.open() as source_reader:
-            for i, names in enumerate(part.names):
-                name = names[0] or part.keys[i]
-                index = packed.pop(name, None)
-                if index is None:
-                    if (split, name) in left_out:
-                        known += 1
-                    else:
-                        found.add(Problem(split, str(root), f"{name} is in the source, but not in the set"))
-                    continue
-                arena.begin(part.bytes[i] + 1)
-                try:
-                    payloads = source_reader.read(part.places[i], arena)
-                except BadSampleError as error:
-                    found.add(Problem(split, str(root), f"{name} cannot be read from the source: {error}"))
-                    continue
-                if payloads[0] != reader.read(index):
-                    found.add(Problem(split, str(root), "differs from the source", index, reader.keys[index]))
-                label = int(reader.labels[index])
-                if _class(info.classes, label) != _class(listing.classes, part.labels[i]):
-                    found.add(Problem(split, str(root), f"has the label {label}", index, reader.keys[index]))
-        for name, index in packed.items():
-            found.add(Problem(split, str(root), "is not in the source", index, name))
-    return known
-
-
-def _file_name(reader: readers.ShardReader, index: int) -> str:
-    key = reader.keys[index]
-    return decode_name(reader.index.names(reader.fields[0])[index], key) or key
-
-
-def _class(classes: tuple[str, ...], label: int) -> str | int:
-    return classes[label] if 0 <= label < len(classes) else label
-
-
-def _left_out(root: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    try:
-        lines = (root / REPORT_FILE).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except FileNotFoundError:
-        return
-    for line in lines:
-        item = json.loads(line)
-        yield (item.get("split", ""), item["name"]), item["reason"]

@@ -70,7 +70,7 @@ def plan_reads(
 
 
 def _running_end(shard: npt.NDArray[Any], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    reach = end.copy()
+    reach: npt.NDArray[np.int64] = end.copy()
     firsts = np.flatnonzero(np.concatenate(([True], shard[1:] != shard[:-1])))
     for first, stop in zip(firsts, np.append(firsts[1:], len(end)), strict=True):
         np.maximum.accumulate(end[first:stop], out=reach[first:stop])

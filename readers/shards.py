@@ -11,9 +11,7 @@ that nobody rewrites).
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +28,7 @@ from readers.index import ABSENT, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.ranges import ReadPlan, plan_reads
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
+from readers.shard_file import ShardFile
 from readers.stream import stream_ahead
 from readers.strings import Strings
 
@@ -66,11 +65,11 @@ class ShardReader:
 
     def _setup(self) -> None:
         self._samples = self.split_info.samples
-        self._shards: list[_Shard | None] = [None] * len(self.split_info.shards)
+        self._shards: list[ShardFile | None] = [None] * len(self.split_info.shards)
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
         self._columns: dict[str, _FieldColumns] = {}
-        self._shard_of = integers(self.index.column("shard"))
+        self._shard_of = self.index.column("shard").data  # memoryviews give integers, faster than scalars
         self._labels: npt.NDArray[np.int64] | None = None
         self._keys: Strings | None = None
         self._ranges(self.fields[0])
@@ -294,14 +293,14 @@ class ShardReader:
     def _shard_path(self, number: int) -> Path:
         return self.path / self.split_info.shards[number].path
 
-    def _open_shard(self, number: int) -> _Shard:
+    def _open_shard(self, number: int) -> ShardFile:
         with self._lock:
             shard = self._shards[number]
             if shard is None:
                 while len(self._opened) >= self.open_shards:
                     self._shards[self._opened.popleft()] = None
                 expected = self.split_info.shards[number].bytes
-                shard = _Shard(self._shard_path(number), expected, self.backend == "mmap")
+                shard = ShardFile(self._shard_path(number), expected, self.backend == "mmap")
                 self._shards[number] = shard
                 self._opened.append(number)
             return shard
@@ -323,18 +322,13 @@ class ShardReader:
             f"rebuild it with  packer index"
         )
 
-    def _bad_range(self, index: int, field: str, offset: int, length: int, shard: _Shard) -> Exception:
+    def _bad_range(self, index: int, field: str, offset: int, length: int, shard: ShardFile) -> Exception:
         if offset == ABSENT:
             return UnknownNameError(f"sample {index} of {self.path} has no field {field!r}")
         return StaleIndexError(
             f"{shard.path}: the index puts sample {index} at bytes {offset} to {offset + length}, "
             f"but the shard has {shard.bytes}; rebuild the index with  packer index"
         )
-
-
-def integers(column: npt.NDArray[Any]) -> memoryview:
-    """A view of a column that gives Python integers, several times faster than NumPy gives scalars."""
-    return column.data
 
 
 class _FieldColumns:
@@ -346,55 +340,9 @@ class _FieldColumns:
         self._index, self._name = index, field
         self.offsets = index.field_column(field, "offset")
         self.lengths = index.field_column(field, "length")
-        self.offset = integers(self.offsets)
-        self.length = integers(self.lengths)
+        self.offset = self.offsets.data
+        self.length = self.lengths.data
 
     @property
     def crc32c(self) -> npt.NDArray[Any]:
         return self._index.field_column(self._name, "crc32c")
-
-
-class _Shard:
-    """One open shard. The descriptor closes with the last reference, so no read can see it reused."""
-
-    __slots__ = ("bytes", "descriptor", "path", "view")
-
-    def __init__(self, path: Path, expected_bytes: int, mapped: bool) -> None:
-        self.descriptor = -1
-        self.path = path
-        self.view: memoryview | None = None
-        try:
-            # O_NONBLOCK: a named pipe put in a shard's place must not hang the reader
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise StaleIndexError(f"{path}: shard cannot be opened: {error.strerror}") from error
-        status = os.fstat(self.descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise StaleIndexError(f"{path}: not a regular file")
-        self.bytes = status.st_size
-        if self.bytes != expected_bytes:
-            raise StaleIndexError(
-                f"{path}: has {self.bytes} bytes, {expected_bytes} were indexed: the shard was truncated or "
-                f"changed; restore it, or rebuild the index with  packer index"
-            )
-        if mapped and self.bytes:
-            view = mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ)
-            self.view = memoryview(view)
-        elif mapped:
-            self.view = memoryview(b"")
-
-    def reread(self, offset: int, length: int) -> bytes:
-        """The range again, in as many reads as it takes (one read returns at most 2 GiB); a short file raises."""
-        parts = []
-        while length > 0:
-            part = os.pread(self.descriptor, min(length, 1 << 30), offset)
-            if not part:
-                found = os.fstat(self.descriptor).st_size
-                raise StaleIndexError(f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read")
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -88,46 +87,62 @@ def unique_keys(names: list[str]) -> list[str]:
     return chosen if len(set(chosen)) == len(chosen) else list(names)
 
 
-def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]]) -> Iterator[TreeFile]:
+def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]]) -> list[TreeFile]:
     """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
 
     Raises SourceError for a folder that cannot be read: what it holds would be lost silently.
     """
-    yield from _scan_folder(os.fspath(root), "", (), left_out)
+    files: list[TreeFile] = []
+    _scan_folder(os.fspath(root), "", (), files, left_out)
+    return files
 
 
 def _scan_folder(
-    folder: str, relative: str, above: tuple[tuple[int, int], ...], left_out: list[tuple[str, str]]
-) -> Iterator[TreeFile]:
+    folder: str,
+    relative: str,
+    above: tuple[tuple[int, int], ...],
+    files: list[TreeFile],
+    left_out: list[tuple[str, str]],
+) -> None:
+    folders = []
     try:
-        entries = sorted(os.scandir(folder), key=_by_name)
-        status = os.stat(folder)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-    identity = (status.st_dev, status.st_ino)
-    if identity in above:
-        left_out.append((relative.rstrip("/"), "a link that leads back to a folder above it"))
-        return
-    above = (*above, identity)
-    folders = []
-    for entry in entries:
-        name = entry.name
-        path = relative + name
-        if name[0] == ".":
-            left_out.append((path, "hidden"))
-        elif entry.is_dir():
-            folders.append(entry)
-        else:
-            try:
-                found = entry.stat()
-                if not stat.S_ISREG(found.st_mode):
-                    left_out.append((path, "not a regular file"))
+    try:
+        status = os.fstat(descriptor)
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            left_out.append((relative.rstrip("/"), "a link that leads back to a folder above it"))
+            return
+        # By descriptor, entries are examined relative to the folder, which spares the kernel the path to it.
+        with os.scandir(descriptor) as entries:
+            for entry in sorted(entries, key=_by_name):
+                name = entry.name
+                if name[0] == ".":
+                    left_out.append((relative + name, "hidden"))
+                elif entry.is_dir():
+                    folders.append(name)
                 else:
-                    yield TreeFile(path, found.st_size, found.st_mtime_ns)
-            except OSError:
-                yield TreeFile(path, -1, 0)
-    for entry in folders:
-        yield from _scan_folder(entry.path, f"{relative}{entry.name}/", above, left_out)
+                    _add_file(entry, relative + name, files, left_out)
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    for name in folders:
+        _scan_folder(f"{folder}/{name}", f"{relative}{name}/", (*above, identity), files, left_out)
+
+
+def _add_file(entry: os.DirEntry[str], path: str, files: list[TreeFile], left_out: list[tuple[str, str]]) -> None:
+    try:
+        found = entry.stat()
+    except OSError:
+        files.append(TreeFile(path, -1, 0))
+        return
+    if stat.S_ISREG(found.st_mode):
+        files.append(TreeFile(path, found.st_size, found.st_mtime_ns))
+    else:
+        left_out.append((path, "not a regular file"))
 
 
 def _by_name(entry: os.DirEntry[str]) -> str:

@@ -10,11 +10,14 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from crc32c import crc32c
+
 from readers.errors import FormatError
 
 __all__ = ["Window"]
 
 _WINDOW_BYTES = 1 << 20
+_CHECKSUM_BYTES = 8 << 20
 
 
 class Window:
@@ -55,6 +58,13 @@ class Window:
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def checksum(self) -> int:
+        """CRC32C of the whole file."""
+        crc = 0
+        for offset in range(0, self.size, _CHECKSUM_BYTES):
+            crc = crc32c(self.read(offset, min(_CHECKSUM_BYTES, self.size - offset)), crc)
+        return crc
 
     def __enter__(self) -> Window:
         return self

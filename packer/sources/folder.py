@@ -28,7 +28,7 @@ class FolderSource:
 
     def list(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
-        files = list(scan(self.root, left_out))
+        files = scan(self.root, left_out)
         return list_tree(files, split, str(self.root), left_out)
 
     def open(self) -> FolderReader:

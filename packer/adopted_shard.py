@@ -1,0 +1,86 @@
+"""Make the index columns of a shard that lies there already: what a worker of `packer.index` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crc32c import crc32c
+
+from packer.columns import PartMeta, ShardColumns, load_meta, save_part
+from packer.formats import format_named
+from packer.formats.base import Located, LocateOptions, PackedSample
+from packer.formats.window import Window
+from packer.watch import Counter
+from readers.errors import BadSampleError, FormatError
+from readers.headers import ImageHeader, parse_header
+from readers.index import ABSENT
+from readers.layout import ShardInfo
+from readers.sample import NO_LABEL
+
+__all__ = ["AdoptTask", "locate_shard"]
+
+_REPORT_SAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptTask:
+    """One shard to locate: a worker writes its part."""
+
+    shard: Path
+    relative: str
+    format: str
+    options: LocateOptions
+    part: Path
+
+
+def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
+    """Locate one shard, checksum every sample, parse every image header, and write the part."""
+    path = task.shard
+    located = list(format_named(task.format).locate(path, task.options))
+    fields = sorted({name for sample in located for name in sample.ranges} | {"image"}, key=lambda f: (f != "image", f))
+    columns = ShardColumns(fields)
+    offsets: dict[str, list[int]] = {name: [] for name in fields}
+    unreadable = done = 0
+    class_names: dict[str, str] = {}
+    with Window(path) as window:
+        file_crc = window.checksum()
+        for number, sample in enumerate(located):
+            lengths, crcs, header = [], [], None
+            for name in fields:
+                offset, length = sample.ranges.get(name, (ABSENT, 0))
+                payload = window.read(offset, length) if offset != ABSENT else b""
+                offsets[name].append(offset)
+                lengths.append(length)
+                crcs.append(crc32c(payload) if offset != ABSENT else 0)
+                done += length
+                if name == "image" and offset != ABSENT:
+                    header = _header(payload)
+                    unreadable += header is None
+            if sample.label != NO_LABEL and sample.class_name:
+                class_names[str(sample.label)] = sample.class_name
+            names = tuple(sample.names.get(name, "") for name in fields)
+            columns.add(PackedSample(sample.key, sample.label, (), names, header), lengths, crcs)
+            if number % _REPORT_SAMPLES == 0:
+                counter.report(_REPORT_SAMPLES, done)
+                done = 0
+        counter.report(0, done)
+        info = ShardInfo(task.relative, window.size, len(located), file_crc)
+    _check_labels(located, path)
+    meta = PartMeta(info, columns.payload_bytes(), (), tuple(fields), unreadable, class_names)
+    save_part(task.part, columns.arrays(offsets), meta)
+    return load_meta(task.part)
+
+
+def _header(payload: bytes) -> ImageHeader | None:
+    try:
+        return parse_header(payload)
+    except BadSampleError:
+        return None
+
+
+def _check_labels(located: Sequence[Located], path: Path) -> None:
+    lowest = min((sample.label for sample in located), default=0)
+    if lowest < NO_LABEL:
+        raise FormatError(f"{path}: holds the label {lowest} after subtracting the label offset; labels start at 0")
