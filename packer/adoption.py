@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.node import usable_cpus
+from packer.adopted_shard import AdoptTask, locate_shard
 from packer.columns import PartMeta
 from packer.convert.commit import write_dataset_info
 from packer.convert.journal import Journal

@@ -69,7 +69,8 @@ def walk(window: Window) -> Iterator[Member]:
 
     Raises FormatError for a wrong checksum, a size that runs past the end, a sparse member or a missing end.
     """
-    position, long_name, long_link, pax = 0, "", "", {}
+    position, long_name, long_link = 0, "", ""
+    pax: dict[str, str] = {}
     while position + BLOCK_BYTES <= window.size:
         block = window.read(position, BLOCK_BYTES)
         if not block.strip(b"\0"):
