@@ -8,10 +8,11 @@ assert packer.verify("imagenette2-hdf5").ok
 from __future__ import annotations
 
 from packer.adoption import IndexResult, index
-from packer.convert.options import Reencode
-from packer.convert.run import ConvertResult, convert
+from packer.conversion.options import Reencode
+from packer.conversion.run import ConvertResult, convert
 from packer.extraction import ExtractResult, extract
 from packer.inspection import InspectResult, inspect
+from packer.sources import open_source
 from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
 
@@ -27,5 +28,6 @@ __all__ = [
     "extract",
     "index",
     "inspect",
+    "open_source",
     "verify",
 ]

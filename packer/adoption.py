@@ -17,8 +17,8 @@ from typing import Any
 from cache.node import usable_cpus
 from packer.adopted_shard import AdoptTask, locate_shard
 from packer.columns import PartMeta
-from packer.convert.commit import write_dataset_info
-from packer.convert.journal import Journal
+from packer.conversion.commit import write_dataset_info
+from packer.conversion.journal import Journal
 from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named, format_of_file
 from packer.formats.base import LocateOptions, ShardSpec

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import readers
-from packer.convert.arena import Arena
-from packer.convert.commit import REPORT_FILE
+from packer.conversion.arena import Arena
+from packer.conversion.commit import REPORT_FILE
 from packer.problems import Problem, Problems
 from packer.sources.base import Source, SourceListing, SourceReader, SplitListing
 from packer.watch import Watcher

@@ -18,7 +18,7 @@ from crc32c import crc32c
 import readers
 from cache.node import usable_cpus
 from packer.comparison import compare
-from packer.convert.images import decode_fully
+from packer.conversion.images import decode_fully
 from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions

@@ -25,6 +25,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,10 @@ class Index:
             raise DatasetError(f"{self.directory / name}.npy: {error}") from error
 
 
+# What NumPy's header parser raises over bytes that are none.
+_NO_HEADER = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxError, TokenError, TypeError, ValueError)
+
+
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Map a one-dimensional .npy of a known dtype; every lie of its header is a DatasetError."""
     try:
@@ -152,6 +157,6 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise DatasetError(f"{path}: missing index column; rebuild it with  packer index") from error
-    except (OSError, ValueError, SyntaxError, TypeError, KeyError, OverflowError) as error:
+    except (OSError, *_NO_HEADER) as error:
         raise DatasetError(f"{path}: not the index column it should be: {error}") from error
     return np.frombuffer(view, expected, count=shape[0], offset=start)

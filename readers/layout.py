@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -188,13 +189,16 @@ def _parse(content: Any, path: Path) -> DatasetInfo:
         if not _plain(name):
             raise DatasetError(f"{path}: split name {name!r} is not a plain name")
         splits[name] = _parse_split(_Object(value, f"{path}: split {name!r}"))
+    label_offset = top.get("label_offset", int)
+    if abs(label_offset) >= 1 << 31:
+        raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
     made = content.get("made")
     return DatasetInfo(
         format=format_name,
         fields=fields,
         classes=tuple(classes),
         splits=splits,
-        label_offset=top.get("label_offset", int),
+        label_offset=label_offset,
         made=made if isinstance(made, dict) else {},
     )
 
@@ -204,16 +208,15 @@ def _parse_split(split: _Object) -> SplitInfo:
     listed: list[Any] = split.get("shards", list)
     for number, value in enumerate(listed):
         shard = _Object(value, f"{split.where}: shard {number}")
-        try:
-            crc = int(shard.get("crc32c", str), 16)
-        except ValueError as error:
-            raise DatasetError(f"{shard.where}: crc32c must be 8 hex digits") from error
+        crc = shard.get("crc32c", str)
+        if not re.fullmatch("[0-9a-fA-F]{8}", crc):
+            raise DatasetError(f"{shard.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
         shards.append(
             ShardInfo(
                 path=shard.path("path"),
                 bytes=shard.count("bytes"),
                 samples=shard.count("samples"),
-                crc32c=crc & 0xFFFFFFFF,
+                crc32c=int(crc, 16),
             )
         )
     samples = split.count("samples")
@@ -247,9 +250,17 @@ class _Object:
     def path(self, name: str) -> str:
         value = self.get(name, str)
         parts = PurePosixPath(value).parts
-        if not parts or value.startswith("/") or ".." in parts or "\0" in value:
+        if not parts or value.startswith("/") or ".." in parts or "\0" in value or not _is_utf8(value):
             raise DatasetError(f"{self.where}: {name} {value!r} leads outside the set")
         return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell lone surrogates, which no file name holds
+        return False
+    return True
 
 
 def _plain(name: str) -> bool:

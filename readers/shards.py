@@ -110,10 +110,13 @@ class ShardReader:
     def byte_range(self, index: int, field: str = "image") -> tuple[Path, int, int] | None:
         """(shard path, offset, length) of a field, for readers of their own; None where the sample lacks it."""
         columns = self._ranges(field)
-        offset = columns.offset[index]
+        offset = self._at(columns.offset, index)
         if offset == ABSENT:
             return None
-        return self._shard_path(self._shard_of[index]), offset, columns.length[index]
+        number = self._shard_of[index]
+        if number >= len(self._shards):
+            raise self._no_such_shard(number)
+        return self._shard_path(number), offset, columns.length[index]
 
     def __len__(self) -> int:
         return self._samples
@@ -135,7 +138,7 @@ class ShardReader:
             self._ranges(field)
             return self.read(index, field)
         except IndexError:
-            raise IndexError(f"sample {index} is outside the {self._samples} of {self}") from None
+            raise self._no_such_sample(index) from None
         try:
             shard = self._shards[number] or self._open_shard(number)
         except IndexError:
@@ -184,7 +187,7 @@ class ShardReader:
     def read_into(self, index: int, field: str, target: memoryview) -> int:
         """Read a field into the front of `target` (uint8, at least the field's length); returns its length."""
         columns = self._ranges(field)
-        offset, length, number = columns.offset[index], columns.length[index], self._shard_of[index]
+        offset, length, number = self._at(columns.offset, index), columns.length[index], self._shard_of[index]
         if number >= len(self._shards):
             raise self._no_such_shard(number)
         shard = self._shards[number] or self._open_shard(number)
@@ -224,7 +227,7 @@ class ShardReader:
 
     def has(self, index: int, field: str) -> bool:
         """Whether a sample has a field."""
-        return bool(self._ranges(field).offset[index] != ABSENT)
+        return self._at(self._ranges(field).offset, index) != ABSENT
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -315,6 +318,16 @@ class ShardReader:
                 f"sample {index} (key {self.keys[index]!r}, field {field!r}) at {where}: CRC32C is {found:08x}, "
                 f"the index says {expected:08x}; run  packer verify {self.path}"
             )
+
+    def _at(self, column: memoryview, index: int) -> int:
+        try:
+            value: int = column[index]
+        except IndexError:
+            raise self._no_such_sample(index) from None
+        return value
+
+    def _no_such_sample(self, index: int) -> IndexError:
+        return IndexError(f"sample {index} is outside the {self._samples} of {self}")
 
     def _no_such_shard(self, number: int) -> DatasetError:
         return DatasetError(

@@ -154,8 +154,9 @@ def arrange(
 ) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
     """Sort files into splits and classes. Returns the splits and the class names (position = label).
 
-    split names the one split to take, or the name for a tree without splits. Files beside the splits are appended
-    to `left_out`; raises SourceError where images are among them, or where there is no such split.
+    split names the one split to take, or the name for a tree without splits; classes are those of all splits.
+    Files beside the splits are appended to `left_out`; raises SourceError where images are among them, or where
+    there is no such split.
     """
     tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
     found = [name for name in SPLIT_NAMES if name in tops]
@@ -164,13 +165,12 @@ def arrange(
     prefixes = {f"{name}/": name for name in found} if found else {"": split or "train"}
     if found:
         _leave_out_strays(files, prefixes, split, where, left_out)
-        prefixes = {prefix: name for prefix, name in prefixes.items() if split in (None, name)}
     splits = {name: TreeSplit(prefix.rstrip("/")) for prefix, name in prefixes.items()}
     classes = _sort_in(files, prefixes, splits)
     numbers = {name: number for number, name in enumerate(classes)}
     for part in splits.values():
         part.labels = [numbers[name.partition("/")[0]] if "/" in name else -1 for name in part.names]
-    return splits, classes
+    return {name: part for name, part in splits.items() if split in (None, name)}, classes
 
 
 def _leave_out_strays(

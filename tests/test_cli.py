@@ -14,7 +14,7 @@ from conftest import files_of, make_jpeg
 
 from packer.cli.progress import progress_line
 from packer.cli.text import bar, human_bytes, human_seconds
-from packer.convert.options import parse_size
+from packer.conversion.options import parse_size
 
 
 def packer(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

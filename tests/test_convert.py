@@ -134,6 +134,13 @@ def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
 def test_split_option(tree: Path, tmp_path: Path) -> None:
     out = packer.convert(tree, to="tar", output=tmp_path / "out", split="val", workers=1).output
     assert list(json.loads((out / "dataset.json").read_text())["splits"]) == ["val"]
+    only_owls = tmp_path / "owls"
+    shutil.copytree(tree, only_owls)
+    shutil.rmtree(only_owls / "val/cat")
+    packer.convert(only_owls, to="tar", output=tmp_path / "owl-val", split="val", workers=1)
+    with readers.open(tmp_path / "owl-val") as reader:  # labels mean the same as in train
+        assert reader.classes == ("cat", "dog", "owl")
+        assert set(reader.labels.tolist()) == {1, 2}
     with pytest.raises(readers.SourceError, match=r"no split 'test'; it has train, val"):
         packer.convert(tree, to="tar", output=tmp_path / "out2", split="test", workers=1)
 

@@ -29,9 +29,7 @@ def picture(mode: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
     if mode.startswith(("I;", "F")):
         return Image.new(mode, size, 7)
     red = Image.linear_gradient("L").resize(size)
-    image = Image.merge(
-        "RGB", (red, red.transpose(Image.Transpose.ROTATE_180), red.point(lambda v: v ^ 0x55))
-    )
+    image = Image.merge("RGB", (red, red.transpose(Image.Transpose.ROTATE_180), red.point(lambda v: v ^ 0x55)))
     if mode.endswith("A"):
         image.putalpha(red)
     return image.convert(mode)
@@ -244,10 +242,7 @@ def test_public_names() -> None:
 )
 def test_no_image(data: bytes, found: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
-    assert (
-        refusal(data)
-        == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, found {found}"
-    )
+    assert refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, found {found}"
 
 
 # Orientation
@@ -451,9 +446,7 @@ def test_extended_webp() -> None:
     exif = (b"EXIF", b"Exif\0\0" + blob("<", 3, 7) + b".")
     assert parse_header(riff(canvas(0x08), (b"XMP ", b"odd"), pixels, exif)) == ("webp", 7, 65549, 3, 0, 7)
     assert parse_header(riff(canvas(0x10), exif, pixels)) == ("webp", 7, 65549, 4, 0, 7)
-    assert refusal(riff(canvas(0), exif)).endswith(
-        "expected a chunk VP8, VP8L or ANMF after VP8X, found none"
-    )
+    assert refusal(riff(canvas(0), exif)).endswith("expected a chunk VP8, VP8L or ANMF after VP8X, found none")
     assert "byte 30: expected chunk b'ALPH' of 99 bytes, found the end of RIFF" in refusal(
         b"".join([riff(canvas(0))[:4], b"\x20\0\0\0", riff(canvas(0))[8:], b"ALPH\x63\0\0\0", bytes(200)])
     )
@@ -464,9 +457,7 @@ def test_bad_webps() -> None:
     assert f"{key_frame} 01, 9D012A" in refusal(riff((b"VP8 ", b"\1\0\0\x9d\x01\x2a\7\0\7\0")))
     assert f"{key_frame} 00, 9D012B" in refusal(riff((b"VP8 ", b"\0\0\0\x9d\x01\x2b\7\0\7\0")))
     assert "found 0 and 7" in refusal(riff((b"VP8 ", b"\0\0\0\x9d\x01\x2a\7\0\0\xc0")))
-    assert "byte 20: expected the lossless signature 2F, found 30" in refusal(
-        riff((b"VP8L", b"\x30" + bytes(9)))
-    )
+    assert "byte 20: expected the lossless signature 2F, found 30" in refusal(riff((b"VP8L", b"\x30" + bytes(9))))
     assert "byte 12: expected a chunk VP8, VP8L or VP8X, found b'ALPH'" in refusal(riff((b"ALPH", bytes(9))))
 
 
@@ -490,15 +481,10 @@ def test_gif_blocks() -> None:
     frame_block = b"\x2c" + bytes(8) + b"\x80" + bytes(6) + b"\x02" + b"\x02;;" + b"\0"
     comment = b"\x21\xfe\x01;\0"
     assert parse_header(GIF + comment + frame_block + comment + b";") == ("gif", 7, 13, 1, 0, 1)
-    assert (
-        refusal(GIF + comment + b";")
-        == "gif image, byte 18: expected an image before the trailer, found none"
-    )
+    assert refusal(GIF + comment + b";") == "gif image, byte 18: expected an image before the trailer, found none"
     assert "byte 13: expected a block 21, 2C or 3B, found 00" in refusal(GIF + b"\0" + frame_block + b";")
     assert "byte 13: expected blocks up to the trailer, found the end" in refusal(GIF + frame_block[:-3])
-    assert "byte 6: expected a height and a width of 1 to" in refusal(
-        GIF.replace(b"\x0d", b"\0") + frame_block
-    )
+    assert "byte 6: expected a height and a width of 1 to" in refusal(GIF.replace(b"\x0d", b"\0") + frame_block)
 
 
 # BMP
@@ -530,17 +516,13 @@ def test_bitmap_alpha_mask_against_pillow(mask: int, components: int) -> None:
 def test_bitmap_sizes() -> None:
     assert parse_header(bmp(13 * 7 * 4, height=-7)) == ("bmp", 7, 13, 3, 0, 1)
     assert parse_header(bmp(13 * 7 * 4, sizes=(0xFFFFFFFF, 0xFFFFFFFF))).components == 3
-    assert "byte 122: expected pixels up to byte 486, found the end at byte 485" in refusal(
-        bmp(13 * 7 * 4 - 1)
-    )
+    assert "byte 122: expected pixels up to byte 486, found the end at byte 485" in refusal(bmp(13 * 7 * 4 - 1))
     for sizes in ((0, 50), (172, 0), (0, 0)):
         assert parse_header(bmp(50, bits=8, compression=1, sizes=sizes)) == ("bmp", 7, 13, 1, 0, 1)
     for sizes in ((0, 51), (173, 0)):
         assert "expected pixels up to byte 173" in refusal(bmp(50, bits=8, compression=1, sizes=sizes))
     assert "byte 18: expected a height and a width" in refusal(bmp(0, height=0))
-    assert "byte 18: expected 1 plane of 1, 2, 4, 8, 16, 24 or 32 bits, found 1 of 7" in refusal(
-        bmp(999, bits=7)
-    )
+    assert "byte 18: expected 1 plane of 1, 2, 4, 8, 16, 24 or 32 bits, found 1 of 7" in refusal(bmp(999, bits=7))
     core = b"BM" + struct.pack("<I4xIIHHHH", 0, 26, 12, 13, 7, 1, 24)
     assert parse_header(core + bytes(40 * 7)) == ("bmp", 7, 13, 3, 0, 1)
     assert outcome(core + bytes(40 * 7 - 1)) is None
@@ -612,13 +594,9 @@ def test_huge_numbers_in_a_tiff() -> None:
         b"II+\0\x08\0\0\0" + struct.pack("<QQ", 16, most)
     )
     assert f"byte {most}: expected 8 bytes, found the end at" in refusal(b"MM\0+\0\x08\0\0" + b"\xff" * 8)
-    assert f"byte {0xFFFFFFFF}: expected 2 bytes, found the end at byte 8" in refusal(
-        b"II*\0\xff\xff\xff\xff"
-    )
+    assert f"byte {0xFFFFFFFF}: expected 2 bytes, found the end at byte 8" in refusal(b"II*\0\xff\xff\xff\xff")
     wide = [(tag, 16, 1, value) for tag, _, _, value in (*SIZE, *STRIP)]
     assert "found 7 and 4294967296" in refusal(tiff((256, 16, 1, 1 << 32), *wide, big=True))
     assert "in bytes 8 to" in refusal(tiff(*wide, (270, 12, most, 8), big=True))
     strips = (273, 1, (1 << 22) + 1, 8)
-    assert "expected at most 4194304 strips or tiles, found 4194305" in refusal(
-        tiff(*SIZE, strips, body=1 << 23)
-    )
+    assert "expected at most 4194304 strips or tiles, found 4194305" in refusal(tiff(*SIZE, strips, body=1 << 23))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from packer.cli.progress import watcher
 from packer.cli.text import human_bytes, human_seconds, json_option, print_json, workers_option
-from packer.convert.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
-from packer.convert.run import ConvertResult, convert
+from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
+from packer.conversion.run import ConvertResult, convert
 from readers.layout import FORMATS
 
 __all__ = ["command", "field_columns", "summary"]
@@ -68,6 +67,10 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 )
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
               "Default: its own.")  # fmt: skip
+@click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
+@click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
+@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: subtract N from "
+              "its labels (1: ImageNet TFRecords).")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -84,6 +87,9 @@ def command(
     label_column: str | None,
     fields: dict[str, str],
     folder: str | None,
+    image_key: str | None,
+    label_key: str | None,
+    source_label_offset: int,
     **options: Any,
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
@@ -95,13 +101,16 @@ def command(
     """
     from packer.sources import open_source
 
-    given = {
-        "path_column": path_column,
-        "label_column": label_column,
-        "fields": dict(fields),
-        "folder": folder,
-    }
-    opened = open_source(Path(source), **{name: value for name, value in given.items() if value})
+    opened = open_source(
+        source,
+        path_column=path_column,
+        label_column=label_column,
+        fields=fields or None,
+        folder=folder,
+        image_key=image_key,
+        label_key=label_key,
+        label_offset=source_label_offset,
+    )
     changes = reencode or max_side or resize_short or quality
     try:
         how = Reencode(reencode or "keep", max_side, resize_short, quality) if changes else None

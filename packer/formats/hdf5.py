@@ -18,7 +18,8 @@ around the streamed bytes. Further fields are spooled beside and copied in. Memo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Hdf5Writer:
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path, self._spec = path, spec
-        self._skeleton = path.with_name(path.name + ".skeleton")
+        self._skeleton = path.with_name(path.name + "~skeleton")
         self._files = {
             name: GatherFile(path if number == 0 else path.with_name(f"{path.name}.{name}"), _DATA_START)
             for number, name in enumerate(spec.fields)
@@ -134,14 +135,15 @@ class Hdf5Writer:
         file.create_dataset("label", data=np.array(self._labels, np.int64))
         _write_strings(file, "key", self._keys)
         spec = self._spec
-        file.attrs["format"] = "packer"
+        file.attrs["format"] = _fixed("packer")
         file.attrs["version"] = _VERSION
-        file.attrs["split"] = spec.split
+        file.attrs["split"] = _fixed(spec.split)
         file.attrs["label_offset"] = spec.label_offset
-        file.attrs["fields"] = list(spec.fields)
-        file.attrs["field_kinds"] = list(spec.fields.values())
-        if sum(map(len, spec.classes)) + 16 * len(spec.classes) < _ATTRIBUTE_BYTES:
-            file.attrs["classes"] = np.array(spec.classes, h5py.string_dtype())
+        file.attrs["fields"] = _fixed_list(spec.fields)
+        file.attrs["field_kinds"] = _fixed_list(spec.fields.values())
+        classes = _fixed_list(spec.classes)
+        if classes.nbytes < _ATTRIBUTE_BYTES:
+            file.attrs["classes"] = classes
         else:
             _write_strings(file, "classes", list(spec.classes))
 
@@ -191,13 +193,22 @@ def _contiguous(group: Any, size: int) -> Any:
     return h5py.h5d.create(group.id, b"data", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((size,)), plist)
 
 
+def _fixed(text: str) -> npt.NDArray[Any]:
+    """A string of fixed length. Those of variable length lie in a global heap, and one flipped bit in its object
+    sizes makes the HDF5 library loop for ever, so that `verify` would hang instead of naming the damage."""
+    encoded = text.encode()
+    return np.array(encoded, h5py.string_dtype("utf-8", len(encoded) or 1))
+
+
+def _fixed_list(texts: Iterable[str]) -> npt.NDArray[Any]:
+    encoded = [text.encode() for text in texts]
+    return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded), default=0) or 1))
+
+
 def _write_strings(group: Any, name: str, strings: list[str]) -> None:
-    encoded = [text.encode() for text in strings]
-    width = max(map(len, encoded), default=0) or 1
-    dtype = h5py.string_dtype("utf-8", width)
-    data = np.array(encoded, dtype)
-    options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if encoded else {}
-    group.create_dataset(name, data=data, dtype=dtype, **options)
+    data = _fixed_list(strings)
+    options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if strings else {}
+    group.create_dataset(name, data=data, dtype=data.dtype, **options)
 
 
 def _copy(source: int, source_offset: int, target: int, target_offset: int, length: int, crc: int) -> int:
@@ -227,45 +238,46 @@ class Hdf5Format:
         return Hdf5Writer(path, spec)
 
     def describe(self, path: Path) -> ShardSpec | None:
-        with _open(path) as file:
+        with _translated(path), h5py.File(path, "r", locking=False) as file:
             return _describe(file, path)
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
-        with _open(path) as file:
+        with _translated(path), h5py.File(path, "r", locking=False) as file:
             spec = _describe(file, path)
-            try:
-                if spec is None or options.image_key:
-                    yield from locate_foreign(file, path, options)
-                else:
-                    yield from _locate_ours(file, path, spec)
-            except (KeyError, OSError, RuntimeError, TypeError) as error:
-                raise FormatError(f"{path}: HDF5 cannot read it: {error}") from error
+            if spec is None or options.image_key:
+                yield from locate_foreign(file, path, options)
+            else:
+                yield from _locate_ours(file, path, spec)
 
 
-def _open(path: Path) -> Any:
+# What h5py raises over a damaged file depends on which byte is damaged; all of it means the same.
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
     try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise FormatError(f"{path}: HDF5 cannot open it: {error}") from error
+        yield
+    except FormatError:
+        raise
+    except _DAMAGED as error:
+        raise FormatError(f"{path}: HDF5 cannot read it: {error or type(error).__name__}") from error
 
 
 def _describe(file: Any, path: Path) -> ShardSpec | None:
     attributes = file.attrs
-    try:
-        if "format" not in attributes or as_text(attributes["format"]) != "packer":
-            return None
-        if int(attributes["version"]) != _VERSION:
-            raise FormatError(f"{path}: version {attributes['version']}, this packer reads {_VERSION}; upgrade packer")
-        classes = attributes["classes"] if "classes" in attributes else file["classes"][:] if "classes" in file else []
-        fields = zip(map(as_text, attributes["fields"]), map(as_text, attributes["field_kinds"]), strict=True)
-        return ShardSpec(
-            split=as_text(attributes["split"]),
-            fields=dict(fields),
-            classes=tuple(map(as_text, classes)),
-            label_offset=int(attributes["label_offset"]),
-        )
-    except (KeyError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise FormatError(f"{path}: HDF5 attributes cannot be read: {error}") from error
+    if "format" not in attributes or as_text(attributes["format"]) != "packer":
+        return None
+    if int(attributes["version"]) != _VERSION:
+        raise FormatError(f"{path}: version {attributes['version']}, this packer reads {_VERSION}; upgrade packer")
+    classes = attributes["classes"] if "classes" in attributes else file["classes"][:] if "classes" in file else []
+    fields = zip(map(as_text, attributes["fields"]), map(as_text, attributes["field_kinds"]), strict=True)
+    return ShardSpec(
+        split=as_text(attributes["split"]),
+        fields=dict(fields),
+        classes=tuple(map(as_text, classes)),
+        label_offset=int(attributes["label_offset"]),
+    )
 
 
 def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
@@ -287,6 +299,8 @@ def _field_ranges(group: Any, field: str, n: int, path: Path) -> tuple[npt.NDArr
     data = group["data"]
     start = flat_start(data, path)
     offset, length = read_column(group["offset"], n, path), read_column(group["length"], n, path)
+    if offset.dtype != np.uint64 or length.dtype != np.uint64:
+        raise FormatError(f"{path}: /{field}/offset and length are {offset.dtype} and {length.dtype}, expected uint64")
     present = offset != ABSENT
     size = np.uint64(data.shape[0])
     if bool((present & ((length > size) | (offset > size - np.minimum(length, size)))).any()):

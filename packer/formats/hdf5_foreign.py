@@ -103,7 +103,10 @@ def find_labels(file: Any, images: Any, n: int, options: LocateOptions) -> list[
         raise FormatError(
             f"{file.filename}: {table.name} has shape {table.shape} and dtype {table.dtype}, expected {n} whole numbers"
         )
-    return [int(value) - options.label_offset for value in table[:]]
+    labels = [int(value) - options.label_offset for value in table[:]]
+    if max(labels, default=0) >= 1 << 63:
+        raise FormatError(f"{file.filename}: {table.name} holds the label {max(labels)}, which is no int64")
+    return labels
 
 
 def per_image_data_sets(group: Any) -> list[Any]:

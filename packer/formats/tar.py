@@ -45,13 +45,14 @@ _LONGEST_EXTENSION_BYTES = 24
 
 def member_stem(key: str) -> str:
     """The member name, without extension, for a key; equal to it for nearly all, distinct for distinct keys."""
-    if _PLAIN.fullmatch(key) and len(key) <= MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES and "__" not in key:
+    plain = _PLAIN.fullmatch(key) and "__" not in key and key[0] != "~" and key[-1] != "/"
+    if plain and len(key) <= MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES:
         return key
     folder, slash, name = key.rpartition("/")
     stem = _escape(folder, "") + slash + _escape(name, ".")
-    if _SKIPPED.match(stem):
-        stem = "%5F" + stem[1:]
-    if len(stem.encode()) > MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES:
+    if stem.startswith(("__", "~")):  # readers skip names like __x__, and ~ marks a hash
+        stem = f"%{ord(stem[0]):02X}{stem[1:]}"
+    if not name or len(stem.encode()) > MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES:
         return "~" + hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     return stem
 
@@ -67,6 +68,9 @@ class TarWriter:
     """Writes one shard. Members of a sample are contiguous; payloads are not copied."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
+        for field in spec.fields:
+            if field != field.lower():
+                raise FormatError(f"{path}: tar shards need field names in lower case, found {field!r}")
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
@@ -190,6 +194,11 @@ def _sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
             raise FormatError(
                 f"{window.path}: member {member.name!r} is a link or device (type {member.type!r}), not a file"
             )
+        if not _is_utf8(member.name):
+            raise FormatError(
+                f"{window.path}: member {member.name!r} at byte {member.offset - BLOCK_BYTES} has a name that is not "
+                f"UTF-8; rename the original (convmv does whole trees) and repack it"
+            )
         match = _SPLIT_NAME.match(member.name)
         if match is None:
             raise FormatError(
@@ -233,11 +242,19 @@ def _field_of(extension: str, options: LocateOptions) -> str:
     return extension.rpartition(".")[0] or extension
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _label(window: Window, member: Member) -> int:
     text = window.read(member.offset, min(member.size, 64)).strip()
     try:
-        if member.size > 64:
-            raise ValueError(f"{member.size} bytes are too many for a number")
+        if member.size > 64 or not -(1 << 63) <= int(text) < 1 << 63:
+            raise ValueError(f"{member.size} bytes are too many for an int64")
         return int(text)
     except ValueError as error:
         raise FormatError(
@@ -255,6 +272,8 @@ def _read_name(window: Window, member: Member | None, stem: str) -> tuple[str, d
         key, names = content["key"], content["names"]
         if not isinstance(key, str) or not all(isinstance(x, str) for pair in names.items() for x in pair):
             raise ValueError("key and names must be strings")
+        if not all(map(_is_utf8, (key, *names.values()))):
+            raise ValueError("key and names must be encodable as UTF-8")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"{window.path}: {member.name!r} at byte {member.offset} is no name: {error}") from error
     return key, names

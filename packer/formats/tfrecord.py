@@ -34,7 +34,7 @@ from packer.formats.example import (
 )
 from packer.formats.gather import GatherFile
 from packer.formats.window import Window
-from readers.errors import FormatError
+from readers.errors import FormatError, NotFlatError
 from readers.headers import ImageHeader
 from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer
@@ -78,7 +78,7 @@ class TFRecordWriter:
                 last = payload
                 continue
             if payload is not None:
-                opening = open_bytes_feature(field if kind == "json" else f"{field}/encoded", len(payload))
+                opening = open_bytes_feature("json" if field == kind == "json" else f"{field}/encoded", len(payload))
                 pieces += (opening, payload)
                 places.append((number, length + len(opening)))
                 length += len(opening) + len(payload)
@@ -169,10 +169,13 @@ class TFRecordFormat:
 def _record(window: Window, position: int, check_payload: bool) -> tuple[int, int]:
     """(start, length) of the data of the record at `position`, its length's checksum verified."""
     head = window.read(position, _HEAD_BYTES)
-    if position == 0 and head[:2] == b"\x1f\x8b":
-        raise FormatError(f"{window.path}: compressed with gzip; convert it with  packer convert {window.path}")
     length, stated = _LENGTH.unpack_from(head)[0], _CRC.unpack_from(head, 8)[0]
     if masked_crc(crc32c(head[:8])) != stated:
+        if position == 0 and head[:2] == b"\x1f\x8b":  # a length may look the same, but not with its checksum
+            raise NotFlatError(
+                f"{window.path}: compressed with gzip, so no sample is one byte range; run  packer convert "
+                f"{window.path} --to tfrecord"
+            )
         raise FormatError(
             f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or no TFRecord "
             f"(a zlib-compressed one must be unpacked first)"

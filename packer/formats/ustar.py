@@ -102,8 +102,7 @@ def walk(window: Window) -> Iterator[Member]:
             long_name, long_link, pax = "", "", {}
     if position > window.size:
         raise FormatError(f"{window.path}: ends inside the padding of its last member: truncated?")
-    if window.size:
-        raise FormatError(f"{window.path}: ends at byte {window.size} without the two blocks of zeros: truncated?")
+    raise FormatError(f"{window.path}: ends at byte {window.size} without the two blocks of zeros: truncated?")
 
 
 def _check_sum(block: bytes, path: Path, position: int) -> None:
@@ -120,14 +119,13 @@ def _number(field: bytes, path: Path, position: int) -> int:
             raise FormatError(f"{path}: impossible number in the header at byte {position}")
         return value
     text = field.strip(b" \0")
-    try:
-        return int(text, 8) if text else 0
-    except ValueError as error:
-        raise FormatError(f"{path}: {text!r} is no octal number in the header at byte {position}") from error
+    if text.strip(b"01234567"):  # int() would take signs too, and a negative size leads backwards
+        raise FormatError(f"{path}: {text!r} is no octal number in the header at byte {position}")
+    return int(text, 8) if text else 0
 
 
 def _pax_size(text: str, path: Path, position: int) -> int:
-    if not text.isdigit() or len(text) > 18:
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise FormatError(f"{path}: PAX size {text!r:.40} before byte {position} is no size")
     return int(text)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from packer.convert.arena import Arena
+from packer.conversion.arena import Arena
 from readers.errors import SourceError
 from readers.sample import Buffer
 
@@ -58,9 +58,7 @@ class SplitListing:
         """The samples at `indices`, for a worker."""
         if isinstance(indices, range):
             part = slice(indices.start, indices.stop)
-            return Slice(
-                self.keys[part], self.labels[part], self.names[part], self.bytes[part], self.places[part]
-            )
+            return Slice(self.keys[part], self.labels[part], self.names[part], self.bytes[part], self.places[part])
         order = indices.tolist()
         columns = (self.keys, self.labels, self.names, self.bytes, self.places)
         return Slice(*([column[i] for i in order] for column in columns))
@@ -118,6 +116,6 @@ def check_names(names: Sequence[str], where: str) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise SourceError(f"{where}: the name {name!r} is not UTF-8; rename it (convmv does whole trees)") from error
-        if not name or "\0" in name or name[0] == "/" or ".." in name and ".." in PurePosixPath(name).parts:
+            raise SourceError(f"{where}: the name {name!r} is not UTF-8; rename it (see convmv)") from error
+        if not name or "\0" in name or name[0] == "/" or (".." in name and ".." in PurePosixPath(name).parts):
             raise SourceError(f"{where}: {name!r} is no name for a sample: empty, absolute, or leads out of its folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from packer.convert.arena import Arena
+from packer.conversion.arena import Arena
 from readers.errors import BadSampleError
 
 __all__ = ["read_file"]

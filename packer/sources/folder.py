@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from packer.convert.arena import Arena
+from packer.conversion.arena import Arena
 from packer.sources.base import SourceListing, SplitListing, check_names
 from packer.sources.files import read_file
 from readers.errors import SourceError
@@ -35,9 +35,7 @@ class FolderSource:
         return FolderReader(os.fspath(self.root))
 
 
-def list_tree(
-    files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]]
-) -> SourceListing:
+def list_tree(files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]]) -> SourceListing:
     """The listing of a tree of files; the place of a sample is (path relative to the root, bytes)."""
     splits, classes = arrange(files, split, where, left_out)
     listing = SourceListing({}, {"image": "image"}, classes, left_out, skip_strays=True)

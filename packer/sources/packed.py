@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 import readers
-from packer.convert.arena import Arena
+from packer.conversion.arena import Arena
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from readers.index import decode_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 
-from packer.convert.options import ConvertOptions
-from packer.convert.reencode import reencode
+from packer.conversion.options import ConvertOptions
+from packer.conversion.reencode import reencode
 from readers.errors import BadSampleError
 from readers.headers import ImageHeader, parse_header
 from readers.sample import Buffer

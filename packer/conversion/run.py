@@ -13,11 +13,11 @@ from typing import Any
 
 from cache.node import usable_cpus
 from packer.columns import PartMeta
-from packer.convert.commit import commit
-from packer.convert.journal import Journal
-from packer.convert.options import ConvertOptions, Reencode, parse_size
-from packer.convert.pack import ShardTask, pack_shard
-from packer.convert.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.conversion.commit import commit
+from packer.conversion.journal import Journal
+from packer.conversion.options import ConvertOptions, Reencode, parse_size
+from packer.conversion.pack import ShardTask, pack_shard
+from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
 from packer.engines.local import open_executor, run_shard
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source

@@ -11,10 +11,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
-from packer.convert.arena import Arena
-from packer.convert.images import prepare_image
-from packer.convert.options import ConvertOptions
-from packer.convert.quarantine import set_aside
+from packer.conversion.arena import Arena
+from packer.conversion.images import prepare_image
+from packer.conversion.options import ConvertOptions
+from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, Source

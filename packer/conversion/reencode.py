@@ -9,7 +9,7 @@ import io
 import warnings
 from typing import Any
 
-from packer.convert.options import Reencode
+from packer.conversion.options import Reencode
 from readers.errors import BadSampleError
 from readers.headers import SUFFIX, ImageHeader, parse_header
 from readers.sample import Buffer

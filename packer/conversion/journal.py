@@ -8,7 +8,7 @@
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that --overwrite is replacing, while its files are removed
 
-Nothing leaves the folder before every shard is whole; `packer.convert.commit` then moves it all up and writes
+Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves it all up and writes
 `dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from packer.columns import PartMeta, load_meta
-from packer.convert.plan import Plan, PlannedShard
+from packer.conversion.plan import Plan, PlannedShard
 from readers.errors import DatasetError, OutputError
 from readers.layout import DATASET_FILE, read_dataset_info
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer.convert.options import ConvertOptions
+from packer.conversion.options import ConvertOptions
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import SourceError
@@ -59,8 +59,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
     if options.shuffle is not None and not listing.shuffles:
         raise SourceError(
-            "a compressed tar is one stream and cannot be read in shuffled order; unpack it to a .tar first "
-            "(gunzip, unzstd, unxz), or convert it as it is and then convert the result with --shuffle"
+            "a compressed source is one stream and cannot be read in shuffled order; uncompress it first (gunzip, "
+            "unzstd, unxz), or convert it as it is and then convert the result with --shuffle"
         )
     shards, specs = [], {}
     for split, part in listing.splits.items():

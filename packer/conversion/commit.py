@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from packer.columns import PartMeta
-from packer.convert.journal import REPLACED_FOLDER, Journal, fsync_folder
-from packer.convert.plan import Plan, PlannedShard
+from packer.conversion.journal import REPLACED_FOLDER, Journal, fsync_folder
+from packer.conversion.plan import Plan, PlannedShard
 from packer.index_writer import write_index
 from packer.sources.base import SourceListing
 from readers.errors import DatasetError

@@ -1,0 +1,234 @@
+"""Run contenders against each other: each in a process of its own, in rounds, the order changed every round.
+
+A benchmark is a script that registers contenders and calls `main`:
+
+    @contender("lmdb", imports="lmdb", note="one process, no checksum")
+    def lmdb(tree, output): ...
+
+    if __name__ == "__main__":
+        main(BENCHMARK, parser())
+
+`main` runs the script again for every contender and round (`--one NAME`); that process imports what the
+contender needs, prepares the machine, calls the benchmark's `measure` and leaves its figures, one JSON object, in
+a file. Rounds interleave: the order turns by one from round to round and every other round runs backwards, so
+that a slow phase of the machine hits every contender alike. Ratios are taken within a round, see `report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machine import cpu_seconds, system_cpu_seconds
+from report import Claim, Column, print_report, save
+
+__all__ = [
+    "CONTENDERS",
+    "Benchmark",
+    "Contender",
+    "NotHere",
+    "Results",
+    "base_parser",
+    "contender",
+    "main",
+    "slug",
+]
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+Results = dict[str, list[dict[str, Any]]]
+
+
+class NotHere(Exception):
+    """A contender cannot run: something it needs is not installed, or was not made."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row. function: what `measure` gets. imports: done before the clock. python: key of its interpreter.
+
+    note: what its time holds. options: whatever the benchmark wants to know of it.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    imports: tuple[str, ...] = ()
+    python: str = "main"
+    note: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What a script measures.
+
+    measure: (contender, arguments) -> figures, in the contender's process. before: (contender, arguments), in
+    the driver's, before each run. limits: (column, row) pairs that get a column of ratios.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    key: str
+    limits: tuple[tuple[str, str], ...]
+    measure: Callable[[Contender, argparse.Namespace], dict[str, Any]]
+    before: Callable[[Contender, argparse.Namespace], None] = lambda contender, arguments: None
+    claims: tuple[Claim, ...] = ()
+    less_is_better: bool = False
+
+
+CONTENDERS: dict[str, Contender] = {}
+
+
+def contender(
+    name: str, *, imports: str = "", python: str = "main", note: str = "", **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a contender; names that begin with "limit:" or "ours:" are what the ratios are about."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        CONTENDERS[name] = Contender(name, function, tuple(imports.split()), python, note, options)
+        return function
+
+    return register
+
+
+def slug(name: str) -> str:
+    """A contender's name as a file name."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())
+
+
+def base_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="run contenders whose name contains one of these (comma between)")
+    parser.add_argument("--skip", help="leave out contenders whose name contains one of these (comma between)")
+    parser.add_argument("--python", action="append", default=[], metavar="KEY=PATH", help="interpreter of a peer")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds a contender may take in a round")
+    parser.add_argument("--out", type=Path, help="append all figures to this JSON file")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(benchmark: Benchmark, parser: argparse.ArgumentParser) -> None:
+    """Drive the rounds and print the report; in a contender's process, run that contender."""
+    arguments = parser.parse_args()
+    if arguments.one:
+        arguments.result.write_text(json.dumps(_run_one(benchmark, arguments)))
+        sys.stdout.flush()
+        os._exit(0)  # some peers leave threads behind that would wait for ever
+    results = _drive(benchmark, arguments, _chosen(arguments))
+    print_report(benchmark, CONTENDERS, results)
+    if arguments.out:
+        settings = {name: str(value) for name, value in vars(arguments).items() if value is not None}
+        save(arguments.out, benchmark.title, settings, results)
+
+
+def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, Any]:
+    # Behind everything else, so that our folders' names cannot hide a peer's modules.
+    sys.path.append(str(REPOSITORY))
+    chosen = CONTENDERS[arguments.one]
+    started = time.perf_counter()
+    try:
+        for module in chosen.imports:
+            importlib.import_module(module)
+    except ImportError as error:
+        return {"missing": f"not installed ({error})"}
+    except Exception as error:
+        return {"missing": f"import failed ({type(error).__name__}: {error})"}
+    imported = time.perf_counter() - started
+    try:
+        return {**benchmark.measure(chosen, arguments), "import_s": imported}
+    except NotHere as error:
+        return {"missing": str(error)}
+    except BaseException as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    names = list(CONTENDERS)
+    if arguments.only:
+        wanted = arguments.only.split(",")
+        names = [name for name in names if any(part in name for part in wanted)]
+    if arguments.skip:
+        unwanted = arguments.skip.split(",")
+        names = [name for name in names if not any(part in name for part in unwanted)]
+    return names
+
+
+def _drive(benchmark: Benchmark, arguments: argparse.Namespace, names: list[str]) -> Results:
+    """results[name][round]: what each run gave; a contender that failed is not run again."""
+    interpreters = {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
+    results: Results = {name: [] for name in names}
+    for number in range(arguments.rounds):
+        turn = number % max(1, len(names))
+        order = names[turn:] + names[:turn]
+        for name in reversed(order) if number % 2 else order:
+            chosen = CONTENDERS[name]
+            if any("missing" in run or "error" in run for run in results[name]):
+                continue
+            if chosen.python not in interpreters:
+                run: dict[str, Any] = {"missing": f"no interpreter given (--python {chosen.python}=PATH)"}
+            else:
+                benchmark.before(chosen, arguments)
+                run = _run_alone(interpreters[chosen.python], name, arguments.timeout)
+            results[name].append(run)
+            figures = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in run.items())
+            print(f"[{number + 1}/{arguments.rounds}] {name}: {figures}", file=sys.stderr, flush=True)
+    return results
+
+
+def _run_alone(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
+    """One run, and how many CPUs somebody else kept busy meanwhile."""
+    started, own, system = time.perf_counter(), cpu_seconds(), system_cpu_seconds()
+    run = _run_child(interpreter, name, timeout)
+    others = (system_cpu_seconds() - system) - (cpu_seconds() - own)
+    run["others_cpus"] = max(0.0, others / (time.perf_counter() - started))
+    return run
+
+
+def _run_child(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        result, log = Path(folder, "result.json"), Path(folder, "log")
+        command = [interpreter, *sys.argv, "--one", name, "--result", str(result)]
+        # Peers that clean up "their" folders in the temporary directory get one of their own.
+        environment = {**os.environ, "TMPDIR": folder, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+        with open(log, "wb") as file:
+            child = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+            try:
+                status = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return {"error": f"no end after {timeout:.0f} s"}
+            finally:
+                _end_group(child)
+        if not result.exists():
+            return {"error": f"exit status {status}: {_tail(log)}"}
+        run: dict[str, Any] = json.loads(result.read_text())
+        if "error" in run:
+            print(_tail(log, 2000), file=sys.stderr)
+        return run
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill the contender and what it started; it leads a session of its own."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def _tail(log: Path, size: int = 300) -> str:
+    return log.read_bytes()[-size:].decode(errors="replace").strip()

@@ -1,0 +1,152 @@
+"""The machine under a benchmark: its page cache, its free memory, and how much memory a process held.
+
+Everything here runs outside the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import resource
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = [
+    "chill",
+    "cpu_seconds",
+    "files_below",
+    "folder_bytes",
+    "list_tree",
+    "memory_of_self",
+    "peak_memory",
+    "prime",
+    "reset_peak",
+    "sync_below",
+    "system_cpu_seconds",
+    "warm",
+]
+
+_BLOCK_BYTES = 1 << 22
+_MB = 1e6
+
+
+def list_tree(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
+    """(path, label) of every file of `root/<class>/`, sorted; what a contender without a lister of its own calls."""
+    found = []
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for label, name in enumerate(classes):
+        folder = os.path.join(root, name)
+        found += [(os.path.join(folder, file), label) for file in sorted(os.listdir(folder))]
+    return found
+
+
+def files_below(root: str | os.PathLike[str]) -> list[str]:
+    """Every file below a folder, or the file itself."""
+    if os.path.isfile(root):
+        return [os.fspath(root)]
+    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+
+
+def folder_bytes(root: str | os.PathLike[str]) -> int:
+    """Apparent size of all files below a folder."""
+    return sum(os.path.getsize(path) for path in files_below(root))
+
+
+def warm(roots: Iterable[str | os.PathLike[str]]) -> None:
+    """Read every file below the folders into the page cache."""
+    block = bytearray(_BLOCK_BYTES)
+    for root in roots:
+        for path in files_below(root):
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(block):
+                    pass
+
+
+def chill(roots: Iterable[str | os.PathLike[str]]) -> str:
+    """Empty the page cache (root), or at least of the files below the folders; returns which of the two it was."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        return "drop_caches"
+    except OSError:
+        pass
+    for root in roots:
+        for path in files_below(root):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+    return "fadvise"
+
+
+def sync_below(root: str | os.PathLike[str]) -> None:
+    """Have every file below a folder on the disk, and the names that lead to it."""
+    for path in [*files_below(root), *(folder for folder, _, _ in os.walk(root))]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def prime(size_bytes: int) -> float:
+    """Touch that much free memory and give it back at once; returns the seconds it took.
+
+    A virtual machine may hand free memory back to its host; the first touch of such a page then costs several times
+    as much as the work that is being timed. Pages touched here stay with us for some seconds.
+    """
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = min(size_bytes, available * 3 // 4)
+    started = time.perf_counter()
+    if size > 0:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+        mmap.mmap(-1, size, flags=flags).close()
+    return time.perf_counter() - started
+
+
+def reset_peak() -> None:
+    """Forget the peak of this process so far, such as the memory that `prime` touched."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> dict[str, float]:
+    """Peak resident memory in MB since `reset_peak`: of this process, and of its largest child that has ended.
+
+    A child's figure cannot be less than what this process held when it forked.
+    """
+    own = _status("VmHWM")
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / _MB
+    return {"peak_self_mb": own, "peak_child_mb": child, "peak_mb": max(own, child)}
+
+
+def memory_of_self() -> dict[str, float]:
+    """What this process holds now, in MB: private (anonymous) memory, and mapped pages of files.
+
+    Pages of files belong to the page cache and are shared by all processes that map them.
+    """
+    values = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, number, *_ = line.replace(":", " ").split()
+        values[name] = int(number) * 1024 / _MB
+    return {"private_mb": values["Anonymous"], "file_mb": values["Rss"] - values["Anonymous"]}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended, user and system."""
+    return sum(os.times()[:4])
+
+
+def system_cpu_seconds() -> float:
+    """CPU time of everything on this machine since it started, the host's share of it (steal) included."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
+
+
+def _status(name: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024 / _MB
+    return 0.0

@@ -1,0 +1,115 @@
+"""Open: how long it takes, and how much memory, until a set of ten million samples can be read.
+
+    python benchmarks/open_index.py --work DIR [--samples 10000000] [--rounds 3] …
+
+The sets are synthetic: whole and valid as far as opening goes, with shards that are holes. They are made once under
+DIR (about 3 GB) and kept. Imports are not in the clock, `import_time.py` has them. Memory counts what opening adds:
+private is what the process has for itself; mapped pages of files belong to the page cache and are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import index_rows  # noqa: F401  (registers contenders)
+from harness import REPOSITORY, Benchmark, Contender, base_parser, main, slug
+from machine import folder_bytes, memory_of_self, prime, warm
+from report import Claim, Column
+
+__all__ = ["BENCHMARK"]
+
+LOOKUPS = 1000
+_PRIME_BYTES = 1 << 28
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Open once in this fresh process, then look samples up: where they lie, how long they are, their label."""
+    folder = _folder(chosen, arguments)
+    warm([folder / name for name in chosen.options.get("warm", ["."])])
+    prime(_PRIME_BYTES)
+    gc.collect()
+    start = memory_of_self()
+    started = time.perf_counter()
+    look_up = chosen.function(folder, arguments.samples)
+    opened = time.perf_counter() - started
+    after = memory_of_self()
+    chance = random.Random(1)
+    wanted = [chance.randrange(arguments.samples) for _ in range(LOOKUPS)]
+    started = time.perf_counter()
+    for i in wanted:
+        look_up(i)
+    looked_up = time.perf_counter() - started
+    end = memory_of_self()
+    return {
+        "open_ms": 1e3 * opened,
+        "private_mb": _more(start, after, "private_mb"),
+        "file_mb": _more(start, after, "file_mb"),
+        "lookup_us": 1e6 * looked_up / LOOKUPS,
+        "private_after_mb": _more(start, end, "private_mb"),
+        "file_after_mb": _more(start, end, "file_mb"),
+        "process_private_mb": end["private_mb"],
+        "index_mb": sum(folder_bytes(folder / name) for name in chosen.options.get("warm", ["."])) / 1e6,
+    }
+
+
+def _more(start: dict[str, float], end: dict[str, float], key: str) -> float:
+    return round(end[key] - start[key], 3) + 0.0  # no "-0.0"
+
+
+def before(chosen: Contender, arguments: argparse.Namespace) -> None:
+    """Make the contender's set where it is not there yet."""
+    import sys
+
+    folder = _folder(chosen, arguments)
+    if folder.exists():
+        return
+    if str(REPOSITORY) not in sys.path:
+        sys.path.append(str(REPOSITORY))
+    unfinished = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    chosen.options["build"](unfinished, arguments.samples)
+    unfinished.rename(folder)
+
+
+def _folder(chosen: Contender, arguments: argparse.Namespace) -> Path:
+    return Path(arguments.work) / f"{slug(chosen.name)}-{arguments.samples}"
+
+
+OURS = "ours: readers.open"
+BENCHMARK = Benchmark(
+    title="Open an index, warm page cache",
+    columns=(
+        Column("open_ms", "open ms (min–max)", "{:,.2f}"),
+        Column("private_mb", "private MB", "{:,.1f}"),
+        Column("file_mb", "mapped MB", "{:,.1f}"),
+        Column("lookup_us", "µs/lookup", "{:,.2f}"),
+        Column("private_after_mb", f"private MB after {LOOKUPS:,} lookups", "{:,.1f}"),
+        Column("file_after_mb", "mapped MB then", "{:,.1f}"),
+        Column("process_private_mb", "private MB of the process", "{:,.1f}"),
+        Column("index_mb", "index MB", "{:,.1f}"),
+    ),
+    key="open_ms",
+    limits=(("open_ms", "limit: one mapped .npy"),),
+    measure=measure,
+    less_is_better=True,
+    before=before,
+    claims=(Claim(OURS, "open_ms", at_most=10), Claim(OURS, "private_after_mb", at_most=30)),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = base_parser(__doc__)
+    options.add_argument("--work", required=True, type=Path, help="folder where the sets are made and kept")
+    options.add_argument("--samples", type=int, default=10_000_000)
+    return options
+
+
+if __name__ == "__main__":
+    main(BENCHMARK, parser())

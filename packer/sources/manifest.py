@@ -1,0 +1,231 @@
+"""A table of image files: CSV, TSV, JSON Lines or Parquet. `manifest_columns` says which column means what.
+
+Paths are relative to the manifest's folder, or to `folder`; absolute ones are legal. A sample's name is its
+path relative to that folder; a file outside of it is named by its path without the leading "/" and "..", so
+that nothing in a packed set ever leads out of it. Two rows of a split must not have the same name.
+
+Files are looked at (size, time) when the source is listed, and read in the workers; one that is missing is a
+bad sample there, whether it is the image or a further file of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from crc32c import crc32c
+
+from packer.conversion.arena import Arena
+from packer.sources.base import SourceListing, SplitListing, check_names
+from packer.sources.files import read_file
+from packer.sources.manifest_columns import Columns, choose_columns, is_missing
+from packer.sources.manifest_values import json_payload, number_labels
+from packer.sources.names import name_in_folder
+from packer.sources.tables import Row, Table, open_table
+from readers.errors import BadSampleError, SourceError
+from readers.sample import Buffer
+from readers.tree import unique_keys
+
+__all__ = ["ManifestSource"]
+
+# One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
+Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
+
+_MISSING, _NOT_A_FILE = -1, -2
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class ManifestSource:
+    """The files that the table at `root` names.
+
+    path_column, label_column: None takes the usual names. fields: field name -> column of further files.
+    folder: what paths are relative to, None for the folder of the manifest.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        path_column: str | None = None,
+        label_column: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.path_column, self.label_column = path_column, label_column
+        self.fields = dict(fields or {})
+        self.folder = os.path.abspath(folder if folder is not None else self.root.parent)
+
+    @property
+    def title(self) -> str:
+        return f"manifest {self.root}"
+
+    def list(self, split: str | None) -> SourceListing:
+        if not os.path.isdir(self.folder):
+            raise SourceError(f"{self.folder}: no such folder; paths in {self.root} are relative to it")
+        table = open_table(self.root)
+        columns = choose_columns(table, self.path_column, self.label_column, self.fields, self.folder)
+        return _Listing(table, columns, self.folder, split).listing()
+
+    def open(self) -> ManifestReader:
+        return ManifestReader(self.folder)
+
+
+class _Listing:
+    """Puts the listing together, row by row."""
+
+    def __init__(self, table: Table, columns: Columns, folder: str, split: str | None) -> None:
+        self._table, self._columns, self._folder, self._split = table, columns, folder, split
+        self._splits: dict[str, SplitListing] = {}
+        self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
+        self._positions: dict[str, list[int]] = {}  # split -> position of each of its samples in the table
+
+    def listing(self) -> SourceListing:
+        labels: list[Any] = []
+        lines: list[int] = []
+        label_column = self._columns.label
+        for line, row in self._table.rows():
+            self._add(line, row, len(lines))
+            lines.append(line)
+            labels.append(row.get(label_column) if label_column is not None else None)
+        if not lines:
+            raise SourceError(f"{self._table.path}: no rows")
+        if self._split is not None and self._split not in self._splits:
+            raise SourceError(
+                f"{self._table.path}: no split {self._split!r}; its column {self._columns.split!r} has "
+                f"{', '.join(self._splits)}"
+            )
+        # Over all splits, also those that were not asked for: a label means the same in each.
+        numbers, classes = number_labels(labels, lines, self._table)
+        listing = SourceListing({}, self._fields(), classes)
+        for name, part in self._splits.items():
+            if self._split not in (None, name):
+                continue
+            part.labels = [numbers[i] for i in self._positions[name]]
+            file_names = [names[0] for names in part.names]
+            check_names([name for names in part.names for name in names if name], str(self._table.path))
+            part.keys = unique_keys(file_names)
+            listing.splits[name] = part
+        return listing
+
+    def _fields(self) -> dict[str, str]:
+        fields = {"image": "image"} | dict.fromkeys(self._columns.files, "file")
+        return fields | {"json": "json"} if self._columns.metadata else fields
+
+    def _add(self, line: int, row: Row, position: int) -> None:
+        split = self._split_of(line, row)
+        part = self._splits.setdefault(split, SplitListing())
+        if self._split not in (None, split):
+            return
+        image = _path(self._table, line, row, self._columns.path)
+        if image is None:
+            raise SourceError(f"{self._table.where(line)}: no path in the column {self._columns.path!r}")
+        paths = [image, *(_path(self._table, line, row, column) for column in self._columns.files.values())]
+        names = tuple(name_in_folder(path, self._folder) if path is not None else "" for path in paths)
+        if not names[0]:
+            raise SourceError(f"{self._table.where(line)}: {image!r} is no path of a file")
+        first = self._lines.setdefault(split, {}).setdefault(names[0], line)
+        if first != line:
+            raise SourceError(
+                f"{self._table.path}: {self._table.unit}s {first} and {line} have the same image "
+                f"{names[0]!r}; a set holds a sample once"
+            )
+        self._positions.setdefault(split, []).append(position)
+        part.names.append(names if not self._columns.metadata else (*names, ""))
+        self._add_place(part, paths, row)
+
+    def _add_place(self, part: SplitListing, paths: Sequence[str | None], row: Row) -> None:
+        place: list[tuple[str, int] | bytes | None] = []
+        total = stamp = 0
+        for path in paths:
+            if path is None:
+                place.append(None)
+                continue
+            size, mtime_ns = _examine(os.path.join(self._folder, path))
+            place.append((path, size))
+            total += max(0, size)
+            stamp = _stamp(stamp, mtime_ns)
+        if self._columns.metadata:
+            payload = json_payload(row, self._columns.metadata)
+            place.append(payload)
+            total += len(payload or b"")
+            stamp = _stamp(stamp, crc32c(payload or b""))
+        part.places.append(tuple(place))
+        part.bytes.append(total)
+        part.stamps.append(stamp)
+
+    def _split_of(self, line: int, row: Row) -> str:
+        if self._columns.split is None:
+            return self._split or "train"
+        value = row.get(self._columns.split)
+        name = "" if is_missing(value) else str(value).strip()
+        if not _SPLIT_NAME.fullmatch(name):
+            raise SourceError(
+                f"{self._table.where(line)}: {value!r} in the column {self._columns.split!r} is no name of a "
+                f"split: letters, digits, _, - and . only"
+            )
+        return name
+
+
+def _path(table: Table, line: int, row: Row, column: str) -> str | None:
+    """The path in a column, None where there is none."""
+    value = row.get(column)
+    if is_missing(value):
+        return None
+    if not isinstance(value, str):
+        raise SourceError(
+            f"{table.where(line)}: the column {column!r} holds a {type(value).__name__}, expected the path of a file"
+        )
+    if _URL.match(value):
+        raise SourceError(f"{table.where(line)}: {value!r} is a URL; download the files first, and name those")
+    return value
+
+
+def _stamp(before: int, value: int) -> int:
+    """One mark of change for many, below 2^63."""
+    return (before * 1_000_003 + value) % (1 << 63)
+
+
+def _examine(path: str) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return _MISSING, 0
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (_NOT_A_FILE, 0)
+
+
+class ManifestReader:
+    """Reads the files of a row."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
+        payloads: list[Buffer | None] = []
+        for entry in place:
+            if not isinstance(entry, tuple):
+                payloads.append(entry)
+                continue
+            path, size = entry
+            try:
+                if size == _NOT_A_FILE:
+                    raise BadSampleError("is not a regular file")
+                payloads.append(read_file(os.path.join(self._folder, path), size, arena))
+            except BadSampleError as error:
+                raise BadSampleError(f"{path!r} {error}") from error
+        return payloads
+
+    def __enter__(self) -> ManifestReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

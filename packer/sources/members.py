@@ -1,0 +1,107 @@
+"""The members of an archive as the files of a tree: what names they may have, and the order they are packed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packer.sources.base import SourceListing, SplitListing
+from packer.sources.folder import list_tree
+from readers.errors import SourceError
+from readers.tree import SPLIT_NAMES, TreeFile, has_image_suffix
+
+__all__ = ["ArchiveMember", "inner_name", "list_members"]
+
+
+class ArchiveMember(NamedTuple):
+    """A file in an archive: its name there, its size unpacked, and what its reader needs to find it.
+
+    The first item of `place` is its position, by which members are put in order.
+    """
+
+    name: str
+    bytes: int
+    place: tuple[Any, ...]
+
+
+def inner_name(name: str) -> tuple[str, str]:
+    """(plain name, reason to leave it out or ""): "./a//b.jpg" is "a/b.jpg"."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    reason = ""
+    if name.startswith("/"):
+        reason = "an absolute name"
+    elif ".." in parts:
+        reason = "a name that leads out of the archive"
+    elif not parts:
+        reason = "no name"
+    elif "__MACOSX" in parts:
+        reason = "metadata of macOS"
+    elif any(part[0] == "." for part in parts):
+        reason = "hidden"
+    return "/".join(parts), reason
+
+
+def list_members(
+    members: list[ArchiveMember], split: str | None, root: Path, left_out: list[tuple[str, str]]
+) -> SourceListing:
+    """The listing of the tree that `members` (plain names) form, in the order of their positions.
+
+    Raises SourceError for no members, for two of the same name, and for whatever `list_tree` refuses.
+    """
+    if not members:
+        such = f"; {len(left_out)} left out, such as {left_out[0][0]!r}: {left_out[0][1]}" if left_out else ""
+        raise SourceError(f"{root}: no files found{such}")
+    names = set()
+    for member in members:
+        if member.name in names:
+            raise SourceError(
+                f"{root}: two members are called {member.name!r}; unpack the archive and pack it again, which keeps "
+                f"the later one"
+            )
+        names.add(member.name)
+    members = sorted(_without_common_folder(members, left_out), key=_position)
+    by_name = {member.name: member for member in members}
+    files = [TreeFile(member.name, member.bytes, 0) for member in members]
+    listing = list_tree(files, split, str(root), left_out)
+    order = {name: number for number, name in enumerate(by_name)}
+    for name, part in listing.splits.items():
+        listing.splits[name] = _in_order(part, by_name, order)
+    return listing
+
+
+def _position(member: ArchiveMember) -> int:
+    return int(member.place[0])
+
+
+def _in_order(part: SplitListing, by_name: dict[str, ArchiveMember], order: dict[str, int]) -> SplitListing:
+    """The split with its samples in the order of the archive, and their places in it."""
+    paths = [path for path, _ in part.places]
+    indices = sorted(range(len(part)), key=lambda i: order[paths[i]])
+    return SplitListing(
+        root=part.root,
+        keys=[part.keys[i] for i in indices],
+        labels=[part.labels[i] for i in indices],
+        names=[part.names[i] for i in indices],
+        bytes=[part.bytes[i] for i in indices],
+        places=[by_name[paths[i]].place for i in indices],
+        stamps=[0] * len(part),
+    )
+
+
+def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
+    """Take away the folder that holds all images, unless it is a split; files beside that folder are left out.
+
+    Images are told by their suffix here; where no name has one, every member counts.
+    """
+    images = [member for member in members if has_image_suffix(member.name)] or members
+    tops = {member.name.partition("/")[0] if "/" in member.name else "" for member in images}
+    top = tops.pop()
+    if tops or not top or top in SPLIT_NAMES:
+        return members
+    inside = []
+    for member in members:
+        if member.name.startswith(top + "/"):
+            inside.append(member._replace(name=member.name[len(top) + 1 :]))
+        else:
+            left_out.append((member.name, f"beside the folder {top!r} of all images"))
+    return inside

@@ -1,0 +1,253 @@
+"""Bytes at an offset of a file, also of one that is compressed as a whole (gzip, bzip2, xz, zstd).
+
+A compressed stream only goes forward: reading at an offset unpacks and drops what lies before it, and reading
+before the current position starts over. Memory stays constant. Nothing is written to disk.
+
+Each shard of a conversion is a task of its own with a reader of its own. So that not every one of them
+unpacks the archive from its start, a reader leaves its stream with the `StreamKeeper` of the source, and the
+next reader in the same process goes on from there. Pickled into a worker, the keeper becomes the one that
+this process has for the file. The keeper owns the stream that is left with it, and closes it when it goes.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol
+
+from packer.formats.window import Window
+from readers.errors import SourceError
+
+__all__ = [
+    "ByteFile",
+    "PlainFile",
+    "StreamKeeper",
+    "StreamWindow",
+    "UnpackedStream",
+    "compression_of",
+    "file_stamp",
+]
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_STEP_BYTES = 1 << 20
+_BOMB_BYTES = 1 << 30
+_BOMB_RATIO = 1000  # images hardly shrink at all; deflate reaches 1032 on zeros
+_UNKNOWN_SIZE = 1 << 62
+
+
+def compression_of(path: Path) -> str:
+    """What a file is compressed with, by its first bytes: "gzip", "bzip2", "xz", "zstd", or "" for none of them."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(bytes, modification time in ns): a file that has others by now is not the one that was listed."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns
+
+
+class ByteFile(Protocol):
+    """Bytes at an offset."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset` on. Raises SourceError where the file ends before or is damaged."""
+
+    def close(self) -> None: ...
+
+
+class PlainFile:
+    """A file as it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        while target:
+            count = os.preadv(self._descriptor, (target,), offset)
+            if not count:
+                raise SourceError(f"{self.path}: ends at byte {offset}, {len(target)} more were expected: truncated?")
+            target, offset = target[count:], offset + count
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class UnpackedStream:
+    """The content of a compressed file; `position` is the offset of the next byte in it.
+
+    Raises SourceError for damaged or truncated files, and for content over 1 GiB and 1000 times the file's
+    size: a decompression bomb. (A zstd file cut off behind the last block that was read is not noticed.)
+    """
+
+    def __init__(self, path: Path, compression: str) -> None:
+        self.path, self.compression = path, compression
+        self.stamp = file_stamp(path)
+        self.process = os.getpid()  # a forked child shares the position of the file with its parent
+        self._file_bytes = self.stamp[0]
+        self._scratch = memoryview(bytearray(_STEP_BYTES))
+        self._open()
+
+    def _open(self) -> None:
+        self.position = 0
+        self._raw: BinaryIO = open(self.path, "rb", buffering=_STEP_BYTES)
+        self._stream, self._errors = _unpacker(self._raw, self.compression)
+
+    def read_some(self, target: memoryview) -> int:
+        """Read up to len(target) bytes at the position; 0 at the end only."""
+        try:
+            count: int = self._stream.readinto(target)
+        except self._errors as error:
+            raise SourceError(
+                f"{self.path}: truncated or corrupt {self.compression} data, {self.position} bytes into what "
+                f"it holds: {error}"
+            ) from error
+        self.position += count
+        if self.position > _BOMB_BYTES and self.position > _BOMB_RATIO * self._file_bytes:
+            raise SourceError(
+                f"{self.path}: {self._file_bytes} bytes unpack to more than {_BOMB_RATIO} times as many: a "
+                f"decompression bomb"
+            )
+        return count
+
+    def read_up_to(self, offset: int, target: memoryview) -> int:
+        """Fill `target` from `offset` on, as far as there is something; returns how far that is."""
+        if offset < self.position:
+            self.close()
+            self._open()
+        while self.position < offset:
+            if not self.read_some(self._scratch[: min(_STEP_BYTES, offset - self.position)]):
+                return 0
+        filled = 0
+        while filled < len(target):
+            count = self.read_some(target[filled : filled + _STEP_BYTES])
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        if self.read_up_to(offset, target) < len(target):
+            raise SourceError(
+                f"{self.path}: what it holds ends at byte {self.position}, but {len(target)} bytes were "
+                f"expected at {offset}: truncated?"
+            )
+
+    def rest_is_zero(self) -> bool:
+        """Read to the end, which is where checksums are compared; whether only zeros came."""
+        clean = True
+        while count := self.read_some(self._scratch):
+            clean = clean and not bytes(self._scratch[:count]).strip(b"\0")
+        return clean
+
+    def close(self) -> None:
+        self._stream.close()
+        self._raw.close()
+
+
+def _unpacker(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """A file object of the unpacked bytes, and what it raises for bad ones."""
+    errors = (EOFError, OSError, zlib.error, lzma.LZMAError)
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw), errors
+    if compression == "bzip2":
+        return bz2.BZ2File(raw), errors
+    if compression == "xz":
+        return lzma.LZMAFile(raw), errors
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    return unpacker.stream_reader(raw, read_across_frames=True, closefd=False), (*errors, zstandard.ZstdError)
+
+
+class StreamWindow(Window):
+    """A compressed file for the walkers of `packer.formats`, which read forward; its size is not known before."""
+
+    def __init__(self, stream: UnpackedStream) -> None:
+        self.path, self.size, self._stream = stream.path, _UNKNOWN_SIZE, stream
+
+    def read(self, offset: int, length: int) -> bytes:
+        if length > _STEP_BYTES:
+            return self._read_large(offset, length)
+        data = bytearray(length)
+        self._stream.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_up_to(self, offset: int, length: int) -> bytes:
+        """`length` bytes, or fewer where the end comes before."""
+        data = bytearray(length)
+        return bytes(data[: self._stream.read_up_to(offset, memoryview(data))])
+
+    def _read_large(self, offset: int, length: int) -> bytes:
+        """Piece by piece, so that a lying length takes no memory before the data for it has been seen."""
+        parts = []
+        while length:
+            part = bytearray(min(length, _STEP_BYTES))
+            self._stream.read_into(offset, memoryview(part))
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+
+class StreamKeeper:
+    """Keeps, for one source and one process, the stream that the last reader left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stream: UnpackedStream | None = None
+
+    def take(self, compression: str) -> UnpackedStream:
+        """The stream that was left here, or a new one; it belongs to the caller."""
+        stream, self._stream = self._stream, None
+        if stream is not None and stream.process == os.getpid() and stream.stamp == file_stamp(self.path):
+            return stream
+        if stream is not None:
+            stream.close()
+        return UnpackedStream(self.path, compression)
+
+    def leave(self, stream: UnpackedStream) -> None:
+        """Give a stream back."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = stream
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return _keeper_of, (self.path,)
+
+    def __del__(self) -> None:
+        if getattr(self, "_stream", None) is not None:
+            self._stream.close()  # type: ignore[union-attr]
+
+
+_last_keeper: StreamKeeper | None = None
+
+
+def _keeper_of(path: Path) -> StreamKeeper:
+    """The keeper of this process; one file at a time."""
+    global _last_keeper
+    if _last_keeper is None or _last_keeper.path != path:
+        _last_keeper = StreamKeeper(path)
+    return _last_keeper

@@ -1,0 +1,191 @@
+"""Tar archives, plain or compressed as a whole: the files in them, and their bytes where they lie.
+
+A header walk finds the members; for a compressed archive that is one pass over all of it, in constant memory.
+A hard or symbolic link to a file of the archive is that file under another name. Place: (offset of the data
+in the unpacked archive, bytes, whether another sample has the same data).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from packer.conversion.arena import Arena
+from packer.formats.ustar import BLOCK_BYTES, Member, walk
+from packer.formats.window import Window
+from packer.sources.members import ArchiveMember, inner_name
+from packer.sources.streams import (
+    ByteFile,
+    PlainFile,
+    StreamKeeper,
+    StreamWindow,
+    UnpackedStream,
+    compression_of,
+)
+from readers.errors import FormatError, SourceError
+from readers.sample import Buffer
+from readers.tree import has_image_suffix
+
+__all__ = ["TarReader", "tar_members"]
+
+_REGULAR = "07"  # 7: contiguous, a regular file nowadays
+_HARD_LINK, _SYMBOLIC_LINK, _FOLDER = "1", "2", "5"
+_SPECIAL = {"3": "a device", "4": "a device", "6": "a named pipe"}
+_MAX_LINKS = 40
+_WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key where a name cannot hold it
+_TAIL_BYTES = 1 << 20
+
+
+def tar_members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember]:
+    """The files of an archive, those that links lead to included. Raises SourceError for a broken one."""
+    compression = compression_of(root)
+    try:
+        if not compression:
+            with Window(root) as window:
+                found = _Members(walk(window))
+                complete = _is_zero_from(window, found.end)
+        else:
+            with StreamWindow(stream := UnpackedStream(root, compression)) as window:
+                found = _Members(walk(window))
+                complete = stream.rest_is_zero()
+    except FormatError as error:
+        raise SourceError(str(error)) from error
+    if not complete:
+        warnings.append(f"{root}: what follows the end of the archive is ignored (several archives in one file?)")
+    _refuse_webdataset(found.names(), root, compression)
+    return found.files(left_out)
+
+
+def _is_zero_from(window: Window, offset: int) -> bool:
+    return not window.read(offset, min(_TAIL_BYTES, window.size - offset)).strip(b"\0")
+
+
+class _Members:
+    """What the walk finds, by kind."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._data: list[tuple[str, tuple[int, int]]] = []
+        self._links: list[tuple[str, Member]] = []
+        self._others: list[tuple[str, str]] = []
+        self.end = 0
+        for member in members:
+            self.end = member.offset + (member.size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+            self._add(member)
+
+    def _add(self, member: Member) -> None:
+        kind, name = member.type, member.name
+        if kind in _REGULAR and not name.endswith("/"):  # a trailing "/" is how archives before POSIX mark folders
+            self._data.append((name, (member.offset, member.size)))
+        elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
+            self._links.append((name, member))
+        elif kind != _FOLDER and kind not in _REGULAR:
+            self._others.append((name, _SPECIAL.get(kind, f"no file (tar type {kind!r})")))
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self._data]
+
+    def files(self, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
+        """Everything that may be packed."""
+        left_out += self._others
+        data = {posixpath.normpath(name): place for name, place in self._data}
+        pairs = self._data + list(_followed(self._links, data, left_out))
+        shared = Counter(offset for _, (offset, _) in pairs)
+        found = []
+        for name, (offset, size) in pairs:
+            plain, reason = inner_name(name)
+            if reason:
+                left_out.append((name, reason))
+            else:
+                found.append(ArchiveMember(plain, size, (offset, size, shared[offset] > 1 and size > 0)))
+        return found
+
+
+def _followed(
+    links: Sequence[tuple[str, Member]], data: dict[str, tuple[int, int]], left_out: list[tuple[str, str]]
+) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, place of the data) of every link to a file; the others are left out."""
+    targets = {posixpath.normpath(name): _target(member) for name, member in links}
+    folders = {posixpath.dirname(name) for name in data} if links else set()
+    for name, _ in links:
+        target = targets[posixpath.normpath(name)]
+        for _ in range(_MAX_LINKS):
+            if target not in targets:
+                break
+            target = targets[target]
+        if target in data:
+            yield name, data[target]
+        elif target in targets:
+            left_out.append((name, "a link that leads back to itself"))
+        elif target.startswith(("/", "..")):
+            left_out.append((name, f"a link out of the archive, to {target!r}"))
+        elif any(folder == target or folder.startswith(target + "/") for folder in folders):
+            left_out.append((name, f"a link to the folder {target!r}"))
+        else:
+            left_out.append((name, f"a link to {target!r}, which is not in the archive"))
+
+
+def _target(member: Member) -> str:
+    """The name that a link leads to: told from the root for a hard link, from its own folder for a symbolic one."""
+    base = posixpath.dirname(member.name) if member.type == _SYMBOLIC_LINK else ""
+    return posixpath.normpath(posixpath.join(base, member.linkname))
+
+
+def _refuse_webdataset(names: Sequence[str], root: Path, compression: str) -> None:
+    """A sample of WebDataset has its label in a member of its own, which a tree of files would lose."""
+    samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
+    if not samples or not any(_split_name(name)[0] in samples for name in names if has_image_suffix(name)):
+        return
+    if not compression:
+        raise SourceError(
+            f"{root}: a WebDataset shard, its labels are members of their own; adopt it without copying:  "
+            f"packer index {root}"
+        )
+    unpacker = {"gzip": "gunzip", "bzip2": "bunzip2", "xz": "unxz", "zstd": "unzstd"}[compression]
+    plain = root.with_name(root.stem if root.stem.endswith(".tar") else f"{root.stem}.tar")
+    raise SourceError(
+        f"{root}: a compressed WebDataset shard, its labels are members of their own; unpack it with  "
+        f"{unpacker} {root}  and adopt it without copying:  packer index {plain}"
+    )
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """(key, extension) as WebDataset has them: split at the first dot of the last component."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, extension = base.partition(".")
+    return folder + slash + stem, extension.lower()
+
+
+class TarReader:
+    """Reads members of one archive."""
+
+    def __init__(self, keeper: StreamKeeper) -> None:
+        self._keeper = keeper
+        compression = compression_of(keeper.path)
+        self._stream = keeper.take(compression) if compression else None
+        self._file: ByteFile = self._stream or PlainFile(keeper.path)
+        self._last: tuple[int, bytes] = (-1, b"")
+
+    def read(self, place: tuple[int, int, bool], arena: Arena) -> Sequence[Buffer]:
+        offset, size, shared = place
+        if self._last[0] == offset:
+            return (self._last[1],)
+        target = arena.rest()[:size]
+        self._file.read_into(offset, target)
+        payload = arena.take(size)
+        if shared:  # the next sample may be the same data again, which the stream has passed by then
+            self._last = (offset, bytes(payload))
+        return (payload,)
+
+    def __enter__(self) -> TarReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None and kind is None:
+            self._keeper.leave(self._stream)
+        else:
+            self._file.close()

@@ -1,0 +1,512 @@
+"""Archives of image trees: made by GNU tar, zip and by hand; packed like the folder they unpack to; hostile ones."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from PIL import Image
+
+import packer
+import readers
+from packer.sources import default_output_name, open_source, streams
+from packer.sources.archive import ArchiveSource
+from packer.sources.base import SourceListing
+from readers.errors import BadSampleError, SourceError
+
+LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
+SUFFIXES = ("tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "zip")
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "tar": bytes,
+    "tar.gz": gzip.compress,
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+    "tar.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")
+
+
+def picture(number: int) -> bytes:
+    memory = io.BytesIO()
+    Image.effect_noise((40 + number, 30), 90).convert("RGB").save(memory, "JPEG", quality=95)
+    return memory.getvalue()
+
+
+PICTURES = [picture(number) for number in range(8)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with splits, classes, a nested folder, a long name and a stray text file."""
+    names = ["train/b/2.jpg", "train/a/1.jpg", "train/a/sub/0.jpg", "train/a/3.jpeg", f"train/b/{LONG}.jpg"]
+    names += ["val/a/x y.jpg", "val/b/ü.jpg"]
+    root = tmp_path / "flowers"
+    for number, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(PICTURES[number])
+    (root / "train/b/notes.txt").write_text("no image", encoding="utf-8")
+    return root
+
+
+def make_archive(tree: Path, suffix: str) -> Path:
+    path = tree.parent / f"flowers.{suffix}"
+    if suffix == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(tree.rglob("*"), reverse=True):
+                archive.write(file, file.relative_to(tree.parent))
+        return path
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for file in sorted(tree.rglob("*"), reverse=True):
+            archive.add(file, file.relative_to(tree.parent), recursive=False)
+    path.write_bytes(COMPRESS[suffix](memory.getvalue()))
+    return path
+
+
+def tar_of(*members: tuple[str, bytes | str] | tarfile.TarInfo, end: bool = True) -> bytes:
+    """A tar of files (name, content) and of members as they are."""
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                archive.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                content = member[1].encode() if isinstance(member[1], str) else member[1]
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        size = archive.offset
+    return memory.getvalue() if end else memory.getvalue()[:size]
+
+
+def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
+    packer.convert(source, to, out, **{"workers": 1, **options})
+    return out
+
+
+def content(directory: Path) -> dict[str, Any]:
+    """Everything in a set, by split and key."""
+    found: dict[str, Any] = {}
+    for split in ("train", "val"):
+        with readers.open(directory, split, verify=True) as reader:
+            names = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
+            found[split] = [{s.key: (names[s.key], bytes(s.image)) for s in reader}, list(reader.classes)]
+    return found
+
+
+def shard_bytes(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file() and path.suffix != ".json"}
+
+
+def listed(path: Path, split: str | None = None) -> SourceListing:
+    return ArchiveSource(path).list(split)
+
+
+def left_out(path: Path) -> dict[str, str]:
+    return dict(listed(path).left_out)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_is_packed_like_the_folder(tree: Path, tmp_path: Path, suffix: str) -> None:
+    archive = make_archive(tree, suffix)
+    source = open_source(archive)
+    assert isinstance(source, ArchiveSource)
+    assert default_output_name(source, "tar") == default_output_name(tree, "tar") == "flowers-tar"
+    expected = content(pack(tree, tmp_path / "a"))
+    assert content(pack(archive, tmp_path / "b")) == expected
+    assert sum(len(samples) for samples, _ in expected.values()) == 7
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_workers_make_no_difference(tree: Path, tmp_path: Path, suffix: str) -> None:
+    archive = make_archive(tree, suffix)
+    one = pack(archive, tmp_path / "one", "tar", samples_per_shard=2)
+    two = pack(archive, tmp_path / "two", "tar", samples_per_shard=2, workers=2)
+    assert shard_bytes(one) == shard_bytes(two)
+    assert len(list(one.glob("*.tar"))) == 4
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_samples_come_in_the_order_of_the_archive(tree: Path, suffix: str) -> None:
+    listing = listed(make_archive(tree, suffix))
+    assert listing.splits["train"].keys == ["b/notes", f"b/{LONG}", "b/2", "a/sub/0", "a/3", "a/1"]
+    for part in listing.splits.values():
+        positions = [place[0] for place in part.places]
+        assert positions == sorted(positions)
+    assert listing.shuffles == (suffix in ("tar", "zip"))
+
+
+def test_a_compressed_archive_is_unpacked_once_for_all_shards(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make_archive(tree, "tar.gz")
+    opened = []
+    plain = streams.UnpackedStream._open
+
+    def counted(self: streams.UnpackedStream) -> None:
+        opened.append(self.path)
+        plain(self)
+
+    monkeypatch.setattr(streams.UnpackedStream, "_open", counted)
+    source = ArchiveSource(archive)
+    pack(source, tmp_path / "out", "tar", samples_per_shard=1)
+    # listing, and packing; the train split lies before val here, so one pass is not enough for both
+    assert len(opened) == 3
+    with pytest.raises(SourceError, match="cannot be read in shuffled order"):
+        pack(source, tmp_path / "other", shuffle=1)
+    assert pack(make_archive(tree, "zip"), tmp_path / "zip", shuffle=1)
+
+
+def test_pickled_sources_of_a_process_share_their_stream(tree: Path) -> None:
+    source = ArchiveSource(make_archive(tree, "tar.gz"))
+    source.list(None)
+    data = pickle.dumps(source)
+    assert len(data) < 1000
+    first, second = pickle.loads(data), pickle.loads(data)
+    assert first._keeper is second._keeper is not source._keeper
+
+
+@needs_tar
+@pytest.mark.parametrize(
+    ("form", "compress"),
+    [("gnu", ""), ("pax", ""), ("ustar", ""), ("v7", ""), ("oldgnu", ""), ("gnu", "--gzip"), ("pax", "--zstd")],
+)
+def test_gnu_tar(tree: Path, tmp_path: Path, form: str, compress: str) -> None:
+    if compress == "--zstd" and shutil.which("zstd") is None:
+        pytest.skip("no zstd command here")
+    if form in ("v7", "ustar"):  # which cannot hold such a name
+        (tree / f"train/b/{LONG}.jpg").unlink()
+    os.link(tree / "train/a/1.jpg", tree / "train/b/hard.jpg")
+    (tree / "train/b/soft.jpg").symlink_to("../a/sub/0.jpg")
+    archive = tmp_path / "made.tar"
+    command = ["tar", f"--format={form}", "--sort=name", "-cf", str(archive), "-C", str(tree), *compress.split(), "."]
+    subprocess.run(command, check=True)
+    expected = content(pack(tree, tmp_path / "a"))
+    assert len(expected["train"][0]) >= 6
+    assert content(pack(archive, tmp_path / "b", samples_per_shard=2)) == expected
+
+
+def test_links(tmp_path: Path) -> None:
+    far = "f" * 60 + "/" + "g" * 60
+    archive = write(
+        tmp_path / "x.tar",
+        tar_of(
+            ("a/1.jpg", PICTURES[0]),
+            (f"a/{far}.jpg", PICTURES[1]),
+            special("b/hard.jpg", tarfile.LNKTYPE, "a/1.jpg"),
+            special("b/soft.jpg", tarfile.SYMTYPE, "./../a/1.jpg"),
+            special("b/chain.jpg", tarfile.SYMTYPE, "soft.jpg"),
+            special("b/far.jpg", tarfile.SYMTYPE, f"../a/{far}.jpg"),
+            special("b/folder.jpg", tarfile.SYMTYPE, "../a"),
+            special("b/dangling.jpg", tarfile.SYMTYPE, "nowhere.jpg"),
+            special("b/out.jpg", tarfile.SYMTYPE, "../../etc/passwd"),
+            special("b/absolute.jpg", tarfile.LNKTYPE, "/etc/passwd"),
+            special("b/round.jpg", tarfile.SYMTYPE, "about.jpg"),
+            special("b/about.jpg", tarfile.SYMTYPE, "round.jpg"),
+            special("b/self.jpg", tarfile.SYMTYPE, "self.jpg"),
+        ),
+    )
+    assert left_out(archive) == {
+        "b/folder.jpg": "a link to the folder 'a'",
+        "b/dangling.jpg": "a link to 'b/nowhere.jpg', which is not in the archive",
+        "b/out.jpg": "a link out of the archive, to '../etc/passwd'",
+        "b/absolute.jpg": "a link out of the archive, to '/etc/passwd'",
+        "b/round.jpg": "a link that leads back to itself",
+        "b/about.jpg": "a link that leads back to itself",
+        "b/self.jpg": "a link that leads back to itself",
+    }
+    for name, data in (("y.tar", archive.read_bytes()), ("y.tar.xz", lzma.compress(archive.read_bytes()))):
+        out = pack(write(tmp_path / name, data), tmp_path / f"{name}-out", samples_per_shard=2)
+        with readers.open(out) as reader:
+            found = {sample.key: bytes(sample.image) for sample in reader}
+        assert found == {
+            "a/1": PICTURES[0],
+            "b/hard": PICTURES[0],
+            "b/soft": PICTURES[0],
+            "b/chain": PICTURES[0],
+            f"a/{far}": PICTURES[1],
+            "b/far": PICTURES[1],
+        }
+
+
+def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
+    archive = write(
+        tmp_path / "x.tar",
+        tar_of(
+            special("./", tarfile.DIRTYPE),
+            ("./a//1.jpg", PICTURES[0]),
+            ("./b/c\\d.jpg", PICTURES[1]),
+            ("/abs/1.jpg", PICTURES[1]),
+            ("../up.jpg", PICTURES[1]),
+            ("a/../../up.jpg", PICTURES[1]),
+            ("a/.hidden.jpg", PICTURES[1]),
+            (".git/x.jpg", PICTURES[1]),
+            ("__MACOSX/a/1.jpg", b"resource fork"),
+            special("a/pipe.jpg", tarfile.FIFOTYPE),
+            special("a/null.jpg", tarfile.CHRTYPE),
+            special("label", b"V"),
+        ),
+    )
+    listing = listed(archive)
+    assert listing.splits["train"].keys == ["a/1", "b/c\\d"]
+    assert dict(listing.left_out) == {
+        "/abs/1.jpg": "an absolute name",
+        "../up.jpg": "a name that leads out of the archive",
+        "a/../../up.jpg": "a name that leads out of the archive",
+        "a/.hidden.jpg": "hidden",
+        ".git/x.jpg": "hidden",
+        "__MACOSX/a/1.jpg": "metadata of macOS",
+        "a/pipe.jpg": "a named pipe",
+        "a/null.jpg": "a device",
+        "label": "no file (tar type 'V')",
+    }
+    with pytest.raises(SourceError, match=r"no files found; 1 left out, such as '/x\.jpg': an absolute name"):
+        listed(write(tmp_path / "y.tar", tar_of(("/x.jpg", PICTURES[0]))))
+    with pytest.raises(SourceError, match="not UTF-8; rename it"):
+        listed(write(tmp_path / "y.tar", tar_of(("a/\udcff.jpg", PICTURES[0]))))
+    with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
+        listed(write(tmp_path / "y.tar", tar_of(("a/1.jpg", PICTURES[0]), ("./a/1.jpg", PICTURES[0]))))
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "classes"),
+    [
+        (["top/a/1.jpg", "top/b/1.jpg"], ["a/1", "b/1"], ("a", "b")),
+        (["top/a/1.jpg", "top/b/1.jpg", "README.txt"], ["a/1", "b/1"], ("a", "b")),
+        (["top/1.jpg", "top/2.jpg"], ["1", "2"], ()),
+        (["train/a/1.jpg"], ["a/1"], ("a",)),
+        (["top/train/a/1.jpg"], ["a/1"], ("a",)),
+        (["a/1.jpg", "b/1.jpg"], ["a/1", "b/1"], ("a", "b")),
+        (["1.jpg", "a/1.jpg"], ["1", "a/1"], ("a",)),
+        (["top/a/1", "top/b/1"], ["a/1", "b/1"], ("a", "b")),
+    ],
+)
+def test_one_folder_around_it_all(tmp_path: Path, names: list[str], keys: list[str], classes: tuple[str, ...]) -> None:
+    archive = write(tmp_path / "x.tar", tar_of(*((name, PICTURES[0]) for name in names)))
+    listing = listed(archive)
+    assert (listing.splits["train"].keys, listing.classes) == (keys, classes)
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
+def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
+    plain = tar_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]), end=False)
+    whole = COMPRESS[suffix](plain + bytes(1024))
+    path = tmp_path / f"x.{suffix}"
+    assert len(listed(write(path, whole)).splits["train"]) == 2
+    # What follows the last member is zeros and a checksum; a zstd stream may end anywhere in them unnoticed.
+    last = len(plain) if suffix == "tar" else len(whole) * 9 // 10 if suffix == "tar.zst" else len(whole) - 1
+    for cut in (1, 11, 511, 513, 1024, last // 3, last // 2, last - 600, last - 1, last):
+        with pytest.raises(SourceError, match=r"truncated|not a tar"):
+            listed(write(path, whole[:cut]))
+    with pytest.raises(SourceError, match=r"truncated|no files found"):
+        listed(write(path, b""))
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
+def test_flipped_bytes_of_compressed_tars(tmp_path: Path, suffix: str) -> None:
+    whole = COMPRESS[suffix](tar_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])))
+    path = tmp_path / f"x.{suffix}"
+    found = 0
+    for place in range(20, len(whole), len(whole) // 25):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        try:
+            listed(write(path, bytes(damaged)))
+        except SourceError:
+            found += 1
+    assert found >= 25
+    gz = bytearray(COMPRESS["tar.gz"](tar_of(("a/1.jpg", PICTURES[0]))))
+    gz[-8] ^= 1
+    with pytest.raises(SourceError, match=r"truncated or corrupt gzip data, \d+ bytes into what it holds: CRC"):
+        listed(write(tmp_path / "x.tar.gz", bytes(gz)))
+
+
+def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
+    one = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]))
+    for suffix in ("tar", "tar.gz"):
+        listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one)))
+        assert len(listing.splits["train"]) == 2
+        assert listing.warnings == [
+            f"{tmp_path}/x.{suffix}: what follows the end of the archive is ignored (several archives in one file?)"
+        ]
+    # gzip members one after the other, as pigz -i and parallel packers write them, are one stream
+    parts = b"".join(gzip.compress(one[i : i + 700]) for i in range(0, len(one), 700))
+    assert not listed(write(tmp_path / "y.tgz", parts)).warnings
+
+
+def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_BOMB_BYTES", 1 << 20)
+    with_zeros = tar_of(("a/1.jpg", PICTURES[0]), ("a/zeros.jpg", bytes(30 << 20)))
+    for suffix in ("tar.zst", "tar.bz2", "tar.xz", "tar.gz"):
+        path = write(tmp_path / f"x.{suffix}", COMPRESS[suffix](with_zeros))
+        if path.stat().st_size * 1000 > len(with_zeros):
+            continue
+        with pytest.raises(SourceError, match="unpack to more than 1000 times as many: a decompression bomb"):
+            listed(path)
+    header = bytearray(tar_of(("a/1.jpg", PICTURES[0]))[:512])
+    header[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
+    header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
+    for suffix in ("tar", "tar.gz"):
+        with pytest.raises(SourceError, match="truncated"):
+            listed(write(tmp_path / f"y.{suffix}", COMPRESS[suffix](bytes(header) + bytes(4096))))
+
+
+def test_webdataset_shards_are_refused(tmp_path: Path) -> None:
+    shard = tar_of(("a/0001.jpg", PICTURES[0]), ("a/0001.cls", "3"), ("a/0002.jpg", PICTURES[1]), ("a/0002.cls", "4"))
+    with pytest.raises(SourceError, match=r"a WebDataset shard, .*adopt it without copying:  packer index .*/x\.tar$"):
+        listed(write(tmp_path / "x.tar", shard))
+    with pytest.raises(SourceError, match=r"unpack it with  gunzip .*/x\.tgz  and adopt .* packer index .*/x\.tar$"):
+        listed(write(tmp_path / "x.tgz", gzip.compress(shard)))
+    tree = tar_of(("a/1.jpg", PICTURES[0]), ("a/latex.cls", "a class of LaTeX"))
+    assert len(listed(write(tmp_path / "y.tar", tree)).splits["train"]) == 2
+    ours = pack(write(tmp_path / "z.tar", tar_of(("b/1.2.jpg", PICTURES[0]))), tmp_path / "out", "tar")
+    with pytest.raises(SourceError, match="a WebDataset shard"):
+        listed(next(ours.glob("*.tar")))
+
+
+def test_an_archive_that_changes(tree: Path, tmp_path: Path) -> None:
+    source = ArchiveSource(make_archive(tree, "tar"))
+    source.list(None)
+    write(source.root, source.root.read_bytes()[:2048])
+    with pytest.raises(SourceError, match="has changed since it was listed"):
+        source.open()
+
+
+def zip_of(*members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", method) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return memory.getvalue()
+
+
+def entries(data: bytes) -> list[int]:
+    """Where the entries of the central directory of a zip start."""
+    found, place = [], data.find(b"PK\1\2")
+    while place >= 0:
+        found.append(place)
+        place = data.find(b"PK\1\2", place + 4)
+    return found
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_methods(tmp_path: Path, method: int) -> None:
+    data = zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]), ("b/", b""), method=method)
+    with readers.open(pack(write(tmp_path / "x.zip", data), tmp_path / "out")) as reader:
+        assert [bytes(sample.image) for sample in reader] == PICTURES[:2]
+
+
+@pytest.mark.skipif(shutil.which("zip") is None, reason="no zip command here")
+def test_zip_command(tree: Path, tmp_path: Path) -> None:
+    (tree / "train/b/soft.jpg").symlink_to("../a/1.jpg")
+    subprocess.run(["zip", "-q", "-r", "-y", "../made.zip", "."], check=True, cwd=tree)
+    listing = listed(tmp_path / "made.zip")
+    assert listing.left_out == [("train/b/soft.jpg", "a symbolic link")]
+    (tree / "train/b/soft.jpg").unlink()
+    assert content(pack(tmp_path / "made.zip", tmp_path / "a")) == content(pack(tree, tmp_path / "b"))
+
+
+def test_hostile_names_of_a_zip(tmp_path: Path) -> None:
+    names = ["/abs.jpg", "../up.jpg", "a/../../up.jpg", "b\\c.jpg", "C:/x.jpg", ".hid/x.jpg", "__MACOSX/a/._1.jpg"]
+    data = zip_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]), *((name, b"x") for name in names))
+    archive = write(tmp_path / "x.zip", data)
+    assert len(listed(archive).splits["train"]) == 2
+    assert left_out(archive) == {
+        "/abs.jpg": "an absolute name",
+        "../up.jpg": "a name that leads out of the archive",
+        "a/../../up.jpg": "a name that leads out of the archive",
+        "b\\c.jpg": "a backslash in its name",
+        "C:/x.jpg": "an absolute name",
+        ".hid/x.jpg": "hidden",
+        "__MACOSX/a/._1.jpg": "metadata of macOS",
+    }
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        data = zip_of(("a/1.jpg", PICTURES[0]), ("a/1.jpg", PICTURES[1]))
+    with pytest.raises(SourceError, match=r"two members are called 'a/1\.jpg'"):
+        listed(write(tmp_path / "y.zip", data))
+
+
+def test_names_of_a_zip_in_utf8_without_saying_so(tmp_path: Path) -> None:
+    data = zip_of(("ä/ü.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]))
+    flags = (entries(data)[0] + 8, data.find(b"PK\3\4") + 6)
+    plain = bytearray(data)
+    for place in flags:
+        plain[place : place + 2] = (struct.unpack_from("<H", plain, place)[0] & ~0x800).to_bytes(2, "little")
+    assert listed(write(tmp_path / "x.zip", bytes(plain))).splits["train"].keys == ["ä/ü", "b/1"]
+
+
+SIZE = len(PICTURES[0])
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "value", "message"),
+    [
+        (True, 8, b"\1\0", "is encrypted"),
+        (True, 10, b"\x63\0", r"is packed by method 99, expected 0 \(stored\) or 8 \(deflate\)"),
+        (True, 10, b"\0\0", "is stored in"),
+        (True, 16, b"\0\0\0\0", "is damaged: its CRC-32 is .* expected 00000000"),
+        (True, 24, (SIZE - 1).to_bytes(4, "little"), "is damaged: it does not unpack to its"),
+        (True, 24, (SIZE + 1).to_bytes(4, "little"), "is damaged: it does not unpack to its"),
+        (False, 0, b"XX", "has no local header at byte 0"),
+        (False, 60, b"\xff" * 9, "is damaged"),
+    ],
+)
+def test_damaged_members_of_a_zip(tmp_path: Path, entry: bool, place: int, value: bytes, message: str) -> None:
+    data = bytearray(zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])))
+    place += entries(bytes(data))[0] if entry else 0
+    data[place : place + len(value)] = value
+    archive = write(tmp_path / "x.zip", bytes(data))
+    with pytest.raises(BadSampleError, match=rf"a/1\.jpg: {message}"):
+        pack(archive, tmp_path / "a")
+    with readers.open(pack(archive, tmp_path / "b", on_error="skip")) as reader:
+        assert list(reader.keys) == ["b/2"]
+
+
+def test_bombs_in_a_zip(tmp_path: Path) -> None:
+    data = bytearray(zip_of(("a/1.jpg", PICTURES[0]), ("a/2.jpg", bytes(1 << 21)), ("b/1.jpg", PICTURES[1])))
+    second = entries(bytes(data))[1]
+    packed_bytes = struct.unpack_from("<I", data, second + 20)[0]
+    struct.pack_into("<I", data, second + 24, 0xFFFFFFF0)
+    assert left_out(write(tmp_path / "x.zip", bytes(data))) == {
+        "a/2.jpg": f"states 4294967280 bytes, more than {packed_bytes} can unpack to"
+    }
+    third = entries(bytes(data))[2]
+    overlapping = data[:]
+    struct.pack_into("<I", overlapping, third + 42, 10)
+    with pytest.raises(SourceError, match=r"overlap at byte 10: damaged, or a decompression bomb"):
+        listed(write(tmp_path / "x.zip", bytes(overlapping)))
+    struct.pack_into("<I", data, third + 20, 0xFFFFFF00)
+    with pytest.raises(SourceError, match=r"'b/1\.jpg' ends at byte \d+, but the archive at \d+"):
+        listed(write(tmp_path / "x.zip", bytes(data)))
+
+
+def test_truncated_zips(tmp_path: Path) -> None:
+    whole = zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]))
+    for cut in (0, 1, 4, 30, len(whole) // 2, entries(whole)[1], len(whole) - 23, len(whole) - 1):
+        with pytest.raises(SourceError, match=r"x\.zip: no zip archive, or truncated"):
+            listed(write(tmp_path / "x.zip", whole[:cut]))

@@ -1,0 +1,380 @@
+"""Manifests: which columns mean what, labels, further files, JSON, splits; each packed and read back."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import io
+import json
+import math
+import os
+import pickle
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import packer
+import readers
+from packer.sources import default_output_name, open_source
+from packer.sources.base import SourceListing
+from packer.sources.manifest import ManifestSource
+from packer.sources.names import name_in_folder, safe_name
+from readers.errors import BadSampleError, MissingExtraError, SourceError
+
+
+def picture(number: int, format: str = "JPEG") -> bytes:
+    memory = io.BytesIO()
+    Image.new("RGB", (8 + number, 6), (number * 9 % 256, 90, 200)).save(memory, format)
+    return memory.getvalue()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder of six images in two classes, a mask for each, and a caption for one."""
+    for number in range(6):
+        for kind, suffix, format in (("images", "jpg", "JPEG"), ("masks", "png", "PNG")):
+            path = tmp_path / "data" / kind / ("cat" if number % 2 else "dog") / f"{number}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(number, format))
+    (tmp_path / "data" / "captions").mkdir()
+    (tmp_path / "data" / "captions" / "1.txt").write_text("a cat", encoding="utf-8")
+    return tmp_path / "data"
+
+
+def image_name(number: int) -> str:
+    return f"images/{'cat' if number % 2 else 'dog'}/{number}.jpg"
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]], delimiter: str = ",") -> Path:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    return path
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def listed(path: Path, split: str | None = None, **options: Any) -> SourceListing:
+    return ManifestSource(path, **options).list(split)
+
+
+def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
+    packer.convert(source, to, out, workers=1, **options)
+    return out
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_is_packed_like_the_folder(tree: Path, tmp_path: Path, to: str) -> None:
+    rows = [(image_name(n), "cat" if n % 2 else "dog") for n in range(6)]
+    manifest = write_csv(tree / "m.csv", [("path", "label"), *rows])
+    from_folder = pack(tree / "images", tmp_path / "a", to)
+    from_manifest = pack(manifest, tmp_path / "b", to)
+    with readers.open(from_folder) as a, readers.open(from_manifest) as b:
+        assert list(a.classes) == list(b.classes) == ["cat", "dog"]
+        assert b.labels.tolist() == [1, 0, 1, 0, 1, 0]
+        assert [f"images/{key}" for key in a.keys] == sorted(b.keys)
+        ours = {sample.key: (sample.label, bytes(sample.image)) for sample in b}
+        assert ours == {f"images/{s.key}": (s.label, bytes(s.image)) for s in a}
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_fields_and_json(tree: Path, tmp_path: Path, to: str) -> None:
+    rows = [{"Image": image_name(n), "Mask": f"masks/{'cat' if n % 2 else 'dog'}/{n}.png", "size": n} for n in range(6)]
+    rows[2]["Mask"] = None
+    rows[3] |= {"note": "ü \u2028", "nested": {"a": [1, None]}}
+    rows[1]["Caption Text"] = "captions/1.txt"
+    out = pack(write_lines(tree / "m.jsonl", rows), tmp_path / "out", to)
+    with readers.open(out, verify=True) as reader:
+        assert set(reader.fields) == {"image", "mask", "caption_text", "json"}
+        assert reader[2].fields.keys() == {"image", "json"}
+        assert bytes(reader.read(1, "mask")) == (tree / "masks/cat/1.png").read_bytes()
+        assert bytes(reader.read(1, "caption_text")) == b"a cat"
+        assert bytes(reader.read(3, "json")) == '{"size":3,"note":"ü \u2028","nested":{"a":[1,null]}}'.encode()
+        assert reader[0].label is None and list(reader.classes) == []
+        again = pack(out, tmp_path / "again", "tar" if to == "hdf5" else "hdf5")
+        with readers.open(again) as other:
+            assert [sample.fields for sample in other] == [sample.fields for sample in reader]
+
+
+def test_only_columns_that_always_name_files_become_fields(tree: Path) -> None:
+    rows = [(image_name(n), image_name(n), "" if n < 2 else f"masks/dog/{n}.png", "images") for n in range(0, 6, 2)]
+    listing = listed(write_csv(tree / "m.csv", [("path", "file", "mask", "folder"), *rows]))
+    assert dict(listing.fields) == {"image": "image", "mask": "file", "json": "json"}
+    place = listing.splits["train"].places[0]
+    assert place[1:] == (None, f'{{"file":"{image_name(0)}","folder":"images"}}'.encode())
+    rows[-1] = (image_name(4), "", "no such file", "")
+    listing = listed(write_csv(tree / "m.csv", [("path", "file", "mask", "folder"), *rows]))
+    assert dict(listing.fields) == {"image": "image", "json": "json"}
+
+
+def test_named_fields_win(tree: Path, tmp_path: Path) -> None:
+    rows = [(image_name(n), f"masks/dog/{n}.png", f"masks/dog/{n}.png") for n in (0, 2)]
+    manifest = write_csv(tree / "m.csv", [("path", "a", "b"), *rows])
+    source = open_source(manifest, fields={"mask": "b"})
+    assert dict(source.list(None).fields) == {"image": "image", "mask": "file", "a": "file"}
+    with pytest.raises(SourceError, match="the columns 'a' and 'b' would both become the field 'b'"):
+        listed(manifest, fields={"b": "a"})
+    for name in ("image", "json", "Mask", "a/b", "", "key"):
+        with pytest.raises(SourceError, match="a field cannot be called"):
+            listed(manifest, fields={name: "b"})
+    with pytest.raises(SourceError, match="no column 'c' for  --field mask;  it has 'path', 'a', 'b'"):
+        listed(manifest, fields={"mask": "c"})
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "classes"),
+    [
+        (["b", "a", "b"], [1, 0, 1], ("a", "b")),
+        (["7", "0", "7"], [7, 0, 7], ()),
+        (["3.0", "", "-1"], [3, -1, -1], ()),
+        (["10", "9", "x"], [0, 1, 2], ("10", "9", "x")),
+        (["", " a ", "a"], [-1, 0, 0], ("a",)),
+        (["", "", ""], [-1, -1, -1], ()),
+    ],
+)
+def test_labels_of_text(tree: Path, values: list[str], labels: list[int], classes: tuple[str, ...]) -> None:
+    rows = [(image_name(n), value) for n, value in enumerate(values)]
+    listing = listed(write_csv(tree / "m.csv", [("path", "Label"), *rows]))
+    assert (listing.splits["train"].labels, listing.classes) == (labels, classes)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "classes"),
+    [
+        ([1, None, 5.0], [1, -1, 5], ()),
+        ([True, False, -1], [1, 0, -1], ()),
+        ([3, "b", None], [0, 1, -1], ("3", "b")),
+        ([math.nan, 2, 2], [-1, 2, 2], ()),
+    ],
+)
+def test_labels_of_json(tree: Path, values: list[Any], labels: list[int], classes: tuple[str, ...]) -> None:
+    rows = [{"path": image_name(n), "label": value} for n, value in enumerate(values)]
+    listing = listed(write_lines(tree / "m.jsonl", rows))
+    assert (listing.splits["train"].labels, listing.classes) == (labels, classes)
+
+
+@pytest.mark.parametrize("value", [-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800"])
+def test_what_is_no_label(tree: Path, value: Any) -> None:
+    rows = [{"path": image_name(0), "label": 1}, {}, {"path": image_name(1), "label": value}]
+    text = "".join(json.dumps(row) + "\n" if row else "\n" for row in rows)
+    (tree / "m.jsonl").write_text(text)
+    with pytest.raises(SourceError, match=r"m\.jsonl: line 3: the label"):
+        listed(tree / "m.jsonl")
+
+
+def test_splits(tree: Path, tmp_path: Path) -> None:
+    rows = [(image_name(n), "dog" if n == 5 else "cat", "val" if n > 3 else "train") for n in range(6)]
+    manifest = write_csv(tree / "m.csv", [("path", "class", "Split"), *rows])
+    out = pack(manifest, tmp_path / "out")
+    with readers.open(out, "val") as reader:
+        assert reader.labels.tolist() == [0, 1] and len(reader) == 2
+    listing = listed(manifest, "train")
+    assert list(listing.splits) == ["train"]
+    assert listing.classes == ("cat", "dog")  # as in the whole: labels mean the same in each split
+    with pytest.raises(SourceError, match="no split 'test'; its column 'Split' has train, val"):
+        listed(manifest, "test")
+    assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
+    for bad in ("", "a/b", "..", "a b"):
+        with pytest.raises(SourceError, match=r"line 2: .* no name of a split"):
+            listed(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
+
+
+def test_the_same_image_twice(tree: Path) -> None:
+    for other in (image_name(0), f"./{image_name(0)}", f"{tree}/{image_name(0)}", f"x/../{image_name(0)}"):
+        manifest = write_csv(tree / "m.csv", [("path",), (image_name(0),), (image_name(1),), (other,)])
+        with pytest.raises(SourceError, match=r"lines 2 and 4 have the same image 'images/dog/0\.jpg'"):
+            listed(manifest)
+    rows = [("path", "split"), (image_name(0), "train"), (image_name(0), "val")]
+    assert {name: len(part) for name, part in listed(write_csv(tree / "m.csv", rows)).splits.items()} == {
+        "train": 1,
+        "val": 1,
+    }
+
+
+def test_names_and_keys(tree: Path, tmp_path: Path) -> None:
+    (tree / "deep").mkdir()
+    manifest = write_csv(
+        tree / "deep" / "m.csv",
+        [("path",), (f"../{image_name(0)}",), (f"{tree}/{image_name(1)}",), (".//x.jpg",)],
+    )
+    (tree / "deep" / "x.jpg").write_bytes(picture(3))
+    part = listed(manifest).splits["train"]
+    outside = str(tree / "images/cat/1").lstrip("/")
+    assert part.keys == ["images/dog/0", outside, "x"]
+    assert part.names[0] == ("images/dog/0.jpg",)
+    part = listed(manifest, folder=tree / "deep").splits["train"]
+    assert part.keys[2] == "x"
+    with readers.open(pack(manifest, tmp_path / "out")) as reader:
+        assert bytes(reader.read(1)) == (tree / image_name(1)).read_bytes()
+
+
+def test_another_folder(tree: Path, tmp_path: Path) -> None:
+    manifest = write_csv(tmp_path / "m.tsv", [("img", "caption"), (image_name(0), 'a "dog"')], "\t")
+    part = listed(manifest, folder=tree).splits["train"]
+    assert part.keys == ["images/dog/0"]
+    assert part.places[0] == ((image_name(0), len(picture(0))), b'{"caption":"a \\"dog\\""}')
+    with pytest.raises(SourceError, match="no such folder"):
+        listed(manifest, folder=tree / "nowhere")
+
+
+def test_missing_files_fall_under_on_error(tree: Path, tmp_path: Path) -> None:
+    rows = [
+        (image_name(0), "masks/dog/0.png"),
+        ("gone.jpg", "masks/dog/2.png"),
+        (image_name(4), "gone.png"),
+        ("images", ""),
+    ]
+    manifest = write_csv(tree / "m.csv", [("path", "mask"), *rows])
+    source = ManifestSource(manifest, fields={"mask": "mask"})
+    with pytest.raises(BadSampleError, match=r"gone\.jpg: 'gone\.jpg' cannot be opened"):
+        pack(source, tmp_path / "a")
+    out = pack(source, tmp_path / "b", on_error="skip")
+    with readers.open(out) as reader:
+        assert list(reader.keys) == ["images/dog/0"]
+    report = [json.loads(line) for line in (out / "left-out.jsonl").read_text().splitlines()]
+    assert [line["reason"] for line in report] == [
+        "'gone.jpg' cannot be opened: No such file or directory",
+        "'gone.png' cannot be opened: No such file or directory",
+        "'images' is not a regular file",
+    ]
+
+
+def test_csv_as_it_comes(tree: Path) -> None:
+    text = f'\ufeff, Path ,note\r\n0,{image_name(0)},"two\nlines, ""quoted"""\r\n\r\n1,{image_name(1)},ü\r\n'
+    (tree / "m.csv").write_bytes(text.encode())
+    part = listed(tree / "m.csv").splits["train"]
+    assert part.places[0][1] == b'{"note":"two\\nlines, \\"quoted\\""}'
+    assert part.places[1][1] == '{"note":"ü"}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "empty; a manifest starts with a row of column names"),
+        (b"path\n", "m.csv: no rows"),
+        (b"a,b\nx,y\n", "no column of image paths .*it has 'a', 'b'; name it with  --path-column"),
+        (b"path,a\n1.jpg\n", "line 2: has 1 values, but the header has 2 columns"),
+        (b'path,a\n"x\n1",2\n1.jpg,2,3\n', "line 4: has 3 values"),
+        (b'path\n"1.jpg\n2.jpg\n', "line 2: malformed"),
+        (b"path,path\n1,2\n", "two columns are called 'path'"),
+        (b"path\n\xff.jpg\n", "not UTF-8"),
+        (b"path,a\n,1\n", "line 2: no path in the column 'path'"),
+        (b"path\nhttps://x/1.jpg\n", "line 2: 'https://x/1.jpg' is a URL"),
+        (b"path\n../..\n", "line 2: '../..' is no path of a file"),
+    ],
+)
+def test_malformed_csv(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "m.csv").write_bytes(text)
+    with pytest.raises(SourceError, match=message):
+        listed(tmp_path / "m.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"path": "x"\n', "line 1: not JSON"),
+        ('{"path": "x"}\n[1]\n', "line 2: expected a JSON object, found list"),
+        ("[" * 100_000 + "\n", "line 1: not JSON"),
+        ('{"path": {"bytes": null}}\n', "line 1: the column 'path' holds a dict, expected the path of a file"),
+        ('{"path": "a\\u0000b"}\n', "NUL|no name for a sample"),
+        ('{"path": "\\ud800"}\n', "not UTF-8"),
+        ("", "no column of image paths"),
+    ],
+)
+def test_malformed_json_lines(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "m.jsonl").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        listed(tmp_path / "m.jsonl")
+
+
+def test_columns_that_are_named(tree: Path) -> None:
+    manifest = write_csv(tree / "m.csv", [("path", "other", "y"), ("nowhere", image_name(0), "cat")])
+    listing = listed(manifest, path_column="other", label_column="y")
+    assert listing.classes == ("cat",) and listing.splits["train"].keys == ["images/dog/0"]
+    for option in ("path_column", "label_column"):
+        with pytest.raises(SourceError, match=r"no column 'z' for  --\w+-column;  it has 'path', 'other', 'y'"):
+            listed(manifest, **{option: "z"})
+    with pytest.raises(SourceError, match="for a manifest only"):
+        open_source(tree, path_column="path")
+
+
+def test_parquet(tree: Path, tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "image_path": [image_name(n) for n in range(3)],
+            "label": pa.array([1, None, 0], pa.int32()),
+            "mask": ["masks/dog/0.png", None, "masks/dog/2.png"],
+            "when": pa.array([0, 1_500, None], pa.timestamp("ns")),
+            "day": [datetime.date(2024, 2, 29)] * 3,
+            "price": [decimal.Decimal("1.50")] * 3,
+            "raw": [b"\x00\xff"] * 3,
+            "score": [math.nan, math.inf, 0.5],
+            "box": [[1.0, math.nan]] * 3,
+            "word": pa.array(["x", "y", "x"]).dictionary_encode(),
+        }
+    )
+    pa.parquet.write_table(table, tree / "m.parquet")
+    listing = listed(tree / "m.parquet")
+    assert dict(listing.fields) == {"image": "image", "mask": "file", "json": "json"}
+    assert listing.splits["train"].labels == [1, -1, 0]
+    first, second = (json.loads(listing.splits["train"].places[i][2]) for i in (0, 1))
+    assert first == {
+        "when": "1970-01-01T00:00:00",
+        "day": "2024-02-29",
+        "price": "1.50",
+        "raw": "AP8=",
+        "score": None,
+        "box": [1.0, None],
+        "word": "x",
+    }
+    assert second["when"] == "1970-01-01T00:00:00.000001"
+    with readers.open(pack(tree / "m.parquet", tmp_path / "out")) as reader:
+        assert reader[1].fields.keys() == {"image", "json"}
+    (tree / "broken.pq").write_bytes((tree / "m.parquet").read_bytes()[:-20])
+    with pytest.raises(SourceError, match="cannot be read as Parquet"):
+        listed(tree / "broken.pq")
+
+
+def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tree / "m.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer\[parquet\]"):
+        listed(tree / "m.parquet")
+
+
+def test_changes_make_another_plan(tree: Path) -> None:
+    def stamps(note: str) -> list[int]:
+        return listed(write_csv(tree / "m.csv", [("path", "note"), (image_name(0), note)])).splits["train"].stamps
+
+    before = stamps("a")
+    assert stamps("a") == before != stamps("b")
+    os.utime(tree / image_name(0), ns=(0, 7))
+    assert stamps("a") != before
+
+
+def test_source_is_small_and_pickles(tree: Path) -> None:
+    source = ManifestSource(write_csv(tree / "m.csv", [("path",), (image_name(0),)]))
+    source.list(None)
+    data = pickle.dumps(source)
+    assert len(data) < 1000
+    assert pickle.loads(data).list(None).splits["train"].keys == ["images/dog/0"]
+    assert default_output_name(source, "tar") == "m-tar"
+    assert source.title == f"manifest {tree / 'm.csv'}"
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["/a/b", "/"]))
+def test_names_never_lead_out(path: str, folder: str) -> None:
+    for name in (safe_name(path), name_in_folder(path, folder)):
+        assert not name.startswith("/") and ".." not in name.split("/")
+        assert safe_name(name) == name or not name
