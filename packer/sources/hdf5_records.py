@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.conversion.arena import Arena
+from packer.formats.hdf5_flat import as_text
 from packer.sources.base import SourceListing, check_names
 from packer.sources.hdf5_layouts import Hdf5Keys, images_in, items_in, labels_for, list_images
 from packer.sources.members import ArchiveMember, list_members
