@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from packer.conversion.options import ConvertOptions
 from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import Slice, Source
+from packer.sources.base import PickledSlice, Slice, Source, SourceReader
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
 from readers.headers import sniff
@@ -28,6 +29,7 @@ from readers.tree import has_image_suffix
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
 
 _REPORT_BYTES = 1 << 20
+_REPORT_SAMPLES = 256
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,7 +43,7 @@ class ShardTask:
 
     source: Source
     spec: ShardSpec
-    samples: Slice
+    blocks: tuple[PickledSlice, ...]
     options: ConvertOptions
     skip_strays: bool
     shard: Path
@@ -95,29 +97,32 @@ class _Packing:
         self._plain = task.options.check == "header" and task.options.reencode is None
 
     def run(self, writer: ShardWriter) -> None:
-        samples, counter = self._task.samples, self._counter
         arena = Arena(writer.flush)
-        pending_samples = pending_bytes = 0
         with self._task.source.open() as reader:
-            for i, place in enumerate(samples.places):
-                arena.begin(samples.bytes[i] + 1)
-                payloads: Sequence[Buffer | None] = ()
-                try:
-                    payloads = reader.read(place, arena)
-                    self._add(i, payloads, writer)
-                except BadSampleError as error:
-                    self._leave_out(i, payloads, error)
-                pending_samples += 1
-                pending_bytes += samples.bytes[i]
-                if pending_bytes >= _REPORT_BYTES or pending_samples >= 256:
-                    counter.report(pending_samples, pending_bytes)
-                    pending_samples = pending_bytes = 0
-                    if counter.stopped():
-                        raise Cancelled
+            for block in self._task.blocks:
+                self._run_block(Slice(*pickle.loads(block)), reader, arena, writer)
+
+    def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena, writer: ShardWriter) -> None:
+        counter = self._counter
+        pending_samples = pending_bytes = 0
+        for i, place in enumerate(samples.places):
+            arena.begin(samples.bytes[i] + 1)
+            payloads: Sequence[Buffer | None] = ()
+            try:
+                payloads = reader.read(place, arena)
+                self._add(samples, i, payloads, writer)
+            except BadSampleError as error:
+                self._leave_out(samples, i, payloads, error)
+            pending_samples += 1
+            pending_bytes += samples.bytes[i]
+            if pending_bytes >= _REPORT_BYTES or pending_samples >= _REPORT_SAMPLES:
+                counter.report(pending_samples, pending_bytes)
+                pending_samples = pending_bytes = 0
+                if counter.stopped():
+                    raise Cancelled
         counter.report(pending_samples, pending_bytes)
 
-    def _add(self, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
-        samples = self._task.samples
+    def _add(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
         names, header = samples.names[i], None
         image = payloads[0]
         if image is not None and self._is_image:
@@ -132,8 +137,8 @@ class _Packing:
             [0 if payload is None else crc32c(payload) for payload in payloads],
         )
 
-    def _leave_out(self, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
-        samples, task = self._task.samples, self._task
+    def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
+        task = self._task
         name = samples.names[i][0] or samples.keys[i]
         image = payloads[0] if payloads else None
         if task.skip_strays and image is not None and not has_image_suffix(name) and not sniff(image):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import open_executor, run_shard
+from packer.engines.local import InlineExecutor, open_executor, run_shard
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
@@ -154,30 +154,35 @@ class _Conversion:
         resumed = len(metas) - len(missing)
         if resumed:
             self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
-        self._check_space(sum(plan.shards[number].source_bytes for number in missing))
-        tasks = [self._task(journal, plan.shards[number], plan, listing) for number in missing]
-        if tasks:
-            for number, meta in zip(missing, self._run(tasks), strict=True):
+        shards = [plan.shards[number] for number in missing]
+        self._check_space(sum(shard.source_bytes for shard in shards))
+        if shards:
+            tasks = (self._task(journal, shard, plan, listing) for shard in shards)
+            for number, meta in zip(missing, self._run(shards, tasks), strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
 
-    def _run(self, tasks: Sequence[ShardTask]) -> list[PartMeta]:
-        """Run all tasks; on the first error, or Ctrl-C, stop the others and raise it."""
-        executor, counters = open_executor(min(self._workers, len(tasks)), len(tasks))
-        samples = sum(len(task.samples.keys) for task in tasks)
-        size = sum(sum(task.samples.bytes) for task in tasks)
+    def _run(self, shards: Sequence[PlannedShard], tasks: Iterable[ShardTask]) -> list[PartMeta]:
+        """Run the tasks of `shards`; on the first error, or Ctrl-C, stop the others and raise it."""
+        executor, counters = open_executor(min(self._workers, len(shards)), len(shards))
+        samples = sum(len(shard.indices) for shard in shards)
+        size = sum(shard.source_bytes for shard in shards)
+        inline = isinstance(executor, InlineExecutor)
         futures: list[Future[PartMeta]] = []
         try:
-            if self._workers > 1 and len(tasks) > 1:
-                futures = [executor.submit(run_shard, pack_shard, task, number) for number, task in enumerate(tasks)]
+            if inline:  # the work happens in submit
                 self._watcher.packing(samples, size, counters.totals)
-                wait(futures, return_when=FIRST_EXCEPTION)
-            else:
+            for number, task in enumerate(tasks):
+                futures.append(executor.submit(run_shard, pack_shard, task, number))
+                if inline:
+                    futures[-1].result()
+            if not inline:  # the display has a thread, which must not be there when workers are forked
                 self._watcher.packing(samples, size, counters.totals)
-                futures = [
-                    _checked(executor.submit(run_shard, pack_shard, task, number)) for number, task in enumerate(tasks)
-                ]
-            return [future.result() for future in _failures_first(futures)] and [f.result() for f in futures]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done() and not future.cancelled():
+                    future.result()  # raises the error of the first shard that has one
+            return [future.result() for future in futures]
         except BrokenExecutor as error:
             raise WorkerError(
                 "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
@@ -192,7 +197,7 @@ class _Conversion:
         return ShardTask(
             source=self._source,
             spec=plan.specs[shard.split],
-            samples=listing.splits[shard.split].slice(shard.indices),
+            blocks=listing.splits[shard.split].blocks(shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
             shard=journal.folder / shard.name,
@@ -262,17 +267,6 @@ class _Conversion:
             warnings=tuple(listing.warnings),
             already_done=not metas,
         )
-
-
-def _checked(future: Future[PartMeta]) -> Future[PartMeta]:
-    future.result()
-    return future
-
-
-def _failures_first(futures: Sequence[Future[PartMeta]]) -> list[Future[PartMeta]]:
-    """Finished futures with those that failed in front: the first error is the one to show."""
-    finished = [future for future in futures if future.done() and not future.cancelled()]
-    return sorted(finished, key=lambda future: future.exception() is None)
 
 
 def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:

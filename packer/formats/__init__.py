@@ -10,11 +10,13 @@ from crc32c import crc32c
 
 from packer.formats.base import Format
 from packer.formats.checksum import masked_crc
+from packer.formats.window import Window
 from readers.errors import FormatError, NotFlatError
 from readers.layout import FORMATS
 
 __all__ = ["FORMATS", "format_named", "format_of_file"]
 
+_HEAD_BYTES = 512
 _MAGIC = {"hdf5": b"\x89HDF\r\n\x1a\n"}
 
 
@@ -30,11 +32,8 @@ def format_of_file(path: Path) -> Format:
 
     Raises FormatError where it is none that we know, and says what it is where that is plain.
     """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be opened: {error.strerror}") from error
+    with Window(path) as window:
+        head = window.read(0, min(_HEAD_BYTES, window.size))
     if head.startswith(_MAGIC["hdf5"]):
         return format_named("hdf5")
     if head[257:262] == b"ustar":

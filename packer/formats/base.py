@@ -8,7 +8,7 @@ A format is one file with one object, listed in `packer.formats`; a new one touc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -48,7 +48,7 @@ class WrittenShard(NamedTuple):
 
     bytes: int
     crc32c: int
-    offsets: dict[str, list[int]]
+    offsets: Mapping[str, Sequence[int]]
 
 
 class Located(NamedTuple):

@@ -18,6 +18,7 @@ around the streamed bytes. Further fields are spooled beside and copied in. Memo
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ from packer.formats.checksum import crc32c_combine
 from packer.formats.gather import GatherFile
 from packer.formats.hdf5_flat import as_text, flat_start, read_column, read_strings
 from packer.formats.hdf5_foreign import locate_foreign
+from packer.formats.texts import Texts
 from readers.errors import FormatError
 from readers.index import ABSENT
 from readers.sample import NO_LABEL
@@ -57,15 +59,16 @@ class Hdf5Writer:
             for number, name in enumerate(spec.fields)
         }
         self._fields = tuple(self._files.items())
-        self._offsets: dict[str, list[int]] = {name: [] for name in spec.fields}
-        self._lengths: dict[str, list[int]] = {name: [] for name in spec.fields}
-        self._keys: list[str] = []
-        self._labels: list[int] = []
-        self._names: list[tuple[str, ...]] = []
+        self._offsets = {name: array("Q") for name in spec.fields}
+        self._lengths = {name: array("Q") for name in spec.fields}
+        self._names = {name: Texts() for name in spec.fields}
+        self._keys = Texts()
+        self._labels = array("q")
 
     def add(self, sample: PackedSample) -> None:
         for number, (field, file) in enumerate(self._fields):
             payload = sample.payloads[number]
+            self._names[field].append(sample.names[number])
             if payload is None:
                 self._offsets[field].append(ABSENT)
                 self._lengths[field].append(0)
@@ -75,7 +78,6 @@ class Hdf5Writer:
             self._lengths[field].append(length)
             file.append((payload,), length)
         self._keys.append(sample.key)
-        self._names.append(sample.names)
         label = sample.label
         self._labels.append(label if label == NO_LABEL else label + self._spec.label_offset)
 
@@ -94,8 +96,9 @@ class Hdf5Writer:
         self._skeleton.unlink()
         offsets = {}
         for field, relative in self._offsets.items():
-            start = starts[field] or 0
-            offsets[field] = [ABSENT if offset == ABSENT else start + offset for offset in relative]
+            column = np.array(relative, np.uint64)
+            column[column != ABSENT] += np.uint64(starts[field])
+            offsets[field] = array("Q", column.tobytes())
         return WrittenShard(size, crc, offsets)
 
     def abort(self) -> None:
@@ -125,12 +128,11 @@ class Hdf5Writer:
         return starts
 
     def _write_tables(self, file: Any) -> None:
-        for number, field in enumerate(self._offsets):
+        for field, names in self._names.items():
             group = file[field]
             group.create_dataset("offset", data=np.array(self._offsets[field], np.uint64))
             group.create_dataset("length", data=np.array(self._lengths[field], np.uint64))
-            names = [sample_names[number] for sample_names in self._names]
-            if any(names):
+            if names:
                 _write_strings(group, "name", names)
         file.create_dataset("label", data=np.array(self._labels, np.int64))
         _write_strings(file, "key", self._keys)
@@ -145,7 +147,7 @@ class Hdf5Writer:
         if classes.nbytes < _ATTRIBUTE_BYTES:
             file.attrs["classes"] = classes
         else:
-            _write_strings(file, "classes", list(spec.classes))
+            file.create_dataset("classes", data=classes, compression="gzip", compression_opts=1)
 
     def _assemble(self, main: GatherFile, starts: dict[str, int]) -> tuple[int, int]:
         """Copy the skeleton's metadata and the spooled fields around the streamed bytes.
@@ -205,9 +207,9 @@ def _fixed_list(texts: Iterable[str]) -> npt.NDArray[Any]:
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded), default=0) or 1))
 
 
-def _write_strings(group: Any, name: str, strings: list[str]) -> None:
-    data = _fixed_list(strings)
-    options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if strings else {}
+def _write_strings(group: Any, name: str, texts: Texts) -> None:
+    data = texts.array(h5py.string_dtype("utf-8", texts.width))
+    options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if len(data) else {}
     group.create_dataset(name, data=data, dtype=data.dtype, **options)
 
 
@@ -238,11 +240,11 @@ class Hdf5Format:
         return Hdf5Writer(path, spec)
 
     def describe(self, path: Path) -> ShardSpec | None:
-        with _translated(path), h5py.File(path, "r", locking=False) as file:
+        with _translated(path), _open(path) as file:
             return _describe(file, path)
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
-        with _translated(path), h5py.File(path, "r", locking=False) as file:
+        with _translated(path), _open(path) as file:
             spec = _describe(file, path)
             if spec is None or options.image_key:
                 yield from locate_foreign(file, path, options)
@@ -262,6 +264,12 @@ def _translated(path: Path) -> Iterator[None]:
         raise
     except _DAMAGED as error:
         raise FormatError(f"{path}: HDF5 cannot read it: {error or type(error).__name__}") from error
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():  # HDF5 would wait for ever at the end of a named pipe
+        raise FormatError(f"{path}: cannot be opened: missing, or not a regular file")
+    return h5py.File(path, "r", locking=False)
 
 
 def _describe(file: Any, path: Path) -> ShardSpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def flat_start(data: Any, path: Path) -> int:
     """First byte in the file of a contiguous, unfiltered uint8 data set. Raises NotFlatError with the reason."""
     if data.dtype != np.uint8 or data.ndim != 1:
         raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, not 1-D uint8"))
+    if data.file.filename != os.fspath(path):
+        raise NotFlatError(not_flat(data, path, f"is a link into another file, {data.file.filename},"))
     if data.chunks is not None:
         how = f"is chunked with {data.compression}" if data.compression else "is chunked"
         raise NotFlatError(not_flat(data, path, how))

@@ -133,10 +133,17 @@ def _per_image(group: Any, path: Path, options: LocateOptions) -> Iterator[Locat
         label = data.attrs.get(options.label_key or "label")
         yield Located(
             str(data.name).lstrip("/"),
-            NO_LABEL if label is None else int(label) - options.label_offset,
+            NO_LABEL if label is None else _whole_number(label, data, path) - options.label_offset,
             {"image": (start, int(data.shape[0]))},
             {},
         )
+
+
+def _whole_number(label: Any, data: Any, path: Path) -> int:
+    value = np.asarray(label)
+    if value.size != 1 or value.dtype.kind not in "iu" or int(value.ravel()[0]) >= 1 << 63:
+        raise FormatError(f"{path}: the label of {data.name} is {label!r:.80}, expected a whole number")
+    return int(value.ravel()[0])
 
 
 def _names(group: Any) -> list[str]:

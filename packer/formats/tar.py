@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -74,7 +75,7 @@ class TarWriter:
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
-        self._offsets: dict[str, list[int]] = {name: [] for name in spec.fields}
+        self._offsets = {name: array("Q") for name in spec.fields}
         self._columns = tuple(self._offsets.values())
         self._labels: dict[int, tuple[bytes, bytes]] = {}
 

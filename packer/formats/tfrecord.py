@@ -16,6 +16,7 @@ The image comes last in a record, behind a short head that a walker reads at onc
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
@@ -56,7 +57,7 @@ class TFRecordWriter:
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
-        self._offsets: dict[str, list[int]] = {name: [] for name in spec.fields}
+        self._offsets = {name: array("Q") for name in spec.fields}
         self._columns = tuple(self._offsets.values())
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}

@@ -6,11 +6,12 @@ a slice of that listing into the worker's arena. A source object is small and pi
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,11 @@ from packer.conversion.arena import Arena
 from readers.errors import SourceError
 from readers.sample import Buffer
 
-__all__ = ["Slice", "Source", "SourceListing", "SourceReader", "SplitListing", "check_names"]
+__all__ = ["PickledSlice", "Slice", "Source", "SourceListing", "SourceReader", "SplitListing", "check_names"]
+
+
+_BLOCK_SAMPLES = 1024
+PickledSlice: TypeAlias = bytes
 
 
 class Slice(NamedTuple):
@@ -54,8 +59,15 @@ class SplitListing:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def slice(self, indices: npt.NDArray[np.int64] | range) -> Slice:
-        """The samples at `indices`, for a worker."""
+    def blocks(self, indices: npt.NDArray[np.int64] | range) -> tuple[PickledSlice, ...]:
+        """The samples at `indices`, for a worker: pickled slices of a thousand samples each.
+
+        A worker unpacks one at a time, so a shard of millions of samples costs it little memory.
+        """
+        parts = (indices[first : first + _BLOCK_SAMPLES] for first in range(0, len(indices), _BLOCK_SAMPLES))
+        return tuple(pickle.dumps(tuple(self._slice(part)), pickle.HIGHEST_PROTOCOL) for part in parts)
+
+    def _slice(self, indices: npt.NDArray[np.int64] | range) -> Slice:
         if isinstance(indices, range):
             part = slice(indices.start, indices.stop)
             return Slice(self.keys[part], self.labels[part], self.names[part], self.bytes[part], self.places[part])
