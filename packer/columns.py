@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ __all__ = ["LeftOut", "PartMeta", "ShardColumns", "load_meta", "load_part", "sav
 _HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
 _BLOCK_SAMPLES = 4096
+_Row: TypeAlias = tuple[str, int, tuple[str, ...], ImageHeader | None]
 _NO_HEADER = ImageHeader("", 0, 0, 0, 0, 1)
 
 
@@ -74,7 +75,7 @@ class ShardColumns:
     def __init__(self, fields: Sequence[str]) -> None:
         self._fields = tuple(fields)
         self._blocks: list[dict[str, npt.NDArray[Any]]] = []
-        self._samples: list[PackedSample] = []
+        self._samples: list[_Row] = []
         self._lengths: list[Sequence[int]] = []
         self._crcs: list[Sequence[int]] = []
         self._count = self._payload_bytes = 0
@@ -84,7 +85,7 @@ class ShardColumns:
 
     def add(self, sample: PackedSample, lengths: Sequence[int], crcs: Sequence[int]) -> None:
         """One sample; lengths and crcs follow the fields (0 where a field is absent). Payloads are not kept."""
-        self._samples.append(sample._replace(payloads=()))
+        self._samples.append((sample.key, sample.label, sample.names, sample.header))
         self._lengths.append(lengths)
         self._crcs.append(crcs)
         self._count += 1
@@ -115,11 +116,11 @@ class ShardColumns:
             self._samples, self._lengths, self._crcs = [], [], []
 
     def _block(
-        self, samples: Sequence[PackedSample], lengths: Sequence[Sequence[int]], crcs: Sequence[Sequence[int]]
+        self, samples: Sequence[_Row], lengths: Sequence[Sequence[int]], crcs: Sequence[Sequence[int]]
     ) -> dict[str, npt.NDArray[Any]]:
-        keys = [sample.key for sample in samples]
-        found = {"label": np.array([sample.label for sample in samples], COLUMNS["label"])}
-        headers = [sample.header or _NO_HEADER for sample in samples]
+        keys = [key for key, _, _, _ in samples]
+        found = {"label": np.array([label for _, label, _, _ in samples], COLUMNS["label"])}
+        headers = [header or _NO_HEADER for _, _, _, header in samples]
         media, height, width, components, process, orientation = zip(*headers, strict=True) if headers else ((),) * 6
         codes = [_MEDIA_CODE[name] for name in media]
         values = (height, width, components, process, orientation, codes)
@@ -129,7 +130,7 @@ class ShardColumns:
         for number, name in enumerate(self._fields):
             found[f"{name}.length"] = np.array([v[number] for v in lengths], FIELD_COLUMNS["length"])
             found[f"{name}.crc32c"] = np.array([v[number] for v in crcs], FIELD_COLUMNS["crc32c"])
-            names = [encode_name(sample.names[number], key) for sample, key in zip(samples, keys, strict=True)]
+            names = [encode_name(names[number], key) for key, _, names, _ in samples]
             found |= string_columns(f"{name}.name", names)
         return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 __all__ = ["ARENA_BYTES", "Arena"]
 
-ARENA_BYTES = 4 << 20
+ARENA_BYTES = 2 << 20
 
 
 class Arena:

@@ -14,14 +14,9 @@ from readers.sample import Buffer
 __all__ = ["decode_fully", "prepare_image"]
 
 
-def prepare_image(image: Buffer, name: str, options: ConvertOptions, plain: bool) -> tuple[Buffer, ImageHeader, str]:
-    """The bytes to pack, their header and the file name that fits them. Raises BadSampleError.
-
-    plain: neither a full decode nor re-encoding is asked for, so the bytes are kept as they are.
-    """
+def prepare_image(image: Buffer, name: str, options: ConvertOptions) -> tuple[Buffer, ImageHeader, str]:
+    """The bytes to pack, their header and the file name that fits them. Raises BadSampleError."""
     header = parse_header(image)
-    if plain:
-        return image, header, name
     if options.check == "decode":
         decode_fully(image)
     if options.reencode is None:

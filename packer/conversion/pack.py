@@ -21,7 +21,7 @@ from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenSha
 from packer.sources.base import PickledSlice, Slice, Source, SourceReader
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
-from readers.headers import sniff
+from readers.headers import parse_header, sniff
 from readers.layout import ShardInfo
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
@@ -126,16 +126,16 @@ class _Packing:
         names, header = samples.names[i], None
         image = payloads[0]
         if image is not None and self._is_image:
-            image, header, name = prepare_image(image, names[0], self._task.options, self._plain)
-            payloads = (image, *payloads[1:])
-            names = names if name is names[0] else (name, *names[1:])
+            if self._plain:
+                header = parse_header(image)
+            else:
+                image, header, name = prepare_image(image, names[0], self._task.options)
+                payloads, names = (image, *payloads[1:]), (name, *names[1:])
         sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
         writer.add(sample)
-        self.columns.add(
-            sample,
-            [0 if payload is None else len(payload) for payload in payloads],
-            [0 if payload is None else crc32c(payload) for payload in payloads],
-        )
+        lengths = [0 if payload is None else len(payload) for payload in payloads]
+        crcs = [0 if payload is None else crc32c(payload) for payload in payloads]
+        self.columns.add(sample, lengths, crcs)
 
     def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
         task = self._task

@@ -16,7 +16,8 @@ from readers.sample import Buffer
 __all__ = ["GatherFile"]
 
 _MAX_PIECES = min(1024, os.sysconf("SC_IOV_MAX")) if hasattr(os, "sysconf") else 1024
-_FLUSH_BYTES = 4 << 20
+_FLUSH_BYTES = 2 << 20
+_WRITE_BEHIND_BYTES = 8 << 20
 
 
 class GatherFile:
@@ -25,7 +26,7 @@ class GatherFile:
     position: where the next piece will lie. crc32c: of everything flushed so far.
     """
 
-    __slots__ = ("_bytes", "_pieces", "crc32c", "descriptor", "path", "position")
+    __slots__ = ("_announced", "_bytes", "_pieces", "crc32c", "descriptor", "path", "position")
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
@@ -36,6 +37,7 @@ class GatherFile:
         self.crc32c = 0
         self._pieces: list[Buffer] = []
         self._bytes = 0
+        self._announced = start  # up to here the kernel was asked to start writing
 
     def append(self, pieces: tuple[Buffer, ...], total_bytes: int) -> None:
         """Queue pieces of `total_bytes` altogether."""
@@ -55,7 +57,9 @@ class GatherFile:
             crc = crc32c(piece, crc)
         for first in range(0, len(pieces), _MAX_PIECES):
             self._write(pieces[first : first + _MAX_PIECES])
-        write_behind(self.descriptor, self.position - self._bytes, self._bytes)
+        if self.position - self._announced >= _WRITE_BEHIND_BYTES:
+            write_behind(self.descriptor, self._announced, self.position - self._announced)
+            self._announced = self.position
         self.crc32c = crc
         self._pieces = []
         self._bytes = 0
