@@ -29,7 +29,7 @@ def usable_cpus(
     env = os.environ if environ is None else environ
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
         value = env.get(name, "")
-        if value.isdigit() and int(value) > 0:
+        if value.isdecimal() and int(value) > 0:
             limits.append(int(value))
             break  # per task is the tighter of the two; on-node only counts when it is all we are told
     return max(1, min(limits))
@@ -56,7 +56,7 @@ def _affinity() -> int:
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
     for folder in _cgroup_folders(root, membership):
         words = _text(folder / "cpu.max").split()
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]) > 0:
             yield int(words[0]) / int(words[1])
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         if quota is not None and period:
@@ -104,6 +104,6 @@ def _text(path: Path) -> str:
 def _number(path: Path) -> int | None:
     """The whole number in a control file; None when absent, "max", negative or v1's "no limit"."""
     text = _text(path).strip()
-    if not text.isdigit() or int(text) >= 1 << 60:
+    if not text.isdecimal() or int(text) >= 1 << 60:
         return None
     return int(text)

@@ -19,7 +19,7 @@ from packer.adopted_shard import AdoptTask, locate_shard
 from packer.columns import PartMeta
 from packer.conversion.commit import write_dataset_info
 from packer.conversion.journal import Journal
-from packer.engines.local import open_executor, run_shard
+from packer.engines.local import open_executor, submit_shard
 from packer.formats import format_named, format_of_file
 from packer.formats.base import LocateOptions, ShardSpec
 from packer.index_writer import write_index
@@ -141,7 +141,7 @@ class _Adoption:
         total = sum(task.shard.stat().st_size for task in tasks)
         executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
         try:
-            futures = [executor.submit(run_shard, locate_shard, task, n) for n, task in enumerate(tasks)]
+            futures = [submit_shard(executor, locate_shard, task, n) for n, task in enumerate(tasks)]
             self._watcher.packing(0, total, counters.totals)
             return [future.result() for future in futures]
         except BrokenExecutor as error:

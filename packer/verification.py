@@ -19,7 +19,7 @@ import readers
 from cache.node import usable_cpus
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
-from packer.engines.local import open_executor, run_shard
+from packer.engines.local import open_executor, submit_shard
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions
 from packer.formats.window import Window
@@ -130,7 +130,7 @@ def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[Problems]:
         return []
     executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
     try:
-        futures = [executor.submit(run_shard, verify_shard, task, n) for n, task in enumerate(tasks)]
+        futures = [submit_shard(executor, verify_shard, task, n) for n, task in enumerate(tasks)]
         total = sum(task.shard.bytes for task in tasks)
         watcher.packing(sum(task.shard.samples for task in tasks), total, counters.totals)
         return [future.result() for future in futures]

@@ -39,8 +39,10 @@ class ShardFile:
                 f"changed; restore it, or rebuild the index with  packer index"
             )
         if mapped and self.bytes:
-            view = mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ)
-            self.view = memoryview(view)
+            try:
+                self.view = memoryview(mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ))
+            except OSError as error:
+                raise StaleIndexError(f"{path}: shard cannot be mapped: {error.strerror}") from error
         elif mapped:
             self.view = memoryview(b"")
 

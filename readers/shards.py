@@ -11,6 +11,7 @@ that nobody rewrites).
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -32,7 +33,7 @@ from readers.shard_file import ShardFile
 from readers.stream import stream_ahead
 from readers.strings import Strings
 
-__all__ = ["ShardReader"]
+__all__ = ["Backend", "ShardReader"]
 
 Backend = Literal["pread", "mmap"]
 
@@ -302,11 +303,20 @@ class ShardReader:
             if shard is None:
                 while len(self._opened) >= self.open_shards:
                     self._shards[self._opened.popleft()] = None
-                expected = self.split_info.shards[number].bytes
-                shard = ShardFile(self._shard_path(number), expected, self.backend == "mmap")
-                self._shards[number] = shard
+                shard = self._shards[number] = self._new_shard_file(number)
                 self._opened.append(number)
             return shard
+
+    def _new_shard_file(self, number: int) -> ShardFile:
+        """Open a shard; where this process may open no more files, those opened first make room."""
+        expected = self.split_info.shards[number].bytes
+        while True:
+            try:
+                return ShardFile(self._shard_path(number), expected, self.backend == "mmap")
+            except StaleIndexError as error:
+                if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE) or not self._opened:
+                    raise
+            self._shards[self._opened.popleft()] = None
 
     def _verify(self, data: Buffer, index: int, field: str) -> None:
         from crc32c import crc32c  # loaded only where checksums are asked for

@@ -18,6 +18,7 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
+from packer.sources.folder import FolderSource
 
 DEADLINE = 60.0
 SLOW = """
@@ -107,6 +108,17 @@ def test_a_killed_worker_is_an_error_at_once(tree: Path, tmp_path: Path) -> None
     assert "WorkerError a worker process died" in errors and "run the same command again" in errors
     assert packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4).shards_resumed >= 1
     assert files_of(out) == reference(tree, tmp_path / "reference")
+
+
+class _Unsendable(FolderSource):
+    def __reduce__(self) -> str:
+        raise TypeError("not for others")
+
+
+def test_a_source_that_cannot_be_sent_to_workers(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(readers.SourceError, match=r"cannot be sent to worker processes: not for others; use workers=1"):
+        packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=2)
+    assert packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=1).samples == 45
 
 
 def test_interrupt_stops_all_workers(tree: Path, tmp_path: Path) -> None:

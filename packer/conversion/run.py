@@ -18,7 +18,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import InlineExecutor, open_executor, run_shard
+from packer.engines.local import InlineExecutor, open_executor, submit_shard
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
@@ -173,7 +173,7 @@ class _Conversion:
             if inline:  # the work happens in submit
                 self._watcher.packing(samples, size, counters.totals)
             for number, task in enumerate(tasks):
-                futures.append(executor.submit(run_shard, pack_shard, task, number))
+                futures.append(submit_shard(executor, pack_shard, task, number))
                 if inline:
                     futures[-1].result()
             if not inline:  # the display has a thread, which must not be there when workers are forked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -17,8 +18,9 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from packer.watch import Counter
+from readers.errors import SourceError
 
-__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shard"]
+__all__ = ["Counters", "InlineExecutor", "open_executor", "submit_shard"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,9 +83,27 @@ def open_executor(workers: int, shards: int) -> tuple[Executor, Counters]:
     return pool, counters
 
 
-def run_shard(work: Callable[[T, Counter], R], task: T, number: int) -> R:
-    """What is submitted: do `work` on one shard, reporting as number `number`."""
+def submit_shard(executor: Executor, work: Callable[[T, Counter], R], task: T, number: int) -> Future[R]:
+    """Have `work` done on one shard, reporting as number `number`.
+
+    The task is pickled here and not by the pool, whose feeding thread hangs over a task that cannot be pickled
+    (cpython issue 94777). Raises SourceError for such a task.
+    """
+    if isinstance(executor, InlineExecutor):
+        return executor.submit(_run, work, task, number)
+    try:
+        packed = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # pickling runs the code of whatever source was handed in
+        raise SourceError(f"the source cannot be sent to worker processes: {error}; use workers=1") from error
+    return executor.submit(_run_packed, work, packed, number)
+
+
+def _run(work: Callable[[T, Counter], R], task: T, number: int) -> R:
     return work(task, _ShardCounter(_counters, number))
+
+
+def _run_packed(work: Callable[[Any, Counter], R], packed: bytes, number: int) -> R:
+    return _run(work, pickle.loads(packed), number)
 
 
 def _share(array: Any) -> None:

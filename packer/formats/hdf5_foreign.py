@@ -24,7 +24,16 @@ from packer.formats.hdf5_flat import flat_start, not_flat, read_strings
 from readers.errors import FormatError, NotFlatError
 from readers.sample import NO_LABEL
 
-__all__ = ["IMAGE_NAMES", "find_images", "find_labels", "find_table", "locate_foreign", "per_image_data_sets"]
+__all__ = [
+    "IMAGE_NAMES",
+    "KEY_NAMES",
+    "LABEL_NAMES",
+    "find_images",
+    "find_labels",
+    "find_table",
+    "locate_foreign",
+    "per_image_data_sets",
+]
 
 IMAGE_NAMES = ("images", "image", "image/data", "data", "encoded", "jpeg", "jpegs")
 LABEL_NAMES = ("labels", "label", "targets", "target", "y")
