@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
 
-from packer.columns import PartMeta, ShardColumns, load_meta, save_part
+from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions, PackedSample
 from packer.formats.window import Window
@@ -18,8 +19,9 @@ from readers.headers import ImageHeader, parse_header
 from readers.index import ABSENT
 from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
+from readers.strings import Strings
 
-__all__ = ["AdoptTask", "locate_shard"]
+__all__ = ["AdoptTask", "locate_shard", "make_keys_unique"]
 
 _REPORT_SAMPLES = 256
 
@@ -39,7 +41,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     """Locate one shard, checksum every sample, parse every image header, and write the part."""
     path = task.shard
     located = list(format_named(task.format).locate(path, task.options))
-    fields = sorted({name for sample in located for name in sample.ranges} | {"image"}, key=lambda f: (f != "image", f))
+    found = {name for sample in located for name in sample.ranges}
+    found = {name for sample in located for name in sample.ranges}
+    fields = sorted(found | {"image"}, key=lambda name: (name != "image", name))
     columns = ShardColumns(fields)
     offsets: dict[str, list[int]] = {name: [] for name in fields}
     unreadable = done = 0
@@ -68,9 +72,34 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
         counter.report(0, done)
         info = ShardInfo(task.relative, window.size, len(located), file_crc)
     _check_labels(located, path)
-    meta = PartMeta(info, columns.payload_bytes(), (), tuple(fields), unreadable, class_names)
+    meta = PartMeta(info, columns.payload_bytes(), (), tuple(sorted(found)), unreadable, class_names)
     save_part(task.part, columns.arrays(offsets), meta)
     return load_meta(task.part)
+
+
+def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
+    """Put the shard's name in front of every key of these (name, part) pairs if any key occurs twice.
+
+    Says whether that was needed. Raises FormatError where a key occurs twice in one shard.
+    """
+    seen: set[str] = set()
+    total = 0
+    for name, path in shards:
+        with load_part(path) as part:
+            keys = list(Strings(part["key"], part["key.offset"]))
+        if len(set(keys)) != len(keys):
+            twice = next(key for key, count in Counted(keys).items() if count > 1)
+            raise FormatError(f"{name}: the key {twice!r} occurs twice in this shard; repack it with  packer convert")
+        seen.update(keys)
+        total += len(keys)
+    if len(seen) == total:
+        return False
+    for name, path in shards:
+        with load_part(path) as part:
+            arrays = {column: part[column] for column in part.files if column != "meta"}
+        keys = [f"{name}/{key}" for key in Strings(arrays["key"], arrays["key.offset"])]
+        save_part(path, arrays | string_columns("key", keys), load_meta(path))
+    return True
 
 
 def _header(payload: bytes) -> ImageHeader | None:

@@ -9,23 +9,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cache.node import usable_cpus
-from packer.adopted_shard import AdoptTask, locate_shard
+from packer.adopted_shard import AdoptTask, locate_shard, make_keys_unique
 from packer.columns import PartMeta
 from packer.conversion.commit import write_dataset_info
 from packer.conversion.journal import Journal
-from packer.engines.local import open_executor, submit_shard
+from packer.engines.local import run_shards
 from packer.formats import format_named, format_of_file
 from packer.formats.base import LocateOptions, ShardSpec
 from packer.index_writer import write_index
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import DatasetError, FormatError, OutputError, SourceError, WorkerError
+from readers.errors import DatasetError, FormatError, OutputError, SourceError
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.tree import SPLIT_NAMES
 
@@ -111,22 +110,13 @@ class _Adoption:
         self._out.mkdir(parents=True, exist_ok=True)
         with Journal(self._out, beside_shards=True) as journal:
             journal.empty()
-            tasks = [
-                AdoptTask(
-                    path,
-                    _place_in(path, self._out),
-                    self._format,
-                    self._options,
-                    journal.folder / f"{n}.part",
-                )
-                for n, path in enumerate(self._paths)
-            ]
-            metas = dict(zip(self._paths, self._locate(tasks, workers), strict=True))
-            parts = {task.shard: task.part for task in tasks}
-            info = self._commit(metas, parts, classes)
-            journal.remove()
-        unreadable = sum(meta.unreadable for meta in metas.values())
-        warnings = (f"{unreadable} images have no readable header",) if unreadable else ()
+            try:
+                info, metas, warnings = self._adopt(journal, workers, classes)
+            finally:
+                journal.remove()
+        unreadable = sum(meta.unreadable for meta in metas)
+        if unreadable:
+            warnings.append(f"{unreadable} images have no readable header")
         return IndexResult(
             output=self._out,
             format=self._format,
@@ -134,22 +124,25 @@ class _Adoption:
             shards=len(self._paths),
             samples=sum(part.samples for part in info.splits.values()),
             unreadable=unreadable,
-            warnings=warnings,
+            warnings=tuple(warnings),
         )
 
-    def _locate(self, tasks: list[AdoptTask], workers: int) -> list[PartMeta]:
-        total = sum(task.shard.stat().st_size for task in tasks)
-        executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
-        try:
-            futures = [submit_shard(executor, locate_shard, task, n) for n, task in enumerate(tasks)]
-            self._watcher.packing(0, total, counters.totals)
-            return [future.result() for future in futures]
-        except BrokenExecutor as error:
-            raise WorkerError("a worker process died (killed, or out of memory); run the same command again") from error
-        finally:
-            counters.stop()
-            executor.shutdown(wait=True, cancel_futures=True)
-            self._watcher.packed()
+    def _adopt(
+        self, journal: Journal, workers: int, classes: Sequence[str] | None
+    ) -> tuple[DatasetInfo, list[PartMeta], list[str]]:
+        tasks = [
+            AdoptTask(path, _place_in(path, self._out), self._format, self._options, journal.folder / f"{n}.part")
+            for n, path in enumerate(self._paths)
+        ]
+        size = sum(path.stat().st_size for path in self._paths)
+        metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
+        parts = {task.shard: task.part for task in tasks}
+        warnings = []
+        for split, paths in self._splits.items():
+            if make_keys_unique([(path.stem, parts[path]) for path in paths]):
+                warnings.append(f"{split}: shards share keys, so each key got its shard's name in front")
+        info = self._commit(dict(zip(self._paths, metas, strict=True)), parts, classes)
+        return info, metas, warnings
 
     def _commit(
         self, metas: Mapping[Path, PartMeta], parts: Mapping[Path, Path], classes: Sequence[str] | None
@@ -185,13 +178,13 @@ class _Adoption:
             return dict(spec.fields)
         known = dict(self._known.fields) if self._known else {}
         found = sorted({name for meta in metas.values() for name in meta.fields} | known.keys())
-        if "image" not in found:
+        if "image" not in found and any(meta.shard.samples for meta in metas.values()):
             raise FormatError(
                 f"{self._paths[0]}: no sample has an image; name it with --image-key (there are: "
                 f"{', '.join(found) or 'no fields'})"
             )
-        found.remove("image")
-        return {name: known.get(name) or _kind(name) for name in ["image", *found]}
+        others = [name for name in found if name != "image"]
+        return {"image": "image", **{name: known.get(name) or _kind(name) for name in others}}
 
     def _classes(
         self, classes: Sequence[str] | None, metas: Mapping[Path, PartMeta], spec: ShardSpec | None

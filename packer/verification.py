@@ -7,7 +7,6 @@ full decode of every image. against compares with the original source, sample by
 
 from __future__ import annotations
 
-from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ import readers
 from cache.node import usable_cpus
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
-from packer.engines.local import open_executor, submit_shard
+from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions
 from packer.formats.window import Window
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
-from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError, WorkerError
+from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError
 from readers.headers import sniff
 from readers.layout import ShardInfo, read_dataset_info
 
@@ -90,7 +89,9 @@ def verify(
             first += shard.samples
         found = _check_index(root, name, found)
     if found.count == 0:
-        for part in _run(tasks, workers or usable_cpus(), watcher or Silent()):
+        samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
+        watched = watcher or Silent()
+        for part in run_shards(verify_shard, tasks, len(tasks), workers or usable_cpus(), watched, samples, size):
             found.count += part.count
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
@@ -123,23 +124,6 @@ def _check_index(root: Path, split: str, found: Problems) -> Problems:
     except PackerError as error:
         found.add(Problem(split, f"{split}.index", str(error)))
     return found
-
-
-def _run(tasks: list[_Task], workers: int, watcher: Watcher) -> list[Problems]:
-    if not tasks:
-        return []
-    executor, counters = open_executor(min(workers, len(tasks)), len(tasks))
-    try:
-        futures = [submit_shard(executor, verify_shard, task, n) for n, task in enumerate(tasks)]
-        total = sum(task.shard.bytes for task in tasks)
-        watcher.packing(sum(task.shard.samples for task in tasks), total, counters.totals)
-        return [future.result() for future in futures]
-    except BrokenExecutor as error:
-        raise WorkerError("a worker process died (killed, or out of memory); run the same command again") from error
-    finally:
-        counters.stop()
-        executor.shutdown(wait=True, cancel_futures=True)
-        watcher.packed()
 
 
 def verify_shard(task: _Task, counter: Counter) -> Problems:
@@ -175,7 +159,7 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
             index = task.first + count - 1
             if count > task.shard.samples:
                 continue
-            what = _difference(reader, index, sample)
+            what = _difference(reader, index, sample, path.stem)
             if what:
                 wrong(what, index, reader.keys[index])
     except FormatError as error:
@@ -185,8 +169,9 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"holds {count} samples, dataset.json says {task.shard.samples}")
 
 
-def _difference(reader: readers.ShardReader, index: int, sample: Located) -> str:
-    if sample.key != reader.keys[index]:
+def _difference(reader: readers.ShardReader, index: int, sample: Located, shard_stem: str) -> str:
+    # keys that several adopted shards shared carry the name of their shard
+    if reader.keys[index] not in (sample.key, f"{shard_stem}/{sample.key}"):
         return f"the shard says the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
         return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"

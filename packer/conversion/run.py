@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from packer.conversion.journal import Journal
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import InlineExecutor, open_executor, submit_shard
+from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import OutputError, WorkerError
+from readers.errors import OutputError
 from readers.layout import DatasetInfo, read_dataset_info
 
 __all__ = ["ConvertResult", "convert"]
@@ -158,40 +157,12 @@ class _Conversion:
         self._check_space(sum(shard.source_bytes for shard in shards))
         if shards:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
-            for number, meta in zip(missing, self._run(shards, tasks), strict=True):
+            samples = sum(len(shard.indices) for shard in shards)
+            size = sum(shard.source_bytes for shard in shards)
+            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size)
+            for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
-
-    def _run(self, shards: Sequence[PlannedShard], tasks: Iterable[ShardTask]) -> list[PartMeta]:
-        """Run the tasks of `shards`; on the first error, or Ctrl-C, stop the others and raise it."""
-        executor, counters = open_executor(min(self._workers, len(shards)), len(shards))
-        samples = sum(len(shard.indices) for shard in shards)
-        size = sum(shard.source_bytes for shard in shards)
-        inline = isinstance(executor, InlineExecutor)
-        futures: list[Future[PartMeta]] = []
-        try:
-            if inline:  # the work happens in submit
-                self._watcher.packing(samples, size, counters.totals)
-            for number, task in enumerate(tasks):
-                futures.append(submit_shard(executor, pack_shard, task, number))
-                if inline:
-                    futures[-1].result()
-            if not inline:  # the display has a thread, which must not be there when workers are forked
-                self._watcher.packing(samples, size, counters.totals)
-            wait(futures, return_when=FIRST_EXCEPTION)
-            for future in futures:
-                if future.done() and not future.cancelled():
-                    future.result()  # raises the error of the first shard that has one
-            return [future.result() for future in futures]
-        except BrokenExecutor as error:
-            raise WorkerError(
-                "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
-                "run the same command again (fewer --workers need less memory): the shards that are whole are kept"
-            ) from error
-        finally:
-            counters.stop()
-            executor.shutdown(wait=True, cancel_futures=True)
-            self._watcher.packed()
 
     def _task(self, journal: Journal, shard: PlannedShard, plan: Plan, listing: SourceListing) -> ShardTask:
         return ShardTask(

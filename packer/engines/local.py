@@ -13,14 +13,14 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
-from packer.watch import Counter
-from readers.errors import SourceError
+from packer.watch import Counter, Watcher
+from readers.errors import SourceError, WorkerError
 
-__all__ = ["Counters", "InlineExecutor", "open_executor", "submit_shard"]
+__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shards", "submit_shard"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,50 @@ def open_executor(workers: int, shards: int) -> tuple[Executor, Counters]:
         return InlineExecutor(), counters
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(counters.array, os.getpid()))
     return pool, counters
+
+
+def run_shards(
+    work: Callable[[T, Counter], R],
+    tasks: Iterable[T],
+    count: int,
+    workers: int,
+    watcher: Watcher,
+    samples: int,
+    total_bytes: int,
+) -> list[R]:
+    """Have `work` done on `count` tasks, shown to `watcher`; results in the order of the tasks.
+
+    Tasks are made one by one, as they are handed over. On the first error, or Ctrl-C, the others are stopped and it
+    is raised; a worker that dies is a WorkerError.
+    """
+    if count == 0:
+        return []
+    executor, counters = open_executor(min(workers, count), count)
+    inline = isinstance(executor, InlineExecutor)
+    futures: list[Future[R]] = []
+    try:
+        if inline:  # the work happens in submit
+            watcher.packing(samples, total_bytes, counters.totals)
+        for number, task in enumerate(tasks):
+            futures.append(submit_shard(executor, work, task, number))
+            if inline:
+                futures[-1].result()
+        if not inline:  # the display has a thread, which must not be there when workers are forked
+            watcher.packing(samples, total_bytes, counters.totals)
+        wait(futures, return_when=FIRST_EXCEPTION)
+        for future in futures:
+            if future.done() and not future.cancelled():
+                future.result()  # raises the error of the first task that has one
+        return [future.result() for future in futures]
+    except BrokenExecutor as error:
+        raise WorkerError(
+            "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
+            "run the same command again (fewer --workers need less memory): what is whole is kept"
+        ) from error
+    finally:
+        counters.stop()
+        executor.shutdown(wait=True, cancel_futures=True)
+        watcher.packed()
 
 
 def submit_shard(executor: Executor, work: Callable[[T, Counter], R], task: T, number: int) -> Future[R]:

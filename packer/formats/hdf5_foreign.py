@@ -28,6 +28,8 @@ __all__ = [
     "IMAGE_NAMES",
     "KEY_NAMES",
     "LABEL_NAMES",
+    "LENGTH_NAMES",
+    "OFFSET_NAMES",
     "find_images",
     "find_labels",
     "find_table",

@@ -17,7 +17,7 @@ from readers.errors import FormatError
 from readers.sample import NO_LABEL
 from readers.tree import key_of_name
 
-__all__ = ["ExampleKeys", "ExampleSample", "read_example"]
+__all__ = ["IMAGE_FEATURES", "LABEL_FEATURES", "ExampleKeys", "ExampleSample", "read_example"]
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "jpeg", "img")
 LABEL_FEATURES = ("image/class/label", "label", "class", "target")

@@ -1,0 +1,448 @@
+"""What every format must do. test_formats.py subclasses this once per format and says only what differs.
+
+The law: what a writer's `finish` says it wrote is what `locate` finds in the file, and reading a range gives the
+payload. A fault in the file is a FormatError or, where the format has nothing to notice it by, harmless.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from conftest import make_jpeg
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import packer
+from packer.formats import format_named, format_of_file
+from packer.formats.base import Format, Located, LocateOptions, PackedSample, ShardSpec, ShardWriter, WrittenShard
+from readers.errors import FormatError
+from readers.headers import ImageHeader, parse_header
+from readers.index import ABSENT
+from readers.sample import NO_LABEL
+
+JPEG = make_jpeg(1)
+HEADER = parse_header(JPEG)
+IMAGE = {"image": "image"}
+FIELDS = {"image": "image", "mask": "file", "json": "json"}
+FLUSH_BYTES = 4 << 20  # writers hand their bytes to the system from here on
+GIB = 1 << 30
+
+KEYS = [
+    "plain",
+    "a/b/c",
+    "-dash",
+    "a:b",
+    "*?",
+    "100%",
+    "%41",
+    "%",
+    "a.b",
+    "a.b.c/d.e",
+    ".hidden",
+    "a/.hidden",
+    "..x",
+    "a/..b",
+    "__x__",
+    "__x",
+    "___",
+    "a/__x__",
+    "__a__/b",
+    "~",
+    "~a",
+    "日本語",
+    "é",
+    "é",
+    "😀",
+    "a\\b",
+    "quote'\"",
+    "%%%",
+    "a=b,c@d(e)[f]{g}+h~i",
+    "a/",
+    "a.b/",
+]
+KEYS += ["a b", " lead", "trail ", "tab\tx", "new\nline", "\x7f", "\u2028", "\x85", "\u00a0", "two  blanks"]
+KEYS += ["k" * 300, "\u00fc" * 150, "folder/" + "k" * 120, "f.o/" * 40 + "x", "k" * 76, "k" * 77]
+LOOKALIKES = ["a b", "a%20b", "a%2520b", "a\u00a0b", "a.b", "a%2Eb", "a%2eb", "__x__", "%5F_x__", "A.B", "~a", "%7Ea"]
+
+
+def sample(
+    key: str,
+    image: bytes | None = b"image",
+    *,
+    label: int = NO_LABEL,
+    name: str = "",
+    mask: bytes | None = None,
+    mask_name: str = "",
+    json: bytes | None = None,
+    header: ImageHeader | None = None,
+) -> PackedSample:
+    """A sample with the fields of FIELDS."""
+    return PackedSample(key, label, (image, mask, json), (name, mask_name, ""), header)
+
+
+def two_samples() -> list[PackedSample]:
+    """A small shard with a bit of everything; "b" lacks the mask and the json."""
+    first = sample("d/a", JPEG, label=0, name="d/a.JPEG", mask=b"mask", mask_name="m.png", json=b"{}", header=HEADER)
+    return [first, sample("d/b", b"\x80two", label=1, name="d/b.jpg", header=HEADER)]
+
+
+class TooLongError(BaseException):
+    """Not an Exception, so that nobody takes it for one of the file's."""
+
+
+@contextmanager
+def bounded(seconds: float = 10) -> Iterator[None]:
+    """Raise TooLongError in a body that takes longer: hostile bytes must not keep anybody busy for ever."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooLongError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_range(path: Path, place: tuple[int, int]) -> bytes:
+    """The bytes of a range as any other program would read them."""
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), place[1], place[0])
+
+
+def expected_names(packed: PackedSample, fields: Mapping[str, str]) -> dict[str, str]:
+    return {field: name for field, name in zip(fields, packed.names, strict=True) if name}
+
+
+_PAYLOADS = st.one_of(st.none(), st.binary(max_size=700))
+_KEY_CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=("Cs",))
+_KEYS = st.one_of(
+    st.text(st.sampled_from("ab./_%~ -é"), min_size=1, max_size=8),
+    st.text(_KEY_CHARACTERS, min_size=1, max_size=110),
+)
+_SUFFIXES = st.sampled_from(["", ".jpg", ".JPEG", ".png", ".json", ".a.b", ".cls", ".tar.gz", ".__name__"])
+
+
+@st.composite
+def any_samples(draw: st.DrawFn) -> list[PackedSample]:
+    """Samples with distinct keys; a payload that is absent or json comes from no file, the others may."""
+    samples = []
+    for key in draw(st.lists(_KEYS, unique=True, max_size=4)):
+        image, mask, json = draw(_PAYLOADS), draw(_PAYLOADS), draw(_PAYLOADS)
+        name = draw(st.one_of(st.just(""), _SUFFIXES.map(key.__add__), _KEYS)) if image is not None else ""
+        mask_name = (
+            draw(st.one_of(st.just(""), _SUFFIXES.map(f"{key}.mask".__add__), _KEYS)) if mask is not None else ""
+        )
+        label = draw(st.one_of(st.just(NO_LABEL), st.integers(0, 2**62)))
+        header = (
+            draw(st.sampled_from([None, HEADER, ImageHeader("webp", 1, 2, 4, 0, 1)])) if image is not None else None
+        )
+        samples.append(
+            sample(key, image, label=label, name=name, mask=mask, mask_name=mask_name, json=json, header=header)
+        )
+    return samples
+
+
+class FormatSuite:
+    """Subclasses set `name` and, where the format differs, the hooks."""
+
+    name: str
+    walks = True  # locate goes through the file sample by sample
+
+    @property
+    def format(self) -> Format:
+        return format_named(self.name)
+
+    # --- hooks --------------------------------------------------------------------------------------------------
+    def beyond_4_gib(self, folder: Path) -> tuple[Path, dict[str, bytes]]:
+        """A sparse shard whose last samples start past 4 GiB: its path, and those samples' images by key."""
+        raise NotImplementedError
+
+    def found_after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
+        """What `locate` should find in the first `size` bytes of a shard; None: it must raise FormatError."""
+        raise NotImplementedError
+
+    def flips(self, data: bytes) -> Iterable[int]:
+        """The bytes to flip: all of them."""
+        return range(len(data))
+
+    def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
+        """Every byte whose damage `locate` or a payload's checksum has to show; the rest may be harmless."""
+        raise NotImplementedError
+
+    # --- tools --------------------------------------------------------------------------------------------------
+    def write(
+        self,
+        folder: Path,
+        samples: Sequence[PackedSample],
+        fields: Mapping[str, str] = FIELDS,
+        label_offset: int = 0,
+        classes: tuple[str, ...] = (),
+    ) -> tuple[Path, WrittenShard]:
+        path = folder / self.format.shard_name("train", 0, 1)
+        writer = self.format.open_writer(path, ShardSpec("train", fields, classes, label_offset))
+        for packed in samples:
+            writer.add(packed)
+        return path, writer.finish()
+
+    def locate(self, path: Path, label_offset: int = 0) -> list[Located]:
+        return list(self.format.locate(path, LocateOptions(label_offset=label_offset)))
+
+    def check_law(
+        self,
+        folder: Path,
+        samples: Sequence[PackedSample],
+        fields: Mapping[str, str] = FIELDS,
+        label_offset: int = 0,
+        classes: tuple[str, ...] = (),
+    ) -> list[Located]:
+        """Write, locate, compare everything; returns what was found."""
+        path, written = self.write(folder, samples, fields, label_offset, classes)
+        assert [entry.name for entry in folder.iterdir()] == [path.name], "the writer left other files behind"
+        assert written.bytes == path.stat().st_size, "finish() states another size than the file has"
+        assert written.crc32c == crc32c(path.read_bytes()), "finish() states another CRC32C than the file has"
+        assert format_of_file(path) is self.format, "the shard is not recognised as its own format"
+        located = self.locate(path, label_offset)
+        assert [found.key for found in located] == [packed.key for packed in samples], "keys differ"
+        assert [found.label for found in located] == [packed.label for packed in samples], "labels differ"
+        for i, (packed, found) in enumerate(zip(samples, located, strict=True)):
+            assert found.names == expected_names(packed, fields), f"file names of {packed.key!r} differ"
+            present = {field for field, payload in zip(fields, packed.payloads, strict=True) if payload is not None}
+            assert found.ranges.keys() == present, f"fields of {packed.key!r} differ"
+            for field, payload in zip(fields, packed.payloads, strict=True):
+                stated = written.offsets[field][i]
+                if payload is None:
+                    assert stated == ABSENT, f"{field} of {packed.key!r} is absent, finish() states {stated}"
+                    continue
+                assert found.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} lies elsewhere"
+                assert read_range(path, found.ranges[field]) == payload, f"{field} of {packed.key!r} reads otherwise"
+        return located
+
+    def outcome(self, path: Path, options: LocateOptions | None = None) -> list[Located] | None:
+        """What locate finds; None for a FormatError. Any other exception fails the test."""
+        try:
+            return list(self.format.locate(path, options or LocateOptions()))
+        except FormatError as error:
+            assert str(path) in str(error), f"the message does not say which file: {error}"
+            return None
+
+    def refused(self, path: Path, match: str | None = None, options: LocateOptions | None = None) -> None:
+        """locate must raise FormatError, in a bounded time, with the file and `match` in the message."""
+        with bounded(), pytest.raises(FormatError, match=match) as caught:
+            list(self.format.locate(path, options or LocateOptions()))
+        assert str(path) in str(caught.value), "the message does not say which file"
+
+    # --- the law ------------------------------------------------------------------------------------------------
+    def test_zero_samples(self, tmp_path: Path) -> None:
+        assert self.check_law(tmp_path, []) == []
+
+    def test_payload_sizes(self, tmp_path: Path) -> None:
+        sizes = (0, 1, 511, 512, 513, 1023, 4095, 4096, 4097, 65536)
+        payloads = [bytes([65 + i]) * size for i, size in enumerate(sizes)]
+        self.check_law(tmp_path, [sample(f"k{len(p)}", p, mask=p[::-1], json=p[:7]) for p in payloads])
+
+    @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097])
+    def test_a_single_payload(self, tmp_path: Path, size: int) -> None:
+        self.check_law(tmp_path, [PackedSample("k", 3, (b"x" * size,), ("",), None)], IMAGE)
+
+    def test_payloads_larger_than_the_buffers(self, tmp_path: Path) -> None:
+        large = os.urandom(FLUSH_BYTES + 12345)
+        samples = [sample("a", b"1"), sample("b", large, mask=large[::-1]), sample("c", b"3"), sample("d", large[1:])]
+        self.check_law(tmp_path, samples)
+
+    def test_more_samples_than_one_gathered_write_takes(self, tmp_path: Path) -> None:
+        self.check_law(tmp_path, [sample(f"{i:05d}", b"%d" % i, mask=b"m" * (i % 3)) for i in range(1500)])
+
+    def test_memory_may_change_after_flush(self, tmp_path: Path) -> None:
+        """Workers read the next samples into the memory of those that are flushed."""
+        path = tmp_path / self.format.shard_name("train", 0, 1)
+        writer = self.format.open_writer(path, ShardSpec("train", FIELDS))
+        memory = bytearray(10_000)
+        for i in range(5):
+            memory[:] = bytes([i + 1]) * len(memory)
+            view = memoryview(memory)
+            writer.add(PackedSample(f"k{i}", i, (view[:6000], view[6000:9000], view[9000:]), ("", "", ""), None))
+            writer.flush()
+        memory[:] = bytes(len(memory))
+        written = writer.finish()
+        for i, found in enumerate(self.locate(path)):
+            payloads = [read_range(path, found.ranges[field]) for field in FIELDS]
+            assert payloads == [bytes([i + 1]) * size for size in (6000, 3000, 1000)], f"sample {i} was overwritten"
+        assert written.crc32c == crc32c(path.read_bytes()), "finish() states another CRC32C than the file has"
+
+    def test_absent_and_empty_differ(self, tmp_path: Path) -> None:
+        samples = [
+            sample("none", None),
+            sample("empty", b"", mask=b"", json=b""),
+            sample("no image", None, mask=b"m"),
+            sample("only json", None, json=b"{}", label=0),
+            sample("all", b"i", mask=b"m", json=b"{}", label=2),
+        ]
+        located = self.check_law(tmp_path, samples)
+        assert [sorted(found.ranges) for found in located][:3] == [[], ["image", "json", "mask"], ["mask"]]
+
+    def test_further_fields(self, tmp_path: Path) -> None:
+        """Several file fields, a json field of another name, and a file field called json."""
+        fields = {"image": "image", "left.eye": "file", "meta": "json", "json": "file", "png": "file"}
+        full = PackedSample(
+            "k", 1, (b"i", b"l", b"{}", b"j", b"p"), ("k.jpg", "x/l.png", "", "k.json", "k.png.webp"), HEADER
+        )
+        self.check_law(tmp_path, [full, PackedSample("l", 1, (b"i", None, None, None, b""), ("",) * 5, None)], fields)
+
+    @pytest.mark.parametrize(
+        "name", ["k.jpg", "k.JPEG", "k.jpeg", "k", "other.jpg", "d/k.jpg", "k.x.jpg", "k.json", ""]
+    )
+    def test_file_names(self, tmp_path: Path, name: str) -> None:
+        samples = [
+            sample("k", JPEG, name=name, header=HEADER),
+            sample("z", b"raw", name=name, mask=b"", mask_name=name),
+        ]
+        self.check_law(tmp_path, samples)
+
+    def test_keys(self, tmp_path: Path) -> None:
+        self.check_law(tmp_path, [sample(key, key.encode(), name=f"{key}.jpg", label=1) for key in KEYS])
+
+    @pytest.mark.parametrize("key", KEYS)
+    def test_keys_of_samples_with_nothing_else(self, tmp_path: Path, key: str) -> None:
+        self.check_law(tmp_path, [sample(key, None), sample(key + "2", None)])
+
+    def test_keys_that_look_alike_once_escaped(self, tmp_path: Path) -> None:
+        self.check_law(tmp_path, [sample(key, key.encode()) for key in LOOKALIKES])
+
+    @pytest.mark.parametrize("offset", [0, 1, 1000])
+    def test_labels(self, tmp_path: Path, offset: int) -> None:
+        labels = (NO_LABEL, 0, 1, 2, 999, 2**31, 2**32 + 5, 2**62)
+        samples = [sample(f"k{label}", label=label) for label in labels]
+        self.check_law(tmp_path, samples, label_offset=offset, classes=("cat", "dog \u00e9", "owl"))
+
+    @settings(
+        deadline=None,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    )
+    @given(samples=any_samples(), offset=st.sampled_from([0, 1]))
+    def test_any_samples(self, samples: list[PackedSample], offset: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.check_law(Path(folder), samples, label_offset=offset, classes=("cat",))
+
+    def test_offsets_beyond_4_gib(self, tmp_path: Path) -> None:
+        path, images = self.beyond_4_gib(tmp_path)
+        try:
+            assert path.stat().st_blocks * 512 < GIB, "the test's file is not sparse: the filesystem has no holes"
+            located = {found.key: found.ranges["image"] for found in self.locate(path) if "image" in found.ranges}
+            for key, image in images.items():
+                assert located[key][0] > 4 * GIB, f"{key!r} does not start past 4 GiB"
+                assert read_range(path, located[key]) == image, f"{key!r} reads otherwise"
+        finally:
+            path.unlink()
+
+    # --- the writer ---------------------------------------------------------------------------------------------
+    def open_writer(self, folder: Path) -> ShardWriter:
+        return self.format.open_writer(folder / self.format.shard_name("train", 0, 1), ShardSpec("train", FIELDS))
+
+    def test_abort_leaves_nothing(self, tmp_path: Path) -> None:
+        writer = self.open_writer(tmp_path)
+        writer.add(sample("a", b"x" * 10_000, mask=b"y" * 10_000))
+        writer.flush()
+        writer.abort()
+        assert list(tmp_path.iterdir()) == [], "abort() left files behind"
+
+    def test_an_existing_file_is_not_overwritten(self, tmp_path: Path) -> None:
+        path = tmp_path / self.format.shard_name("train", 0, 1)
+        path.write_bytes(b"mine")
+        with pytest.raises(FileExistsError):
+            self.open_writer(tmp_path)
+        assert path.read_bytes() == b"mine", "the file that was there has changed"
+
+    def test_shard_names_sort_in_order(self) -> None:
+        names = [self.format.shard_name("val", number, 12345) for number in (0, 1, 9, 10, 99, 100, 12344)]
+        assert names == sorted(names) and len(set(names)) == len(names)
+        assert all(name.startswith("val-") for name in names)
+
+    # --- faults -------------------------------------------------------------------------------------------------
+    def test_what_is_no_file(self, tmp_path: Path) -> None:
+        missing, folder, pipe = (tmp_path / name for name in ("missing", "folder", "pipe"))
+        folder.mkdir()
+        os.mkfifo(pipe)
+        for path in (missing, folder, pipe):
+            self.refused(path, "cannot be opened|not a regular file")
+            with bounded(), pytest.raises(FormatError, match=r"cannot be opened|not a regular file"):
+                format_of_file(path)
+
+    def test_a_file_that_shrinks_while_it_is_walked(self, tmp_path: Path) -> None:
+        path, _ = self.write(tmp_path, [sample(f"k{i}", bytes(3 << 20)) for i in range(4)])
+        walk = iter(self.format.locate(path, LocateOptions()))
+        first = next(walk)
+        os.truncate(path, first.ranges["image"][0] + (3 << 20) + 600)
+        with bounded():
+            if self.walks:
+                with pytest.raises(FormatError, match=f"{path}: shrank"):
+                    list(walk)
+            else:
+                assert len(list(walk)) == 3, "the tables were read at once, so nothing can be missed"
+
+    def test_truncated_at_every_byte(self, tmp_path: Path) -> None:
+        path, _ = self.write(tmp_path, two_samples())
+        data, truth = path.read_bytes(), self.locate(path)
+        wrong = []
+        for size in range(len(data) - 1, -1, -1):
+            os.truncate(path, size)
+            if self.outcome(path) != self.found_after_cut(truth, data, size):
+                wrong.append(size)
+        assert wrong == [], f"cuts of {len(data)} bytes that locate gets wrong"
+
+    @pytest.mark.parametrize("mask", [0x01, 0xFF])
+    def test_flipped_bytes(self, tmp_path: Path, mask: int) -> None:
+        path, _ = self.write(tmp_path, two_samples(), classes=("cat", "dog"))
+        data, truth = path.read_bytes(), self.locate(path)
+        payloads = [read_range(path, place) for found in truth for place in found.ranges.values()]
+        must_notice = self.must_notice(path, data, truth)
+        silent = set()
+        with open(path, "r+b", buffering=0) as file, bounded(60):
+            for i in self.flips(data):
+                os.pwrite(file.fileno(), bytes([data[i] ^ mask]), i)
+                found = self.outcome(path)
+                if found == truth:
+                    now = [os.pread(file.fileno(), n, at) for f in found for at, n in f.ranges.values()]
+                    if now == payloads:
+                        silent.add(i)
+                for at, n in (place for f in found or () for place in f.ranges.values()):
+                    assert 0 <= at <= at + n <= len(data), f"byte {i} flipped gives the range {at} to {at + n}"
+                os.pwrite(file.fileno(), data[i : i + 1], i)
+        assert path.read_bytes() == data, "the test did not restore the file"
+        assert sorted(silent & must_notice) == [], "flips that neither locate nor a checksum would show"
+
+    def test_verify_finds_every_flip(self, tmp_path: Path) -> None:
+        """Payloads always; every byte of the file with deep, by the CRC32C of the whole."""
+        for number in range(2):
+            image = tmp_path / "in" / "train" / "cat" / f"{number}.jpg"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            image.write_bytes(make_jpeg(number))
+        packer.convert(tmp_path / "in", to=self.name, output=tmp_path / "out", workers=1)
+        path = next(path for path in (tmp_path / "out").iterdir() if path.is_file() and path.name != "dataset.json")
+        assert packer.verify(tmp_path / "out", deep=True, workers=1).ok, "the undamaged set does not verify"
+        data = path.read_bytes()
+        inside = {
+            i for found in self.locate(path) for at, n in found.ranges.values() for i in (at, at + n // 2, at + n - 1)
+        }
+        with open(path, "r+b", buffering=0) as file:
+            for i in sorted({0, len(data) - 1, *inside, *range(0, len(data), 331)}):
+                os.pwrite(file.fileno(), bytes([data[i] ^ 0x10]), i)
+                deep = packer.verify(tmp_path / "out", deep=True, workers=1)
+                assert "CRC32C of the whole file" in str(deep.problems[0]), f"byte {i}: {deep.problems}"
+                if i in inside:
+                    found = packer.verify(tmp_path / "out", workers=1)
+                    assert not found.ok, f"byte {i} of a payload flipped, and verify is content"
+                    assert any(problem.key for problem in found.problems), "no sample is named"
+                os.pwrite(file.fileno(), data[i : i + 1], i)
+        assert packer.verify(tmp_path / "out", workers=1).ok, "the test did not restore the file"

@@ -1,0 +1,99 @@
+"""Adopting shards: what happens around the formats (which have their own tests)."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import files_of, make_jpeg
+
+import packer
+import readers
+from packer.adoption import split_of_name
+
+
+def wds_shard(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_shards_that_share_keys(tmp_path: Path) -> None:
+    for number in range(2):
+        members = {f"{k:04d}.{e}": d for k in range(3) for e, d in (("jpg", make_jpeg(10 * number + k)), ("cls", b"1"))}
+        (tmp_path / "wds").mkdir(exist_ok=True)
+        wds_shard(tmp_path / "wds" / f"train-{number:06d}.tar", members)
+    shards = tmp_path / "wds"
+    result = packer.index([shards], workers=1)
+    assert result.warnings == ("train: shards share keys, so each key got its shard's name in front",)
+    with readers.open(shards) as reader:
+        assert list(reader.keys)[2:4] == ["train-000000/0002", "train-000001/0000"]
+        assert bytes(reader.read(3)) == make_jpeg(10)
+    assert packer.verify(shards, deep=True, workers=1).ok
+    packed = packer.convert(shards, to="hdf5", output=tmp_path / "out-hdf5", workers=1)
+    assert packed.samples == 6
+
+
+def test_a_key_twice_in_one_shard(tmp_path: Path) -> None:
+    image = make_jpeg(1)
+    shard = wds_shard(tmp_path / "train-0.tar", {"a.jpg": image, "b.jpg": image, "a.png": image})
+    before = files_of(tmp_path)
+    with pytest.raises(readers.FormatError, match="members of 'a' are not adjacent"):
+        packer.index([shard], workers=1)
+    assert files_of(tmp_path) == before  # nothing is left behind
+
+
+def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
+    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1, samples_per_shard=12).output
+    adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
+    assert (adopted / "train-000000.tar").is_symlink()
+    # What the set beside the shards knows is kept: tar shards do not carry the names of the classes.
+    with readers.open(adopted, "val") as reader:
+        assert reader.classes == ("cat", "dog", "owl")
+        assert reader.split_info.root == "val"
+    assert packer.verify(adopted, against=tree, workers=1).ok
+    packer.extract(adopted, tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tree)
+
+
+def test_a_lost_dataset_json(tree: Path, tmp_path: Path) -> None:
+    for to in ("hdf5", "tfrecord", "tar"):
+        packed = packer.convert(tree, to=to, output=tmp_path / to, workers=1).output
+        before = files_of(packed)
+        (packed / "dataset.json").unlink()
+        packer.index([packed], workers=1, classes=["cat", "dog", "owl"] if to == "tar" else None)
+        after = files_of(packed)
+        for info in (before, after):
+            info["dataset.json"] = json.dumps(
+                {name: json.loads(info["dataset.json"])[name] for name in ("format", "fields", "classes")}
+            ).encode()
+        assert after == before, to
+
+
+def test_an_unfinished_conversion_is_not_adopted(tmp_path: Path) -> None:
+    source = tmp_path / "src/c"
+    source.mkdir(parents=True)
+    (source / "1.jpg").write_bytes(make_jpeg(1))
+    (source / "2.jpg").write_bytes(b"broken")
+    with pytest.raises(readers.BadSampleError):
+        packer.convert(tmp_path / "src", to="tar", output=tmp_path / "out", workers=1, samples_per_shard=1)
+    wds_shard(tmp_path / "out/train-0.tar", {"a.jpg": make_jpeg(1)})
+    with pytest.raises(readers.OutputError, match="holds an unfinished conversion"):
+        packer.index([tmp_path / "out/train-0.tar"], workers=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-000000.tar", "train"), ("imagenet_val-00001-of-00008.tfrecord", "val"), ("shard-000.tar", "train"),
+        ("validation-00000-of-00128", "validation"), ("my.test.h5", "test"), ("trainer-0.tar", "train"),
+    ],
+)  # fmt: skip
+def test_splits_are_read_off_names(name: str, split: str) -> None:
+    assert split_of_name(name) == split

@@ -1,0 +1,511 @@
+"""Other programs read our shards, and we adopt theirs: GNU tar, tarfile, webdataset, tfrecord, protobuf and h5py."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import make_jpeg
+
+import packer
+import readers
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
+from readers.errors import FormatError, NotFlatError, SourceError
+from readers.headers import parse_header
+
+wds = pytest.importorskip("webdataset")
+tfrecord = pytest.importorskip("tfrecord")
+GNU_TAR = shutil.which("tar")
+needs_tar = pytest.mark.skipif(GNU_TAR is None, reason="there is no tar program here")
+
+Content = dict[str, tuple[bytes, int]]
+
+
+def tar(*arguments: object, folder: Path | None = None) -> str:
+    """Run GNU tar; anything on stderr is a failure."""
+    command = [str(GNU_TAR), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=30, check=False)
+    assert done.returncode == 0 and not done.stderr, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The set of the session's image tree in a format, packed once."""
+    made: dict[str, Path] = {}
+
+    def pack(to: str) -> Path:
+        if to not in made:
+            made[to] = tmp_path_factory.mktemp(to) / "set"
+            packer.convert(
+                tree, to=to, output=made[to], workers=1, samples_per_shard=16, label_offset=int(to == "tfrecord")
+            )
+        return made[to]
+
+    return pack
+
+
+def originals(tree: Path, split: str) -> Content:
+    """key -> (bytes, label), from the files."""
+    classes = sorted(folder.name for folder in (tree / split).iterdir())
+    files = sorted((tree / split).rglob("*.JPEG"))
+    return {f"{p.parent.name}/{p.stem}": (p.read_bytes(), classes.index(p.parent.name)) for p in files}
+
+
+def shards(root: Path, split: str) -> list[str]:
+    found = sorted(str(path) for path in root.iterdir() if path.is_file() and path.name.startswith(split))
+    assert found, f"no shards of {split} in {root}"
+    return found
+
+
+def contents(root: Path, split: str | None = None) -> Content:
+    with readers.open(root, split, verify=True) as reader:
+        return {s.key: (bytes(s.image), -1 if s.label is None else s.label) for s in reader}
+
+
+def read_with_webdataset(urls: list[str]) -> list[dict[str, Any]]:
+    """Every sample; webdataset leaves its files to the garbage collector, which warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        samples = list(wds.WebDataset(urls, shardshuffle=False, empty_check=False))
+        gc.collect()
+    return samples
+
+
+def tricky_shard(folder: Path, to: str) -> tuple[Path, list[PackedSample]]:
+    """One shard with every field, and keys that need care."""
+    fields = {"image": "image", "mask": "file", "json": "json"}
+    image = make_jpeg(5)
+    samples = [
+        PackedSample(key, number, (image, b"mask%d" % number, b'{"n": 1}'), (f"{key}.jpg", "", ""), parse_header(image))
+        for number, key in enumerate(["plain", "d/with.dot", "with blank", "Grüße/日本", "k" * 150, "__a__/b", "100%"])
+    ]
+    path = folder / format_named(to).shard_name("train", 0, 1)
+    writer = format_named(to).open_writer(path, ShardSpec("train", fields, ("zero", "one")))
+    for sample in samples:
+        writer.add(sample)
+    writer.finish()
+    return path, samples
+
+
+# --- tar: read by others ------------------------------------------------------------------------------------------
+@needs_tar
+def test_gnu_tar_lists_and_unpacks(packed: Callable[[str], Path], tree: Path, tmp_path: Path) -> None:
+    expected = originals(tree, "train")
+    names: list[str] = []
+    for shard in shards(packed("tar"), "train"):
+        names += tar("tf", shard).splitlines()
+        tar("xf", shard, "-C", tmp_path)
+    wanted = {f"{key}.{extension}" for key in expected for extension in ("jpg", "cls", "__name__")}
+    assert set(names) == wanted, "GNU tar lists other members"
+    in_order = [f"{key}.{extension}" for key in expected for extension in ("__name__", "cls", "jpg")]
+    assert names == in_order, "members of a sample are not adjacent, or extensions not sorted"
+    for key, (data, label) in expected.items():
+        assert (tmp_path / f"{key}.jpg").read_bytes() == data, f"{key} unpacks to other bytes"
+        assert (tmp_path / f"{key}.cls").read_text() == str(label), f"the label of {key} unpacks otherwise"
+
+
+@needs_tar
+def test_gnu_tar_unpacks_tricky_keys(tmp_path: Path) -> None:
+    path, samples = tricky_shard(tmp_path, "tar")
+    out = tmp_path / "out"
+    out.mkdir()
+    tar("xf", path, "-C", out)
+    assert len(list(out.rglob("*.jpg"))) == len(samples), "two keys became one file, or were left out"
+    assert sorted(p.read_bytes() for p in out.rglob("*.mask.bin")) == sorted(
+        bytes(s.payloads[1] or b"") for s in samples
+    )
+
+
+def test_tarfile_finds_what_the_index_says(packed: Callable[[str], Path]) -> None:
+    root = packed("tar")
+    with readers.open(root, "val") as reader:
+        places = {f"{reader.keys[i]}.jpg": reader.byte_range(i) for i in range(len(reader))}
+        found = {}
+        for shard in shards(root, "val"):
+            with tarfile.open(shard) as archive:
+                for member in archive.getmembers():
+                    assert member.isreg() and member.mode == 0o644 and member.mtime == 0, member.name
+                    assert not member.pax_headers, f"{member.name} has a PAX header, which several readers lack"
+                    if member.name.endswith(".jpg"):
+                        found[member.name] = (Path(shard), member.offset_data, member.size)
+        assert found == places
+
+
+def test_webdataset_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
+    expected = originals(tree, "train")
+    read = read_with_webdataset(shards(packed("tar"), "train"))
+    seen = {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in read}
+    assert seen == expected
+    assert list(seen) == list(expected), "the order differs"
+
+
+def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
+    """Keys that webdataset would split or skip arrive under a stem of their own; the real key is beside it."""
+    path, samples = tricky_shard(tmp_path, "tar")
+    read = read_with_webdataset([str(path)])
+    assert len(read) == len(samples), "webdataset drops samples, or mixes them"
+    for ours, theirs in zip(samples, read, strict=True):
+        key = json.loads(theirs["__name__"])["key"] if "__name__" in theirs else theirs["__key__"]
+        assert key == ours.key
+        assert (theirs["jpg"], theirs["mask.bin"], theirs["json"]) == ours.payloads, f"{key} reads otherwise"
+        assert int(theirs["cls"]) == ours.label
+
+
+# --- tar: adopted -------------------------------------------------------------------------------------------------
+@needs_tar
+@pytest.mark.parametrize("kind", ["ustar", "gnu", "pax", "v7"])
+def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
+    """A folder of files as people have them, with a name that needs an extended header where the format has one."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    keys = ["000", "001", "sub/002"] + ([] if kind in ("ustar", "v7") else ["sub/" + "long" * 40, "sub/Grüße"])
+    expected = {}
+    for label, key in enumerate(keys):
+        image = make_jpeg(label)
+        (folder / key).parent.mkdir(exist_ok=True)
+        for extension, data in (("jpg", image), ("cls", b"%d" % label), ("json", b'{"k": %d}' % label)):
+            (folder / f"{key}.{extension}").write_bytes(data)
+        expected[key] = (image, label)
+    files = [f"{key}.{extension}" for key in keys for extension in ("cls", "jpg", "json")]
+    shard = tmp_path / "train-000000.tar"
+    tar("cf", shard, f"--format={kind}", *files, folder=folder)
+    result = packer.index([shard], workers=1)
+    assert (result.format, result.samples, result.unreadable) == ("tar", len(keys), 0)
+    assert contents(tmp_path) == expected
+    with readers.open(tmp_path) as reader:
+        assert reader.fields == ("image", "json")
+        assert [bytes(reader.read(i, "json")) for i in range(len(keys))] == [b'{"k": %d}' % i for i in range(len(keys))]
+    assert packer.verify(tmp_path, deep=True, workers=1).ok
+
+
+@needs_tar
+def test_a_whole_folder_packed_by_gnu_tar_is_adopted(tmp_path: Path) -> None:
+    """With directory members and names that begin with "./"."""
+    folder = tmp_path / "files"
+    for number in range(4):
+        path = folder / "d" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_jpeg(number))
+    tar("cf", tmp_path / "val-000000.tar", "--sort=name", "-C", folder, ".")
+    result = packer.index([tmp_path / "val-000000.tar"], workers=1)
+    assert result.splits == {"val": 4}
+    assert [data for data, _ in contents(tmp_path).values()] == [make_jpeg(number) for number in range(4)]
+
+
+def test_shards_of_webdataset_are_adopted(tree: Path, tmp_path: Path) -> None:
+    expected = originals(tree, "train")
+    masks = {key: key.encode() for key in expected}
+    pattern = str(tmp_path / "imagenet_train-%06d.tar")
+    with wds.ShardWriter(pattern, maxcount=10, verbose=0) as sink:
+        for key, (data, label) in expected.items():
+            sink.write({"__key__": key, "jpg": data, "cls": label, "mask.png": masks[key], "json": {"key": key}})
+    result = packer.index([tmp_path], workers=2, classes=["cat", "dog", "owl"])
+    assert (result.splits, result.shards) == ({"train": 36}, 4)
+    assert contents(tmp_path) == expected
+    with readers.open(tmp_path) as reader:
+        assert reader.fields == ("image", "json", "mask") and reader.classes == ("cat", "dog", "owl")
+        assert {s.key: s.fields["mask"] for s in reader} == masks
+        assert all(json.loads(bytes(s.fields["json"])) == {"key": s.key} for s in reader)
+    assert packer.verify(tmp_path, deep=True, workers=1).ok
+
+
+def test_other_extensions_are_named_by_options(tmp_path: Path) -> None:
+    with wds.TarWriter(str(tmp_path / "train-0.tar")) as sink:
+        sink.write({"__key__": "a", "input.jpg": make_jpeg(1), "class": 4, "seg.png": b"seg"})
+    with pytest.raises(FormatError, match="no sample has an image; name it with --image-key"):
+        packer.index([tmp_path / "train-0.tar"], workers=1)
+    packer.index(
+        [tmp_path / "train-0.tar"],
+        workers=1,
+        image_key="input.jpg",
+        label_key="class",
+        fields={"mask": "seg.png"},
+        label_offset=1,
+    )
+    with readers.open(tmp_path) as reader:
+        assert (reader[0].label, reader[0].fields) == (3, {"image": make_jpeg(1), "mask": b"seg"})
+
+
+@pytest.mark.parametrize("kind", ["USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"])
+def test_tars_of_tarfile_are_adopted(tmp_path: Path, kind: str) -> None:
+    long = "d/" + "n" * 90 if kind == "USTAR_FORMAT" else "d/" + "ü" * 120
+    with tarfile.open(tmp_path / "test-0.tar", "w", format=getattr(tarfile, kind)) as archive:
+        for name, data in ((f"{long}.jpeg", make_jpeg(1)), (f"{long}.cls", b"1"), ("z.webp", b"no image")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    result = packer.index([tmp_path / "test-0.tar"], workers=1)
+    assert (result.splits, result.unreadable, len(result.warnings)) == ({"test": 2}, 1, 1)
+    assert contents(tmp_path) == {long: (make_jpeg(1), 1), "z": (b"no image", -1)}
+
+
+# --- TFRecord: read by others -------------------------------------------------------------------------------------
+def test_tfrecord_package_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
+    """Labels are stored from 1, as in the ImageNet records, because the set was packed with label_offset=1."""
+    expected = originals(tree, "train")
+    seen = {}
+    for shard in shards(packed("tfrecord"), "train"):
+        for features in tfrecord.reader.tfrecord_loader(shard, None):
+            name = bytes(features["image/filename"]).decode()
+            seen[name] = (bytes(features["image/encoded"]), int(features["image/class/label"][0]) - 1)
+            assert bytes(features["image/class/synset"]).decode() == name.partition("/")[0]
+    assert seen == {f"{key}.JPEG": value for key, value in expected.items()}
+
+
+def test_tfrecord_package_reads_ours_by_description(packed: Callable[[str], Path], tree: Path) -> None:
+    description = {"image/encoded": "byte", "image/class/label": "int", "image/height": "int", "image/width": "int"}
+    [shard] = shards(packed("tfrecord"), "val")
+    read = list(tfrecord.reader.tfrecord_loader(shard, None, description))
+    assert [bytes(features["image/encoded"]) for features in read] == [d for d, _ in originals(tree, "val").values()]
+    assert {(int(f["image/height"][0]), int(f["image/width"][0])) for f in read} == {(24, 32)}
+
+
+def test_protobuf_parses_our_examples(tmp_path: Path) -> None:
+    path, samples = tricky_shard(tmp_path, "tfrecord")
+    for data, ours in zip(tfrecord.reader.tfrecord_iterator(str(path)), samples, strict=True):
+        message = tfrecord.example_pb2.Example()
+        message.ParseFromString(bytes(data))
+        features = message.features.feature
+        stored = {name: list(getattr(f, str(f.WhichOneof("kind"))).value) for name, f in features.items()}
+        header = ours.header
+        assert header is not None
+        expected: dict[str, list[object]] = {
+            "image/encoded": [ours.payloads[0]],
+            "image/format": [b"JPEG"],
+            "image/filename": [f"{ours.key}.jpg".encode()],
+            "image/height": [header.height],
+            "image/width": [header.width],
+            "image/channels": [3],
+            "image/colorspace": [b"RGB"],
+            "image/class/label": [ours.label],
+            "mask/encoded": [ours.payloads[1]],
+            "json": [ours.payloads[2]],
+        }
+        if ours.label < 2:
+            expected |= {key: [(b"zero", b"one")[ours.label]] for key in ("image/class/synset", "image/class/text")}
+        assert stored == expected, f"the features of {ours.key!r} differ"
+        assert message.SerializeToString() and message.ByteSize() == len(data), "protobuf would write it otherwise"
+
+
+def test_tfrecord_checksums_are_those_of_the_tfrecord_package(packed: Callable[[str], Path]) -> None:
+    """Its reader skips them, its writer makes them: every record is what the writer would have framed."""
+    masked_crc = tfrecord.writer.TFRecordWriter.masked_crc
+    [shard] = shards(packed("tfrecord"), "val")
+    records = [bytes(data) for data in tfrecord.reader.tfrecord_iterator(shard)]
+    framed = b""
+    for data in records:
+        length = len(data).to_bytes(8, "little")
+        framed += length + masked_crc(length) + data + masked_crc(data)
+    assert Path(shard).read_bytes() == framed
+
+
+# --- TFRecord: adopted --------------------------------------------------------------------------------------------
+def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
+    images = [make_jpeg(number) for number in range(5)]
+    writer = tfrecord.writer.TFRecordWriter(str(tmp_path / "validation-00000-of-00001"))
+    for number, image in enumerate(images):
+        writer.write(
+            {"jpeg": (image, "byte"), "y": (number + 1, "int"), "w": (0.5, "float"), "id": (b"i%d" % number, "byte")}
+        )
+    writer.close()
+    shard = tmp_path / "validation-00000-of-00001"
+    with pytest.raises(FormatError, match=r"no feature 'image/encoded'; it has id, jpeg, w, y; .*--image-key"):
+        packer.index([shard], workers=1)
+    assert not (tmp_path / "dataset.json").exists(), "a refused adoption left a set behind"
+    result = packer.index([shard], workers=1, image_key="jpeg", label_key="y", label_offset=1, fields={"id": "id"})
+    assert (result.format, result.splits) == ("tfrecord", {"validation": 5})
+    with readers.open(tmp_path, "val", verify=True) as reader:
+        assert [reader.read(i) for i in range(5)] == images
+        assert [reader.read(i, "id") for i in range(5)] == [b"i%d" % i for i in range(5)]
+        assert reader.labels.tolist() == [0, 1, 2, 3, 4]
+        assert len(set(reader.keys)) == 5
+
+
+def test_imagenet_records_are_adopted_without_options(tmp_path: Path) -> None:
+    writer = tfrecord.writer.TFRecordWriter(str(tmp_path / "train-00000-of-00001"))
+    for number, name in ((1, b"n01_1.JPEG"), (2, b"n02_7.JPEG")):
+        writer.write(
+            {
+                "image/encoded": (make_jpeg(number), "byte"),
+                "image/filename": (name, "byte"),
+                "image/class/label": (number, "int"),
+                "image/class/synset": (name[:3], "byte"),
+                "image/object/bbox/xmin": ([0.1, 0.2], "float"),
+                "image/object/bbox/label": ([1, 1], "int"),
+            }
+        )
+    writer.close()
+    packer.index([tmp_path / "train-00000-of-00001"], workers=1, label_offset=1)
+    assert contents(tmp_path) == {"n01_1": (make_jpeg(1), 0), "n02_7": (make_jpeg(2), 1)}
+    with readers.open(tmp_path) as reader:
+        assert reader.classes == ("n01", "n02") and reader.name(0) == "n01_1.JPEG"
+    assert packer.verify(tmp_path, deep=True, workers=1).ok
+
+
+# --- HDF5 ---------------------------------------------------------------------------------------------------------
+def test_h5py_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
+    """The reading code that the format's documentation promises: no package of ours."""
+    seen = {}
+    for shard in shards(packed("hdf5"), "train"):
+        with h5py.File(shard) as file:
+            data, offset, length = (file[f"image/{name}"] for name in ("data", "offset", "length"))
+            assert data.chunks is None and data.dtype == np.uint8, "the images are not one contiguous data set"
+            keys, labels = file["key"].asstr()[:], file["label"][:]
+            for i, key in enumerate(keys):
+                start = int(offset[i])
+                seen[key] = (data[start : start + int(length[i])].tobytes(), int(labels[i]))
+            assert [bytes(name).decode() for name in file.attrs["classes"]] == ["cat", "dog", "owl"]
+            assert bytes(file.attrs["split"]) == b"train" and file.attrs["version"] == 1
+    assert seen == originals(tree, "train")
+
+
+def test_h5py_finds_our_bytes_where_the_index_says(packed: Callable[[str], Path]) -> None:
+    root = packed("hdf5")
+    with readers.open(root, "val") as reader, h5py.File(shards(root, "val")[0]) as file:
+        start = file["image/data"].id.get_offset()
+        for i in range(len(reader)):
+            place = reader.byte_range(i)
+            assert place is not None and place[1:] == (
+                start + int(file["image/offset"][i]),
+                int(file["image/length"][i]),
+            )
+
+
+def test_h5py_reads_tricky_keys(tmp_path: Path) -> None:
+    path, samples = tricky_shard(tmp_path, "hdf5")
+    with h5py.File(path) as file:
+        assert file["key"].asstr()[:].tolist() == [sample.key for sample in samples]
+        assert file["image/name"].asstr()[:].tolist() == [sample.names[0] for sample in samples]
+        for field, number in (("image", 0), ("mask", 1), ("json", 2)):
+            first, count = int(file[f"{field}/offset"][3]), int(file[f"{field}/length"][3])
+            assert file[f"{field}/data"][first : first + count].tobytes() == samples[3].payloads[number]
+
+
+@pytest.mark.parametrize("layout", ["n+1 offsets", "n offsets", "offsets and lengths", "group"])
+def test_flat_files_of_h5py_are_adopted(tmp_path: Path, layout: str) -> None:
+    images = [make_jpeg(number) for number in range(4)]
+    starts = np.cumsum([0, *map(len, images)])
+    shard = tmp_path / "train.h5"
+    with h5py.File(shard, "w") as file:
+        group = file.create_group("image") if layout == "group" else file
+        group["data" if layout == "group" else "images"] = np.frombuffer(b"".join(images), np.uint8)
+        if layout == "n+1 offsets":
+            group["offsets"] = starts
+        elif layout == "n offsets":
+            group["offset"] = starts[:-1]
+        else:
+            group["offsets"], group["lengths"] = (
+                starts[:-1].astype(np.uint32),
+                np.array([len(i) for i in images], np.int16),
+            )
+        group["labels"] = np.arange(1, 5, dtype=np.uint8)
+        group["keys"] = [f"key {number}" for number in range(4)]
+    packer.index([shard], workers=1, label_offset=1)
+    assert contents(tmp_path) == {f"key {number}": (image, number) for number, image in enumerate(images)}
+    assert packer.verify(tmp_path, deep=True, workers=1).ok
+
+
+def test_one_data_set_per_image_is_adopted(tmp_path: Path) -> None:
+    images = {f"cat/{number}": make_jpeg(number) for number in range(3)}
+    with h5py.File(tmp_path / "valid.h5", "w") as file:
+        for number, (key, image) in enumerate(images.items()):
+            file[key] = np.frombuffer(image, np.uint8)
+            file[key].attrs["label"] = number
+        file["something else"] = np.zeros((3, 3))
+    result = packer.index([tmp_path / "valid.h5"], workers=1)
+    assert result.splits == {"valid": 3}
+    assert contents(tmp_path) == {key: (image, number) for number, (key, image) in enumerate(images.items())}
+
+
+@pytest.mark.parametrize("how", ["gzip", "vlen"])
+def test_what_is_not_flat_is_refused_with_the_way_out(tmp_path: Path, how: str) -> None:
+    shard = tmp_path / "train.h5"
+    with h5py.File(shard, "w") as file:
+        if how == "gzip":
+            file.create_dataset("images", data=np.arange(200, dtype=np.uint8), compression="gzip")
+        else:
+            file.create_dataset("images", (1,), h5py.vlen_dtype(np.uint8))[0] = np.frombuffer(make_jpeg(1), np.uint8)
+    with pytest.raises(NotFlatError, match=f"run  packer convert {shard} --to hdf5"):
+        packer.index([shard], workers=1)
+    assert not (tmp_path / "dataset.json").exists(), "a refused adoption left a set behind"
+
+
+# --- adoption itself ----------------------------------------------------------------------------------------------
+def test_adoption_elsewhere_links_and_leaves_the_shards_alone(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    root = packed("tar")
+    before = {path.name: path.stat().st_mtime_ns for path in root.iterdir()}
+    result = packer.index(shards(root, "val"), tmp_path / "here", workers=1)
+    assert result.splits == {"val": 9}
+    assert contents(tmp_path / "here") == contents(root, "val")
+    assert {path.name: path.stat().st_mtime_ns for path in root.iterdir()} == before, "the shards' folder was touched"
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_a_rebuilt_index_is_the_index(packed: Callable[[str], Path], tmp_path: Path, to: str) -> None:
+    """Column by column, for a set of ours whose index was lost; classes come back where the shards hold them."""
+    root = tmp_path / "set"
+    shutil.copytree(packed(to), root)
+    (root / "dataset.json").unlink()
+    shutil.rmtree(root / "train.index")
+    packer.index([root], workers=2, label_offset=int(to == "tfrecord"))
+    for column in sorted((packed(to) / "train.index").iterdir()):
+        again = root / "train.index" / column.name
+        assert np.array_equal(np.load(again), np.load(column)), f"{column.name} differs"
+    with readers.open(root, "train") as rebuilt:
+        assert rebuilt.classes == (() if to == "tar" else ("cat", "dog", "owl"))
+    assert packer.verify(root, deep=True, workers=1).ok
+
+
+def test_two_formats_at_once_are_refused(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="index one format at a time"):
+        packer.index([*shards(packed("tar"), "val"), *shards(packed("hdf5"), "val")], tmp_path / "out", workers=1)
+
+
+def test_labels_below_the_offset_are_refused(tmp_path: Path) -> None:
+    with wds.TarWriter(str(tmp_path / "train-0.tar")) as sink:
+        sink.write({"__key__": "a", "jpg": make_jpeg(1), "cls": 0})
+    with pytest.raises(FormatError, match=r"label -2 .*label offset"):
+        packer.index([tmp_path / "train-0.tar"], workers=1, label_offset=2)
+
+
+# --- the same bytes every time ------------------------------------------------------------------------------------
+def test_the_same_shard_twice(tmp_path: Path) -> None:
+    """Byte for byte, with more than a second between: no times, no host names, no order of a set or dict."""
+    written: dict[str, list[bytes]] = {}
+    for attempt in range(2):
+        for to in ("hdf5", "tfrecord", "tar"):
+            folder = tmp_path / to / str(attempt)
+            folder.mkdir(parents=True)
+            written.setdefault(to, []).append(tricky_shard(folder, to)[0].read_bytes())
+        if attempt == 0:
+            time.sleep(1.1)
+    for to, (first, second) in written.items():
+        assert first == second, f"{to} shards of the same samples differ"
+
+
+def test_no_blanks_in_our_member_names(tmp_path: Path) -> None:
+    """A DALI index is one line per sample of blank-separated columns: extension, offset, size, name."""
+    path, samples = tricky_shard(tmp_path, "tar")
+    lines: dict[str, str] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            folder, _, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            key = f"{folder}/{stem}"
+            lines[key] = f"{lines.get(key, '')} {extension} {member.offset_data} {member.size} {member.name}"
+    assert len(lines) == len(samples), lines
+    assert all(len(line.split()) % 4 == 0 for line in lines.values()), lines

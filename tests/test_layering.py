@@ -1,0 +1,202 @@
+"""The architecture, checked on the source: who imports whom, what a module exports, how long it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import packer
+
+ROOT = Path(packer.__file__).resolve().parent.parent
+LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
+HEAVY = ("click", "h5py", "torch", "PIL", "pyarrow", "webdataset", "tfrecord", "packer")
+OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia")
+ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
+    "cache": set(),
+    "readers": {"numpy", "crc32c"},
+    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
+}
+MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import statement; lazy: those inside functions too. `from . import` counts in full."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if lazy else top_level(tree)
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], base]).rstrip(".")
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run at import: not those in functions, nor under `if TYPE_CHECKING`."""
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def test_the_modules_are_found() -> None:
+    """A test over no modules would pass."""
+    assert len(MODULES) > 40 and {name_of(path) for path in MODULES} >= {
+        "packer.formats.tar",
+        "readers.shards",
+        "cache",
+    }
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down(path: Path) -> None:
+    layer = name_of(path).partition(".")[0]
+    below = LAYERS[: LAYERS.index(layer) + 1]
+    for line, module in imports(path):
+        top = module.partition(".")[0]
+        assert top not in LAYERS or top in below, f"{path}:{line} imports {module}: {layer} must not know {top}"
+        known = top in LAYERS or top in sys.stdlib_module_names or top in ALLOWED[layer]
+        assert known, f"{path}:{line} imports {module}, which {layer} must not need"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
+    """click only by the command line, h5py only by the HDF5 files, Pillow and optional packages only in functions."""
+    name = name_of(path)
+    at_import = {module.partition(".")[0] for _, module in imports(path, lazy=False)}
+    if not name.startswith("packer.cli"):
+        assert "click" not in at_import, f"{path} imports click"
+    if "hdf5" not in name:
+        assert "h5py" not in at_import, f"{path} imports h5py"
+    assert not at_import & {"PIL", *OPTIONAL}, f"{path} imports {at_import & {'PIL', *OPTIONAL}} when it is imported"
+
+
+def test_the_library_does_not_know_its_command_line() -> None:
+    for path in MODULES:
+        if not name_of(path).startswith(("packer.cli", "packer.__main__")):
+            wrong = [(line, module) for line, module in imports(path) if module.startswith("packer.cli")]
+            assert not wrong, f"{path} imports the command line: {wrong}"
+
+
+def test_no_import_cycles() -> None:
+    """Among the imports that run at import; a package stands for its __init__."""
+    names = {name_of(path): path for path in MODULES}
+    graph = {
+        name: {module for _, module in imports(path, lazy=False) if module in names and module != name}
+        for name, path in names.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, f"an import cycle: {' -> '.join((*above[above.index(name) :], name))}"
+        if name not in done:
+            for module in sorted(graph[name]):
+                visit(module, (*above, name))
+            done.add(name)
+
+    for name in names:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("module", ["cache", "readers"])
+def test_what_an_import_loads(module: str) -> None:
+    """In a fresh interpreter: training code imports `readers` in every worker."""
+    script = f"import sys, {module}; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    above = LAYERS[LAYERS.index(module) + 1 :]
+    assert module in loaded and not loaded & {*HEAVY, *above}, f"import {module} loads {loaded & {*HEAVY, *above}}"
+
+
+def test_import_packer_loads_nothing_optional() -> None:
+    script = "import sys, packer; print(*sorted(name.partition('.')[0] for name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"click", "h5py", "PIL", *OPTIONAL}, "importing packer should be quick: it loads " + ", ".join(
+        sorted(loaded & {"click", "h5py", "PIL", *OPTIONAL})
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_what_a_module_tells(path: Path) -> None:
+    """Its purpose, and what it exports: names that exist, sorted, none private."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert (ast.get_docstring(tree) or "").strip(), f"{path} has no docstring"
+    defines = any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.ImportFrom)) for node in tree.body)
+    if path.name == "__main__.py" or (path.name == "__init__.py" and not defines):
+        return
+    module = importlib.import_module(name_of(path))
+    exported = getattr(module, "__all__", None)
+    if name_of(path) == "packer.version":
+        exported = ["VERSION"]
+    assert exported is not None, f"{path} has no __all__"
+    missing = [name for name in exported if not hasattr(module, name)]
+    assert not missing, f"{path} exports {missing}, which it does not have"
+    assert len(set(exported)) == len(exported), f"{path} exports a name twice"
+    private = [name for name in exported if name.startswith("_") and name != "__version__"]
+    assert not private, f"{path} exports {private}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_public_names_are_exported(path: Path) -> None:
+    """A class or function that another module imports is in the __all__ of its own."""
+    for line, module in imports(path):
+        base, _, name = module.rpartition(".")
+        source = next((p for p in MODULES if name_of(p) == base), None)
+        if source is None or name.startswith("_") or any(name_of(p) == module for p in MODULES):
+            continue
+        exported = getattr(importlib.import_module(base), "__all__", None)
+        if exported is not None and name != "VERSION":
+            assert name in exported, f"{path}:{line} imports {name}, which {base} does not export"
+
+
+def test_private_names_stay_in_their_module() -> None:
+    for path in MODULES:
+        for line, module in imports(path):
+            base, _, name = module.rpartition(".")
+            private = name.startswith("_") and not name.startswith("__") and base.partition(".")[0] in LAYERS
+            assert not private, f"{path}:{line} imports the private {module}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_modules_are_short(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{path} has {lines} lines: one idea per module"
+
+
+def test_the_version_is_told_once() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
+    assert match is not None and match[1] == packer.__version__, "pyproject.toml and packer.__version__ differ"
+
+
+def test_every_package_is_typed_and_shipped() -> None:
+    for layer in LAYERS:
+        assert (ROOT / layer / "py.typed").is_file(), f"{layer} has no py.typed"
+        for folder in {path.parent for path in MODULES if name_of(path).partition(".")[0] == layer}:
+            assert (folder / "__init__.py").is_file(), f"{folder} has no __init__.py, so setuptools leaves it out"
