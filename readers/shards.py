@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.page import prefetch
+from readers.blocks import BlockPool
 from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.index import ABSENT, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
@@ -69,6 +70,7 @@ class ShardReader:
         self._shards: list[ShardFile | None] = [None] * len(self.split_info.shards)
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
+        self._blocks = BlockPool()
         self._columns: dict[str, _FieldColumns] = {}
         self._shard_of = self.index.column("shard").data  # memoryviews give integers, faster than scalars
         self._labels: npt.NDArray[np.int64] | None = None
@@ -159,12 +161,13 @@ class ShardReader:
     def read_many(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> list[Buffer]:
         """The bytes of many samples in the order asked for, as read-only memoryviews of one block of memory.
 
-        The reads are sorted by place and neighbours are fetched together. The block lives while a view of it does.
+        The reads are sorted by place and neighbours are fetched together. The block stays as it is while a view of it
+        lives, and is used again afterwards.
         """
         if self.backend == "mmap":
             return [self.read(int(i), field) for i in indices]
         wanted, plan, length = self._plan(indices, field)
-        block = memoryview(np.empty(plan.total_bytes, np.uint8).data)
+        block = self._blocks.take(plan.total_bytes)
         runs = zip(
             plan.run_shard.tolist(),
             plan.run_offset.tolist(),
@@ -236,6 +239,7 @@ class ShardReader:
         with self._lock:
             self._shards = [None] * len(self._shards)
             self._opened.clear()
+        self._blocks.clear()
 
     def __enter__(self) -> ShardReader:
         return self

@@ -927,6 +927,14 @@ def test_a_folder_and_its_packed_set_are_equal(tree: Path, tmp_path: Path, to: s
             assert (ours.key, ours.label, bytes(ours.image)) == (theirs.key, theirs.label, theirs.image)
 
 
+def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(make_jpeg(number))
+    reader = readers.open_folder(tmp_path)
+    assert [(sample.key, sample.label) for sample in reader] == [("0", None), ("1", None), ("2", None)]
+    assert (reader.labels.tolist(), tuple(reader.classes), reader.split) == ([-1, -1, -1], (), "train")
+
+
 def test_folder_faults(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree, tmp_path / "tree")
     reader = pickle.loads(pickle.dumps(readers.open_folder(tmp_path / "tree", "val")))
