@@ -36,7 +36,7 @@ class FolderReader:
             raise SourceError(f"{self.path}: not a directory")
         files = [file for file in scan(self.path, []) if has_image_suffix(file.path)]
         splits, self.classes = arrange(files, split, self.path, [])
-        self.split = split if split is not None else "train" if "train" in splits else next(iter(splits))
+        self.split = "train" if split is None and "train" in splits else next(iter(splits))
         part = splits[self.split]
         if not part.names:
             raise SourceError(f"{self.path}: no image files found")
@@ -99,7 +99,8 @@ class FolderReader:
 
     def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
         """The files of samples in a known order, with the kernel asked ahead."""
-        return stream_ahead(self, range(len(self)) if indices is None else indices, field)
+        order = range(len(self)) if indices is None else indices
+        return stream_ahead(self, order, field, lambda block: self.prefetch(block, field))
 
     def __getitem__(self, index: int) -> Sample:
         data = self.read(index)

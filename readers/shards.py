@@ -37,6 +37,7 @@ from readers.strings import Strings
 __all__ = ["Backend", "ShardReader"]
 
 Backend = Literal["pread", "mmap"]
+_LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 
 
 class ShardReader:
@@ -206,15 +207,23 @@ class ShardReader:
 
     def prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> None:
         """Ask the kernel to read these samples into the page cache; returns at once."""
+        self._prefetch(indices, field, below_bytes=1 << 62)
+
+    def _prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str, below_bytes: int) -> None:
         _, plan, _ = self._plan(indices, field)
         runs = zip(plan.run_shard.tolist(), plan.run_offset.tolist(), plan.run_length.tolist(), strict=True)
         for number, offset, count in runs:
-            shard = self._shards[number] or self._open_shard(number)
-            prefetch(shard.descriptor, ((offset, count),))
+            if count < below_bytes:
+                shard = self._shards[number] or self._open_shard(number)
+                prefetch(shard.descriptor, ((offset, count),))
 
     def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
         """The bytes of samples in a known order (default: as stored), with the kernel asked ahead."""
-        return stream_ahead(self, range(len(self)) if indices is None else indices, field)
+
+        def announce(block: Sequence[int]) -> None:
+            self._prefetch(block, field, _LARGE_RUN_BYTES)
+
+        return stream_ahead(self, range(len(self)) if indices is None else indices, field, announce)
 
     def __getitem__(self, index: int) -> Sample:
         fields = {name: self.read(index, name) for name in self.fields if self.has(index, name)}

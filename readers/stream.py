@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -25,17 +25,19 @@ AHEAD_BLOCKS = 4
 class _Readable(Protocol):
     def read_many(self, indices: Sequence[int] | npt.NDArray[Any], field: str = ...) -> Sequence[Buffer]: ...
 
-    def prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str = ...) -> None: ...
-
 
 def stream_ahead(
     reader: _Readable,
     indices: Iterable[int],
     field: str,
+    announce: Callable[[Sequence[int]], None],
     block_samples: int = BLOCK_SAMPLES,
     ahead_blocks: int = AHEAD_BLOCKS,
 ) -> Iterator[Buffer]:
-    """Yield the bytes of `indices` one by one; memory holds one block, the page cache the announced ones."""
+    """Yield the bytes of `indices` one by one; memory holds one block, the page cache the announced ones.
+
+    announce: tells the kernel that a block of indices will be read soon.
+    """
     order = iter(indices)
     announced: deque[list[int]] = deque()
     while True:
@@ -43,7 +45,7 @@ def stream_ahead(
             block = list(itertools.islice(order, block_samples))
             if not block:
                 break
-            reader.prefetch(block, field)
+            announce(block)
             announced.append(block)
         if not announced:
             return

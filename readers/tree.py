@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from readers.errors import SourceError
+from readers.layout import same_split
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -160,6 +161,8 @@ def arrange(
     """
     tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
     found = [name for name in SPLIT_NAMES if name in tops]
+    if split is not None and found and split not in found:
+        split = next((other for other in same_split(split) if other in found), split)
     if split is not None and found and split not in found:
         raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
     prefixes = {f"{name}/": name for name in found} if found else {"": split or "train"}

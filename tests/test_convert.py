@@ -141,6 +141,7 @@ def test_split_option(tree: Path, tmp_path: Path) -> None:
     with readers.open(tmp_path / "owl-val") as reader:  # labels mean the same as in train
         assert reader.classes == ("cat", "dog", "owl")
         assert set(reader.labels.tolist()) == {1, 2}
+    assert readers.open_folder(tree, "valid").split == "val"  # other names of the same split
     with pytest.raises(readers.SourceError, match=r"no split 'test'; it has train, val"):
         packer.convert(tree, to="tar", output=tmp_path / "out2", split="test", workers=1)
 

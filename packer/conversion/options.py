@@ -89,5 +89,5 @@ class ConvertOptions:
             raise ValueError(f"a shard must have at least 1 sample, not {self.samples_per_shard}")
         if self.shuffle is not None and not 0 <= self.shuffle < 1 << 32:
             raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
-        if not 0 <= self.label_offset < 1 << 31:
+        if isinstance(self.label_offset, bool) or not 0 <= self.label_offset < 1 << 31:
             raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")

@@ -6,10 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from crc32c import crc32c
-
 from packer.formats.base import Format
-from packer.formats.checksum import masked_crc
+from packer.formats.checksum import starts_record
 from packer.formats.window import Window
 from readers.errors import FormatError, NotFlatError
 from readers.layout import FORMATS
@@ -38,7 +36,7 @@ def format_of_file(path: Path) -> Format:
         return format_named("hdf5")
     if head[257:262] == b"ustar":
         return format_named("tar")
-    if head[:2] == b"\x1f\x8b" and not _starts_record(head):
+    if head[:2] == b"\x1f\x8b" and not starts_record(head):
         raise NotFlatError(
             f"{path}: compressed with gzip, so no sample is one byte range; run  packer convert {path} "
             f"--to tfrecord|tar|hdf5"
@@ -48,8 +46,3 @@ def format_of_file(path: Path) -> Format:
     if path.suffix == ".tar" and (not head.strip(b"\0") or len(head) == 512):
         return format_named("tar")
     raise FormatError(f"{path}: neither HDF5, tar nor TFRecord, by its content or its name")
-
-
-def _starts_record(head: bytes) -> bool:
-    """Whether a TFRecord starts here: its length may begin like any magic, but then its checksum follows."""
-    return len(head) >= 12 and masked_crc(crc32c(head[:8])) == int.from_bytes(head[8:12], "little")

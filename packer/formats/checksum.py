@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["crc32c_combine", "masked_crc"]
+from crc32c import crc32c
+
+__all__ = ["RECORD_HEAD_BYTES", "crc32c_combine", "masked_crc", "starts_record"]
+
+RECORD_HEAD_BYTES = 12
 
 
 def masked_crc(crc: int) -> int:
@@ -31,3 +35,9 @@ def _multiply(a: int, b: int) -> int:
             product ^= b
         b = b >> 1 ^ (0x82F63B78 if b & 1 else 0)
     return product
+
+
+def starts_record(head: bytes) -> bool:
+    """Whether a record of TFRecord begins here: its length may look like any magic number, but its checksum follows."""
+    stated = int.from_bytes(head[8:RECORD_HEAD_BYTES], "little")
+    return len(head) >= RECORD_HEAD_BYTES and stated == masked_crc(crc32c(head[:8]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from packer.formats.checksum import starts_record
 from packer.sources.tables import TABLE_SUFFIXES
 from readers.errors import SourceError
 
@@ -77,7 +78,7 @@ def _by_content(path: Path) -> str:
         return "hdf5"
     if (not compression and head.startswith(_ZIP_MAGIC)) or _is_tar_header(head):
         return "archive"
-    return "tfrecord" if _is_record_head(head) else ""
+    return "tfrecord" if starts_record(head) else ""
 
 
 def _is_tar_header(block: bytes) -> bool:
@@ -86,14 +87,3 @@ def _is_tar_header(block: bytes) -> bool:
     if len(block) < _HEAD_BYTES or not field.isdigit() or field.strip(b"01234567"):
         return False
     return int(field, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
-
-
-def _is_record_head(head: bytes) -> bool:
-    """Whether a record of TFRecord begins here: the checksum of its length is right."""
-    from crc32c import crc32c
-
-    from packer.formats.checksum import masked_crc
-
-    if len(head) < 12:
-        return False
-    return int.from_bytes(head[8:12], "little") == masked_crc(crc32c(head[:8]))

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
+from packer.formats.checksum import RECORD_HEAD_BYTES, starts_record
 from packer.formats.window import Window
 from readers.errors import SourceError
 
@@ -44,9 +45,11 @@ def compression_of(path: Path) -> str:
     """What a file is compressed with, by its first bytes: "gzip", "bzip2", "xz", "zstd", or "" for none of them."""
     try:
         with open(path, "rb") as file:
-            head = file.read(8)
+            head = file.read(RECORD_HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+    if starts_record(head):  # a TFRecord whose first length happens to look like a magic number
+        return ""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
