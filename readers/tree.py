@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+_BY_NAME = attrgetter("name")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
@@ -73,7 +75,7 @@ def unique_keys(names: list[str]) -> list[str]:
 
     Beside one image, files of other kinds (a.jpg, a.txt) leave the short key to the image.
     """
-    keys = [key_of_name(name) for name in names]
+    keys = list(map(key_of_name, names))
     if len(set(keys)) == len(keys):
         return keys
     images: dict[str, int] = {}
@@ -118,7 +120,7 @@ def _scan_folder(
             return
         # By descriptor, entries are examined relative to the folder, which spares the kernel the path to it.
         with os.scandir(descriptor) as entries:
-            for entry in sorted(entries, key=_by_name):
+            for entry in sorted(entries, key=_BY_NAME):
                 name = entry.name
                 if name[0] == ".":
                     left_out.append((relative + name, "hidden"))
@@ -146,10 +148,6 @@ def _add_file(entry: os.DirEntry[str], path: str, files: list[TreeFile], left_ou
         left_out.append((path, "not a regular file"))
 
 
-def _by_name(entry: os.DirEntry[str]) -> str:
-    return entry.name
-
-
 def arrange(
     files: list[TreeFile], split: str | None, where: str | Path, left_out: list[tuple[str, str]]
 ) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
@@ -159,7 +157,7 @@ def arrange(
     Files beside the splits are appended to `left_out`; raises SourceError where images are among them, or where
     there is no such split.
     """
-    tops = {file.path.partition("/")[0] for file in files if "/" in file.path}
+    tops = {file[0].partition("/")[0] for file in files if "/" in file[0]}
     found = [name for name in SPLIT_NAMES if name in tops]
     if split is not None and found and split not in found:
         split = next((other for other in same_split(split) if other in found), split)
