@@ -36,6 +36,7 @@ from report import Claim, Column, print_report, save
 
 __all__ = [
     "CONTENDERS",
+    "REPOSITORY",
     "Benchmark",
     "Contender",
     "NotHere",

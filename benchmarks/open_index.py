@@ -13,6 +13,7 @@ import argparse
 import gc
 import random
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,6 @@ def _more(start: dict[str, float], end: dict[str, float], key: str) -> float:
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Make the contender's set where it is not there yet."""
-    import sys
-
     folder = _folder(chosen, arguments)
     if folder.exists():
         return

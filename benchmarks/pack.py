@@ -9,7 +9,12 @@ its own fsync within both. `--keep` leaves each contender's output under DIR, wh
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import importlib.util
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +22,7 @@ from typing import Any
 
 import pack_limits
 import pack_peers  # noqa: F401  (registers contenders)
-from harness import Benchmark, Contender, NotHere, base_parser, contender, main, slug
+from harness import CONTENDERS, REPOSITORY, Benchmark, Contender, NotHere, base_parser, contender, main, slug
 from machine import cpu_seconds, folder_bytes, list_tree, peak_memory, prime, reset_peak, sync_below, warm
 from report import Claim, Column
 
@@ -36,32 +41,14 @@ def _register_ours(container: str) -> None:
         result = packer.convert(tree, container, output, workers=2)
         return {"shard_bytes": result.shard_bytes}
 
-    @contender(f"ours: {container} command line", note=f"as above, and starting Python and the imports: {container}")
+    @contender(f"ours: {container} command line", note="as above, and starting Python and the imports")
     def pack_command(tree: str, output: str) -> None:
-        import importlib.util
-        import os
-        import subprocess
-        import sys
-
-        from harness import REPOSITORY
-
         if importlib.util.find_spec("packer.__main__") is None:
             raise NotHere("there is no packer/__main__.py")
-        command = [
-            sys.executable,
-            "-m",
-            "packer",
-            "convert",
-            tree,
-            "--to",
-            container,
-            "-o",
-            output,
-            "--workers",
-            "2",
-        ]
+        command = [sys.executable, "-m", "packer", "convert", tree, "--to", container, "-o", output]
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(REPOSITORY))))
-        subprocess.run([*command, "--json"], check=True, env={**os.environ, "PYTHONPATH": path})
+        environment = {**os.environ, "PYTHONPATH": path}
+        subprocess.run([*command, "--workers", "2", "--json"], check=True, env=environment)
 
 
 for _container in FORMATS:
@@ -105,10 +92,9 @@ def _clock(function: Callable[..., Any], tree: str, output: str) -> tuple[dict[s
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
     """Source files in the page cache, nothing of others on its way to the disk, no output of earlier runs."""
-    import os
-
     if not arguments.keep:
-        shutil.rmtree(arguments.work, ignore_errors=True)
+        for name in CONTENDERS:
+            shutil.rmtree(arguments.work / slug(name), ignore_errors=True)
     os.sync()
     warm([arguments.tree])
 
@@ -150,7 +136,7 @@ TINY_CLAIMS = (
 def parser() -> argparse.ArgumentParser:
     options = base_parser(__doc__)
     options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
-    options.add_argument("--work", required=True, type=Path, help="folder that may be emptied; outputs go there")
+    options.add_argument("--work", required=True, type=Path, help="folder for the outputs, one folder a contender")
     options.add_argument("--keep", action="store_true", help="keep the outputs, for read.py")
     options.add_argument("--tiny", action="store_true", help="judge by the claims for files of about 4 kB")
     options.add_argument("--prime", type=float, default=2.0, help="free memory to touch first, times the tree's bytes")
@@ -158,8 +144,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    import dataclasses
-    import sys
-
     chosen = dataclasses.replace(BENCHMARK, claims=TINY_CLAIMS) if "--tiny" in sys.argv else BENCHMARK
     main(chosen, parser())

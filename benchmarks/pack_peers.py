@@ -70,7 +70,12 @@ class _IndexedFiles:
         return np.frombuffer(_content(path), np.uint8), label
 
 
-@contender("FFCV BytesField", python="ffcv", imports="ffcv.writer ffcv.fields numpy", note="2 worker processes")
+@contender(
+    "FFCV BytesField",
+    python="ffcv",
+    imports="ffcv.writer ffcv.fields numpy",
+    note="2 worker processes, whose memory and CPU time are not counted",
+)
 def ffcv_bytes(tree: str, output: str) -> None:
     from ffcv.fields import BytesField, IntField
     from ffcv.writer import DatasetWriter
