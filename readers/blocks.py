@@ -17,9 +17,10 @@ _ROUND_BYTES = 1 << 20
 
 
 class BlockPool:
-    """Up to three blocks of at most 256 MiB each. Threads may share it."""
+    """Up to `kept` blocks of at most 256 MiB each. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = _KEPT_BLOCKS) -> None:
+        self._kept = kept
         self._blocks: deque[bytearray] = deque()
 
     def take(self, size: int) -> memoryview:
@@ -37,7 +38,7 @@ class BlockPool:
                 return view
         block = bytearray(-(-size // _ROUND_BYTES) * _ROUND_BYTES)
         view = memoryview(block)[:size]
-        if len(self._blocks) < _KEPT_BLOCKS and len(block) <= _KEPT_BYTES:
+        if len(self._blocks) < self._kept and len(block) <= _KEPT_BYTES:
             self._blocks.append(block)
         return view
 

@@ -18,7 +18,7 @@ import struct
 from readers.headers.exif import PREFIX, orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated
 
-__all__ = ["parse"]
+__all__ = ["parse", "parse_frame"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
@@ -36,10 +36,15 @@ _next_marker = re.compile(rb"\xff[^\x00\xff]").search
 
 def parse(data: Buffer) -> ImageHeader:
     """The header of a JPEG; raises BadSampleError. Bytes 0 to 2 are known to be FF D8 FF."""
+    return parse_frame(data)[0]
+
+
+def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
+    """The header of a JPEG, and the byte at which its frame states the height (uint16, big-endian)."""
     # Runs once per sample of a conversion, so: one loop, the frequent segments first, local names, no slices.
     segment = _segment
     skipped = _SKIPPED
-    height = width = components = process = rotated = 0
+    height = width = components = process = rotated = frame = 0
     at = 2
     try:
         for _ in range(_MAX_SEGMENTS):
@@ -52,7 +57,7 @@ def parse(data: Buffer) -> ImageHeader:
                 if process:
                     raise bad("jpeg", at, "one frame (SOF) before the scan", "a second one")
                 height, width, components = _read_frame(data, at, size)
-                process = code & 0xFF
+                process, frame = code & 0xFF, at + 5
             elif code == _APP1:
                 if not rotated and data[at + 4 : at + 10] == PREFIX:
                     rotated = orientation(data, at + 10, at + 2 + size)
@@ -71,7 +76,7 @@ def parse(data: Buffer) -> ImageHeader:
     scan = at + 2 + size
     if data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3:
         _find_end(data, scan)
-    return ImageHeader("jpeg", height, width, components, process, rotated or 1)
+    return ImageHeader("jpeg", height, width, components, process, rotated or 1), frame
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:

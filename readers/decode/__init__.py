@@ -1,0 +1,6 @@
+"""Decoders: encoded bytes to pixels, by what the bytes are and not by what they are called."""
+
+from readers.decode.cpu import DECODER, decode_image
+from readers.decode.region import MAX_PIXELS, Region, Scratch
+
+__all__ = ["DECODER", "MAX_PIXELS", "Region", "Scratch", "decode_image"]

@@ -1,0 +1,193 @@
+"""Decoders give Pillow's pixels, whole or in part, and one clear error for anything else."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from readers.decode import MAX_PIXELS, Region, Scratch, decode_image
+from readers.errors import BadSampleError
+
+SIZE = (230, 310)
+
+
+def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
+    """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
+    rng = np.random.default_rng(1)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noise = rng.integers(-20, 20, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(coarse).astype(int) + noise, 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, orientation: int = 1, **options: Any) -> bytes:
+    if orientation != 1:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options["exif"] = exif
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def pillow_rgb(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def some_regions(height: int, width: int, count: int = 40, step: int = 1) -> list[Region]:
+    rng = np.random.default_rng(2)
+    regions = [Region(0, 0, height, width), Region(height // step * step - step, 0, step, step)]
+    for _ in range(count):
+        top, left = int(rng.integers(0, height, dtype=int)), int(rng.integers(0, width, dtype=int))
+        top, left = top // step * step, left // step * step
+        rows, columns = int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
+        regions.append(Region(top, left, max(step, rows // step * step), max(step, columns // step * step), step))
+    return regions
+
+
+JPEGS: dict[str, dict[str, Any]] = {
+    "4:2:0": {"subsampling": 2},
+    "4:2:2": {"subsampling": 1},
+    "4:4:4": {"subsampling": 0},
+    "4:1:1": {"subsampling": "4:1:1"},
+    "progressive": {"progressive": True},
+    "restart markers": {"restart_marker_rows": 1},
+    "coarse": {"quality": 5},
+    "fine": {"quality": 100, "subsampling": 0},
+}
+
+
+@pytest.mark.parametrize("name", JPEGS)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_jpeg_is_as_in_pillow_whole_and_in_part(name: str, mode: str) -> None:
+    data = encoded(picture().convert(mode), "JPEG", **JPEGS[name])
+    expected, scratch = pillow_rgb(data), Scratch()
+    assert np.array_equal(decode_image(data, None, scratch), expected)
+    for region in some_regions(*SIZE):
+        top, left, height, width, _ = region
+        found = decode_image(data, region, scratch)
+        assert np.array_equal(found, expected[top : top + height, left : left + width]), region
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_orientation_is_as_in_pillow(kind: str, orientation: int) -> None:
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(picture(), kind, orientation, **options)
+    expected = pillow_rgb(data)
+    assert np.array_equal(decode_image(data), expected)
+    for region in some_regions(*expected.shape[:2], count=10):
+        top, left, height, width, _ = region
+        assert np.array_equal(decode_image(data, region), expected[top : top + height, left : left + width])
+
+
+MODES = {
+    "PNG": ["RGB", "L", "1", "P", "RGBA", "LA", "I;16"],
+    "WEBP": ["RGB", "L", "P", "RGBA", "LA"],
+    "GIF": ["RGB", "L", "1", "P"],
+    "BMP": ["RGB", "L", "1", "P", "RGBA"],
+    "TIFF": ["RGB", "L", "1", "P", "RGBA", "LA", "I;16", "CMYK"],
+}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+def test_other_media_and_modes_are_as_in_pillow(kind: str, mode: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
+    else:
+        image = picture().convert(mode)
+    data = encoded(image, kind)
+    assert np.array_equal(decode_image(data), pillow_rgb(data))
+
+
+@pytest.mark.parametrize("reduce", [2, 4, 8])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_reduced_jpeg_has_the_size_and_the_look_of_the_region(reduce: int, orientation: int) -> None:
+    data = encoded(picture(480, 640), "JPEG", orientation)
+    upright = Image.fromarray(pillow_rgb(data))
+    for top, left, height, width, _ in some_regions(upright.height, upright.width, count=20, step=reduce):
+        found = decode_image(data, Region(top, left, height, width, reduce))
+        assert found.shape == (-(-height // reduce), -(-width // reduce), 3)
+        box = upright.crop((left, top, left + width, top + height)).reduce(reduce)
+        assert np.abs(np.asarray(box).astype(int) - found).mean() < 6
+
+
+@pytest.mark.parametrize("orientation", [1, 2, 3, 6])
+def test_a_size_that_cannot_be_reduced_exactly_is_still_right(orientation: int) -> None:
+    data = encoded(picture(479, 637), "JPEG", orientation)
+    whole = pillow_rgb(data)
+    height, width = whole.shape[:2]
+    found = decode_image(data, Region(0, 0, height, width, 4))
+    expected = whole if orientation != 1 else np.asarray(Image.fromarray(whole).reduce(4))
+    assert found.shape == expected.shape
+    assert np.abs(expected.astype(int) - found).mean() < 6
+
+
+def test_an_image_that_is_no_jpeg_comes_in_full_size() -> None:
+    data = encoded(picture(), "PNG")
+    expected = pillow_rgb(data)
+    assert np.array_equal(decode_image(data, Region(8, 16, 64, 128, 8)), expected[8:72, 16:144])
+
+
+def test_the_bytes_are_left_alone_and_may_lie_anywhere() -> None:
+    data = encoded(picture(), "JPEG")
+    block = memoryview(b"x" * 7 + data + b"y" * 9)[7:-9]
+    before = bytes(block)
+    assert np.array_equal(decode_image(block, Region(0, 0, 20, 20)), pillow_rgb(data)[:20, :20])
+    assert bytes(block) == before
+
+
+def test_scratch_is_used_again_and_large_images_leave_nothing_behind() -> None:
+    scratch = Scratch()
+    small, large = encoded(picture(40, 40), "JPEG"), encoded(Image.new("RGB", (6000, 4500)), "JPEG")
+    first = decode_image(small, None, scratch)
+    address = first.__array_interface__["data"][0]
+    assert decode_image(large, None, scratch).shape == (4500, 6000, 3)
+    assert decode_image(small, None, scratch).__array_interface__["data"][0] == address
+
+
+def test_every_truncation_is_a_bad_sample() -> None:
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        data = encoded(picture(40, 50), kind)
+        for size in sorted({*range(0, min(200, len(data))), *range(0, len(data), 97), len(data) - 1}):
+            with pytest.raises(BadSampleError):
+                decode_image(data[:size])
+
+
+def test_flipped_bits_give_an_image_or_a_bad_sample() -> None:
+    rng = np.random.default_rng(3)
+    outcomes = set()
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        data = encoded(picture(40, 50), kind)
+        for _ in range(150):
+            damaged = bytearray(data)
+            for place in rng.integers(0, len(data), 3):
+                damaged[place] ^= 1 << int(rng.integers(8))
+            try:
+                pixels = decode_image(bytes(damaged), None)
+                assert pixels.ndim == 3 and pixels.dtype == np.uint8
+                outcomes.add("decoded")
+            except BadSampleError:
+                outcomes.add("refused")
+    assert outcomes == {"decoded", "refused"}
+
+
+def test_a_size_other_than_the_index_says_is_a_bad_sample() -> None:
+    data = encoded(picture(), "JPEG", 6)
+    assert decode_image(data, None, None, (SIZE[1], SIZE[0])).shape == (SIZE[1], SIZE[0], 3)
+    with pytest.raises(BadSampleError, match=r"the index says 230 x 310 pixels, found \(310, 230\)"):
+        decode_image(data, None, None, SIZE)
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded() -> None:
+    data = bytearray(encoded(picture(), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(BadSampleError, match=rf"65535 x 65535 pixels are more than the {MAX_PIXELS}"):
+        decode_image(bytes(data))
