@@ -12,6 +12,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── BadSampleError (ValueError)          one image of a source is unreadable or truncated
     ├── SourceError (ValueError)             a source cannot be used as it is
     ├── OutputError (OSError)                the target cannot be written: in use, not ours, full
+    ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
     ├── WorkerError (RuntimeError)           a worker process died
     └── MissingExtraError (ImportError)      an optional package is not installed
 """
@@ -27,6 +28,7 @@ __all__ = [
     "NotFlatError",
     "OutputError",
     "PackerError",
+    "ResumeError",
     "SourceError",
     "StaleIndexError",
     "UnknownNameError",
@@ -77,6 +79,10 @@ class SourceError(PackerError, ValueError):
 
 class OutputError(PackerError, OSError):
     """The output cannot be written: not ours, in use by another conversion, or the disk is full."""
+
+
+class ResumeError(PackerError, ValueError):
+    """A resume token is malformed, of another version, or belongs to another data set or another order."""
 
 
 class WorkerError(PackerError, RuntimeError):

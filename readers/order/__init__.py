@@ -1,0 +1,35 @@
+"""The order of training: which sample comes when, on which rank, and how to go on from there.
+
+    order = Shuffled(len(reader), seed=7)
+    schedule = Schedule(order, batch_size=256, rank=0, world_size=8)
+    for step in range(schedule.steps()):
+        samples = order.indices(epoch, schedule.positions(step))      # int64, for reader.read_many
+        token = ResumeToken(7, epoch, schedule.cursor_after(step), reader.fingerprint, "", order.spec(), len(reader))
+
+Nothing here holds a list of the samples or remembers anything: an order is a function of (seed, epoch, position).
+"""
+
+from readers.order.balanced import ClassBalanced
+from readers.order.base import Order
+from readers.order.block import BlockShuffled, block_shuffled
+from readers.order.node_local import NodeLocal
+from readers.order.permutation import Permutation
+from readers.order.schedule import Schedule
+from readers.order.sequential import Sequential
+from readers.order.shuffled import Shuffled
+from readers.order.token import ResumeToken
+from readers.order.weighted import Weighted
+
+__all__ = [
+    "BlockShuffled",
+    "ClassBalanced",
+    "NodeLocal",
+    "Order",
+    "Permutation",
+    "ResumeToken",
+    "Schedule",
+    "Sequential",
+    "Shuffled",
+    "Weighted",
+    "block_shuffled",
+]
