@@ -6,27 +6,29 @@ quality (docs/performance.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from readers.augment.ops import Normalize
 from readers.augment.pixels import apply_pixel_op
-from readers.augment.recipe import Plan
-from readers.decode import Region, Scratch, decode_image
+from readers.augment.recipe import Job
+from readers.decode import Scratch, decode_image
 from readers.sample import Buffer
 
 __all__ = ["Finish", "Renderer"]
 
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
+# About what fits into the cache next to a core.
+_GROUP_VALUES = 1 << 17
 
 
 class Finish:
-    """How values end up in a batch: dtype, order of axes and normalisation.
+    """How pixels end up in a batch: flipped, normalised, in its dtype and order of axes.
 
-    planar: images are [3, height, width] in memory, not [height, width, 3].
+    planar: images are [3, height, width] in memory, not [height, width, 3]. Threads may share it.
     """
 
     def __init__(self, dtype: torch.dtype, planar: bool, normalize: Normalize | None) -> None:
@@ -34,95 +36,102 @@ class Finish:
         mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
         self._scale = torch.tensor([1.0 / (255.0 * s) for s in std])
         self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
-        self._tables: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def store(self, image: torch.Tensor, out: torch.Tensor) -> None:
-        """image: [height, width, 3] uint8, or float32 with values 0 to 255; out: [height, width, 3], strided."""
+    @property
+    def in_place(self) -> bool:
+        """Whether pixels can be made where they will stay."""
+        return self.dtype == torch.uint8 and not self.planar
+
+    def store(self, pixels: torch.Tensor, jobs: Sequence[Job], out: torch.Tensor) -> None:
+        """pixels: uint8 [k, 3, height, width], channels last; out: the same shape, or `pixels` itself where in_place.
+
+        A few images at a time: one call serves many small images, and large ones stay in the cache.
+        """
+        count = len(jobs)
+        group = max(1, _GROUP_VALUES // max(1, pixels[0].numel())) if count else 1
+        for start in range(0, count, group):
+            some = slice(start, start + group)
+            for job, image in zip(jobs[some], pixels[some].split(1), strict=True):
+                if job.flips and not job.steps:
+                    image.copy_(torch.flip(image, [axis + 2 for axis in job.flips]))
+            if not self.in_place:
+                self._convert(pixels[some], out[some])
+
+    def _convert(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
         if self.dtype == torch.uint8:
-            out.copy_(image if image.dtype == torch.uint8 else image.round())
+            out.copy_(pixels)
             return
-        height, width, _ = image.shape
+        # In the order of memory all of this is arithmetic on flat arrays, which is several times faster.
         if self.planar:
-            image, out = image.permute(2, 0, 1), out.permute(2, 0, 1)
-        scale, shift = self._table(height, width)
-        values = torch.empty(image.shape, dtype=torch.float32)
-        values.copy_(image.contiguous())
-        target = out if self.dtype == torch.float32 and out.is_contiguous() else values
-        torch.addcmul(shift, values, scale, out=target)
-        if target is values:
-            out.copy_(values)
+            source, flat = pixels.contiguous(), out
+        else:
+            source, flat = pixels.permute(0, 2, 3, 1), out.permute(0, 2, 3, 1)
+        scale, shift = self._table(flat.shape)
+        values = torch.empty(flat.shape, dtype=torch.float32)
+        values.copy_(source)
+        if self.dtype == torch.float32:
+            torch.addcmul(shift, values, scale, out=flat)
+        else:
+            flat.copy_(torch.addcmul(shift, values, scale, out=values))
 
-    def _table(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Factors and summands as large as an image: arithmetic on equal shapes is several times faster than on
-        broadcast ones."""
-        key = (height, width)
-        table = self._tables.get(key)
+    def _table(self, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+        """Factors and summands for every value of some images."""
+        table = self._tables.get(shape)
         if table is None:
-            shape = (3, 1, 1) if self.planar else (1, 1, 3)
-            full = (3, height, width) if self.planar else (height, width, 3)
-            table = tuple(t.view(shape).expand(full).contiguous() for t in (self._scale, self._shift))  # type: ignore[assignment]
-            self._tables[key] = table  # type: ignore[assignment]
-        return table  # type: ignore[return-value]
+            channels = (1, 3, 1, 1) if self.planar else (1, 1, 1, 3)
+            scale, shift = (values.view(channels).expand(shape).contiguous() for values in (self._scale, self._shift))
+            table = self._tables[shape] = (scale, shift)
+        return table
 
 
 class Renderer:
-    """What one thread needs to turn encoded bytes into images of a batch."""
+    """What one thread needs to turn encoded bytes into pixels."""
 
-    def __init__(self, finish: Finish) -> None:
-        self._finish = finish
+    def __init__(self) -> None:
         self._scratch = Scratch()
-        self._resized = torch.empty(0, dtype=torch.uint8)
+        self._temporary = torch.empty(0, dtype=torch.uint8)
+        self._chunk = torch.empty(0, dtype=torch.uint8)
 
-    def render(self, data: Buffer, plan: Plan, i: int, size: tuple[int, int], out: torch.Tensor) -> None:
-        """Image i of the plan into out, [out_height, out_width, 3] with any strides.
+    def chunk(self, count: int, height: int, width: int) -> torch.Tensor:
+        """uint8 [count, 3, height, width], channels last; valid until the next call."""
+        values = count * height * width * 3
+        if self._chunk.numel() < values:
+            self._chunk = torch.empty(values, dtype=torch.uint8)
+        return self._chunk[:values].view(count, height, width, 3).permute(0, 3, 1, 2)
+
+    def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
+        """One image into out, uint8 [1, 3, out_height, out_width], channels last. A job without pixel ops is left
+        unflipped: that is quicker for many images at once.
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        boxes = plan.boxes
-        if i in boxes.bad:
-            raise boxes.bad[i]
-        box = Region(
-            int(boxes.top[i]), int(boxes.left[i]), int(boxes.height[i]), int(boxes.width[i]), int(boxes.reduce[i])
-        )
-        pixels = decode_image(data, box, self._scratch, size)
-        resized = (int(boxes.resized_height[i]), int(boxes.resized_width[i]))
-        plain = not (plan.steps or plan.hflip[i] or plan.vflip[i] or resized != (out.shape[0], out.shape[1]))
-        direct = plain and out.dtype == torch.uint8 and pixels.shape[:2] != resized
-        image = self._resize(pixels, resized, out if direct else None)
-        if direct:
-            return
-        top, left = int(boxes.crop_top[i]), int(boxes.crop_left[i])
-        image = image[top : top + out.shape[0], left : left + out.shape[1]]
-        flipped = [axis for axis, flip in ((0, plan.vflip[i]), (1, plan.hflip[i])) if flip]
-        if flipped:
-            image = torch.flip(image, flipped)
-        if plan.steps:
-            image = _pixel_steps(image, plan, i)
-        self._finish.store(image, out)
-
-    def _resize(self, pixels: npt.NDArray[np.uint8], size: tuple[int, int], out: torch.Tensor | None) -> torch.Tensor:
-        """[height, width, 3] of `size`: in `out`, in memory of this thread, or `pixels` itself."""
-        if any(stride < 0 for stride in pixels.strides):
+        region, resized, corner, flips, steps = job
+        pixels = decode_image(data, region, self._scratch, size)
+        if min(pixels.strides) < 0:
             pixels = np.ascontiguousarray(pixels)
-        source = torch.from_numpy(pixels)
-        if pixels.shape[:2] == size:
-            return source
-        if out is None:
-            count = size[0] * size[1] * 3
-            if self._resized.numel() < count:
-                self._resized = torch.empty(count, dtype=torch.uint8)
-            out = self._resized[:count].view(*size, 3)
-        _resize_into(_planes(source), size, False, None, None, out=_planes(out))
-        return out
+        image = torch.from_numpy(pixels.transpose(2, 0, 1)[None])
+        final = (out.shape[2], out.shape[3])
+        if pixels.shape[:2] != resized:
+            direct = resized == final and not steps
+            target = out if direct else self._memory(resized)
+            _resize_into(image, resized, False, None, None, out=target)
+            if direct:
+                return
+            image = target
+        if resized != final:
+            top, left = corner
+            image = image[:, :, top : top + final[0], left : left + final[1]]
+        if steps:
+            image = torch.flip(image, [axis + 2 for axis in flips]) if flips else image
+            values = image[0].contiguous().to(torch.float32)
+            for op, parameters in steps:
+                values = apply_pixel_op(op, parameters, values)
+            image = values[None].round_()
+        out.copy_(image)
 
-
-def _planes(image: torch.Tensor) -> torch.Tensor:
-    """[height, width, 3] seen as [1, 3, height, width]."""
-    return image.permute(2, 0, 1).unsqueeze(0)
-
-
-def _pixel_steps(image: torch.Tensor, plan: Plan, i: int) -> torch.Tensor:
-    values = image.permute(2, 0, 1).contiguous().to(torch.float32)
-    for op, parameters in plan.steps:
-        values = apply_pixel_op(op, parameters[i].tolist(), values)
-    return values.permute(1, 2, 0)
+    def _memory(self, size: tuple[int, int]) -> torch.Tensor:
+        """[1, 3, height, width] of this thread, channels last."""
+        if self._temporary.shape[2:] != size:
+            self._temporary = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        return self._temporary

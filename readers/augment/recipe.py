@@ -6,9 +6,10 @@ and blur in the order given, normalisation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,25 @@ from readers.augment.ops import (
     RandomVerticalFlip,
     Resize,
 )
+from readers.decode import Region
 
-__all__ = ["Plan", "Recipe", "Step"]
+__all__ = ["Job", "Plan", "Recipe", "Step"]
 
 _FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
 _PIXEL_OPS = (RandomRotation, ColorJitter, GaussianBlur)
+_FLIP_AXES = ((), (1,), (0,), (0, 1))
 Step: TypeAlias = tuple[Op, npt.NDArray[np.float64]]
+
+
+class Job(NamedTuple):
+    """What happens to one image: decode `region`, resize it to `resized` (height, width), crop that at `corner`, flip
+    it along `flips` (0 top and bottom, 1 left and right), then apply the pixel ops with these draws."""
+
+    region: Region
+    resized: tuple[int, int]
+    corner: tuple[int, int]
+    flips: tuple[int, ...]
+    steps: tuple[tuple[Op, list[float]], ...]
 
 
 @dataclass(slots=True)
@@ -43,6 +57,21 @@ class Plan:
     hflip: npt.NDArray[np.bool_]
     vflip: npt.NDArray[np.bool_]
     steps: list[Step]
+
+    def jobs(self) -> list[Job]:
+        """The plan by image, in Python's own numbers."""
+        b = self.boxes
+        columns = (b.top, b.left, b.height, b.width, b.reduce)
+        regions = [Region(*box) for box in zip(*(column.tolist() for column in columns), strict=True)]
+        resized = zip(b.resized_height.tolist(), b.resized_width.tolist(), strict=True)
+        corners = zip(b.crop_top.tolist(), b.crop_left.tolist(), strict=True)
+        flips = [_FLIP_AXES[code] for code in (2 * self.vflip + self.hflip).tolist()]
+        steps: Iterable[tuple[tuple[Op, list[float]], ...]] = itertools.repeat((), len(flips))
+        if self.steps:
+            ops = [op for op, _ in self.steps]
+            draws = zip(*(parameters.tolist() for _, parameters in self.steps), strict=True)
+            steps = [tuple(zip(ops, row, strict=True)) for row in draws]
+        return list(map(Job, regions, resized, corners, flips, steps))
 
 
 class Recipe:

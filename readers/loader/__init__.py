@@ -1,0 +1,15 @@
+"""The loader: batches for training, made by threads. Needs torch: `pip install 'packer[torch]'`."""
+
+from __future__ import annotations
+
+from readers.errors import MissingExtraError
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("torch", "torch", "readers.loader") from error
+
+from readers.loader.batch import BadSample
+from readers.loader.loader import ImageLoader, Layout
+
+__all__ = ["BadSample", "ImageLoader", "Layout"]

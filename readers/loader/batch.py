@@ -1,0 +1,82 @@
+"""One batch on its way: what it will hold, the memory it is made in, and how far it has come.
+
+Threads fill rows of the same batch at the same time; each row belongs to one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from readers.augment.recipe import Job
+from readers.blocks import BlockPool
+from readers.errors import BadSampleError
+
+__all__ = ["BadSample", "Batch", "ImageMemory"]
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that could not be had: its number in the set, its position in the epoch, and why."""
+
+    index: int
+    position: int
+    key: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Batch:
+    """positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: what happens to
+    each. bad_boxes: images that the recipe does not fit, by row. images: [n, 3, height, width]."""
+
+    step: int
+    positions: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    sizes: list[tuple[int, int]]
+    jobs: list[Job]
+    bad_boxes: Mapping[int, BadSampleError]
+    images: torch.Tensor
+    pending: int = 0
+    skipped: list[int] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
+    error: BaseException | None = None
+    error_row: int = 0
+
+    def kept(self) -> Sequence[int] | None:
+        """The rows that are left when bad samples are skipped, None if all are."""
+        if not self.skipped:
+            return None
+        gone = set(self.skipped)
+        return [row for row in range(len(self.indices)) if row not in gone]
+
+
+class ImageMemory:
+    """Gives every batch its tensor, in memory that earlier batches have left.
+
+    Memory is used again only when nothing refers to the earlier batch any more (see `readers.blocks`), so a batch may
+    be kept for as long as anybody likes. Pinned memory comes from torch's own pool, which waits for copies under way.
+    """
+
+    def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:
+        self._dtype, self._planar, self._pinned = dtype, planar, pinned
+        self._blocks = BlockPool(kept)
+        self._item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def images(self, count: int, height: int, width: int) -> torch.Tensor:
+        """[count, 3, height, width], contiguous in this order (planar) or channels last."""
+        shape = (count, 3, height, width) if self._planar else (count, height, width, 3)
+        size = count * height * width * 3
+        if self._pinned:
+            images = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+        elif not size:
+            images = torch.empty(shape, dtype=self._dtype)
+        else:
+            block: Any = self._blocks.take(size * self._item_bytes)
+            images = torch.frombuffer(block, dtype=self._dtype).view(shape)
+        return images if self._planar else images.permute(0, 3, 1, 2)

@@ -1,0 +1,140 @@
+"""The threads of a loader: they take rows of batches in order, and the consumer gets whole batches in order.
+
+One lock guards everything. The crew holds no reference to the loader or its iterator, so dropping those stops it.
+Threads are daemons: an interpreter that ends does not wait for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import torch
+
+from readers.augment.cpu import Renderer
+from readers.loader.batch import Batch
+from readers.loader.work import EpochWork
+
+__all__ = ["Crew"]
+
+_JOIN_SECONDS = 10.0
+
+
+class Crew:
+    """`threads` threads at work on batches [first, steps), at most `ahead` of them begun and not yet taken."""
+
+    def __init__(self, work: EpochWork, threads: int, steps: int, ahead: int, rows_at_once: int) -> None:
+        self._work, self._steps, self._ahead, self._rows = work, steps, ahead, rows_at_once
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Batch, int, int]] = deque()
+        self._done: dict[int, Batch] = {}
+        self._next_step = self._taken = 0
+        self._planning = self._stopped = False
+        self._failure: BaseException | None = None
+        names = (f"packer-loader-{number}" for number in range(threads))
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        self._ready = threading.Barrier(threads + 1)
+        self._start()
+
+    def take(self) -> Batch:
+        """The next batch, whole; blocks until it is. Raises what planning it raised."""
+        with self._changed:
+            while self._taken not in self._done:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait()
+            batch = self._done.pop(self._taken)
+            self._taken += 1
+            self._changed.notify_all()
+        return batch
+
+    def stop(self) -> None:
+        """End the threads; those in the middle of a row finish it first."""
+        with self._changed:
+            self._stopped = True
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join(_JOIN_SECONDS)
+
+    def _start(self) -> None:
+        """Start the threads, each with torch operations on one core: the crew itself is the parallelism.
+
+        `torch.set_num_threads` sets the number for the calling thread and the default for threads to come; so each
+        thread sets its own, and when all have, the default is put back.
+        """
+        default = torch.get_num_threads()
+        for thread in self._threads:
+            thread.start()
+        self._ready.wait()
+        torch.set_num_threads(default)
+
+    def _run(self) -> None:
+        torch.get_num_threads()  # a thread takes the default at its first use of the pool, not later than now
+        torch.set_num_threads(1)
+        self._ready.wait()
+        tools = self._work.tools()
+        while True:
+            task = self._next()
+            if task is None:
+                return
+            if isinstance(task, int):
+                self._plan(task)
+            else:
+                self._fill(task, tools)
+
+    def _next(self) -> int | tuple[Batch, int, int] | None:
+        """A batch to plan (its number), rows to fill, or None at the end."""
+        with self._changed:
+            while not self._stopped and self._failure is None:
+                may_plan = (
+                    not self._planning
+                    and self._next_step < self._steps
+                    and self._next_step < self._taken + self._ahead
+                    and len(self._queue) < len(self._threads)
+                )
+                if may_plan:
+                    self._planning = True
+                    self._next_step += 1
+                    return self._next_step - 1
+                if self._queue:
+                    return self._queue.popleft()
+                if self._next_step >= self._steps and not self._planning:
+                    return None
+                self._changed.wait()
+        return None
+
+    def _plan(self, step: int) -> None:
+        try:
+            batch = self._work.plan(step)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            return
+        count, rows = len(batch.indices), self._rows
+        tasks = [(batch, start, min(start + rows, count)) for start in range(0, count, rows)]
+        batch.pending = len(tasks)
+        with self._changed:
+            self._planning = False
+            self._queue.extend(tasks)
+            if not tasks:
+                self._done[step] = batch
+            self._changed.notify_all()
+
+    def _fill(self, task: tuple[Batch, int, int], tools: Renderer) -> None:
+        batch, start, stop = task
+        error: BaseException | None = None
+        try:
+            self._work.fill(batch, start, stop, tools)
+        except BaseException as caught:
+            error = caught
+        with self._changed:
+            batch.pending -= 1
+            # Of several errors in a batch the one of the first row counts, however the threads ran.
+            if error is not None and (batch.error is None or start < batch.error_row):
+                batch.error, batch.error_row = error, start
+            if batch.pending == 0:
+                self._done[batch.step] = batch
+                self._changed.notify_all()

@@ -1,0 +1,157 @@
+"""What the threads of a loader do: plan a batch from its positions, and fill its rows from the reader.
+
+Everything here follows from (seed, epoch, position), so it does not matter which thread does it, or when.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from readers.augment.cpu import Finish, Renderer
+from readers.augment.draws import Draws
+from readers.augment.recipe import Plan, Recipe
+from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
+from readers.loader.batch import BadSample, Batch, ImageMemory
+from readers.order import Order
+from readers.sample import Buffer, Reader
+
+__all__ = ["EpochWork", "OnError"]
+
+OnError: TypeAlias = Literal["raise", "skip", "substitute"]
+# What is wrong with one sample only. Anything else is wrong with the set, and ends the epoch.
+_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
+_SUBSTITUTES = 16
+_SUBSTITUTE_STREAM = 1 << 20
+# A read slower than this waits for a disk: from then on the kernel is told which batches come next.
+_SLOW_READ_SECONDS = 0.0004
+
+
+@dataclass(slots=True)
+class EpochWork:
+    """One epoch of one rank. positions: of step s, int64 [k]. finish: how values are stored."""
+
+    reader: Reader
+    order: Order
+    recipe: Recipe
+    positions: Callable[[int], npt.NDArray[np.int64]]
+    finish: Finish
+    memory: ImageMemory
+    seed: int
+    epoch: int
+    on_error: OnError
+    _read_seconds: float = 0.0
+
+    def tools(self) -> Renderer:
+        return Renderer()
+
+    def plan(self, step: int) -> Batch:
+        """Which samples batch `step` holds, and what happens to each."""
+        positions = self.positions(step)
+        indices = self.order.indices(self.epoch, positions)
+        if self._read_seconds > _SLOW_READ_SECONDS:
+            self.reader.prefetch(indices)
+        plan, sizes = self._plan_samples(positions, indices)
+        height, width = self._size(plan, indices)
+        images = self.memory.images(len(indices), height, width)
+        return Batch(step, positions, indices, sizes, plan.jobs(), plan.boxes.bad, images)
+
+    def _plan_samples(
+        self, positions: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+    ) -> tuple[Plan, list[tuple[int, int]]]:
+        """What happens to these samples, and the sizes of their upright images."""
+        info = self.reader.image_info(indices)
+        stored = np.array([info.height, info.width], np.int64)
+        heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
+        plan = self.recipe.plan(self.seed, self.epoch, positions, heights, widths)
+        return plan, list(zip(heights.tolist(), widths.tolist(), strict=True))
+
+    def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
+        """Decode the images of rows [start, stop) into their places. Raises what on_error="raise" lets through."""
+        out = batch.images[start:stop]
+        pixels = out if self.finish.in_place else tools.chunk(stop - start, out.shape[2], out.shape[3])
+        rows = range(start, stop)
+        for row, data, place in zip(rows, self._read(batch.indices[start:stop]), pixels.split(1), strict=True):
+            try:
+                if isinstance(data, Exception):
+                    raise data
+                if row in batch.bad_boxes:
+                    raise batch.bad_boxes[row]
+                tools.render(data, batch.jobs[row], batch.sizes[row], place)
+            except _SAMPLE_ERRORS as error:
+                self._bad_sample(batch, row, error, tools, place)
+        self.finish.store(pixels, batch.jobs[start:stop], out)
+
+    def _read(self, indices: npt.NDArray[np.int64]) -> Sequence[Buffer | Exception]:
+        start = time.perf_counter()
+        try:
+            data: Sequence[Buffer | Exception] = self.reader.read_many(indices)
+        except _SAMPLE_ERRORS:
+            data = [self._read_one(int(index)) for index in indices]
+        seconds = (time.perf_counter() - start) / max(1, len(indices))
+        self._read_seconds += (seconds - self._read_seconds) / 8
+        return data
+
+    def _read_one(self, index: int) -> Buffer | Exception:
+        try:
+            return self.reader.read(index)
+        except _SAMPLE_ERRORS as error:
+            return error
+
+    def _size(self, plan: Plan, indices: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """The one size of all images of a batch. Raises BadSampleError where they differ."""
+        if self.recipe.out_size is not None:
+            return self.recipe.out_size
+        good = [i for i in range(len(indices)) if i not in plan.boxes.bad]
+        heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
+        if not good:
+            return 1, 1
+        differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
+        if len(differ):
+            other = int(differ[0])
+            keys = self.reader.keys
+            raise BadSampleError(
+                f"images of one batch differ in size: {keys[int(indices[good[0]])]} has {heights[0]} x {widths[0]} "
+                f"pixels, {keys[int(indices[good[other]])]} has {heights[other]} x {widths[other]}; begin augment= "
+                f"with RandomResizedCrop(224), or with Resize(256) and CenterCrop(224)"
+            )
+        return int(heights[0]), int(widths[0])
+
+    def _bad_sample(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
+        index = int(batch.indices[row])
+        key = self.reader.keys[index]
+        if self.on_error == "raise":
+            raise BadSampleError(
+                f"sample {index} ({key}): {error}; find all such samples with `packer verify --deep`, or read on with "
+                f"on_error='skip' or 'substitute'"
+            ) from error
+        batch.bad.append(BadSample(index, int(batch.positions[row]), key, str(error)))
+        if self.on_error == "skip":
+            batch.skipped.append(row)
+        else:
+            self._substitute(batch, row, error, tools, place)
+
+    def _substitute(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
+        """Put another sample of the epoch into a row; which one follows from the position alone."""
+        position = batch.positions[row : row + 1]
+        draws = Draws(self.seed, self.epoch, position).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
+        for other in (draws * len(self.order)).astype(np.int64):
+            index = self.order.indices(self.epoch, other[None])
+            plan, sizes = self._plan_samples(position, index)
+            if plan.boxes.bad:
+                continue
+            try:
+                job = plan.jobs()[0]
+                tools.render(self.reader.read(int(index[0])), job, sizes[0], place)
+            except _SAMPLE_ERRORS:
+                continue
+            batch.jobs[row] = job
+            batch.indices[row] = index[0]
+            return
+        raise BadSampleError(f"{_SUBSTITUTES} samples in place of a bad one were bad as well, the first: {error}")

@@ -1,0 +1,542 @@
+"""`ImageLoader`: every sample in its place, whatever the threads do; resume; bad samples; a clean end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import packer
+import readers
+from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers.decode import decode_image
+from readers.errors import BadSampleError, ResumeError, UnknownNameError
+from readers.loader import ImageLoader
+from readers.order import ClassBalanced, NodeLocal, Sequential, Shuffled
+from tests.conftest import make_jpeg
+
+SIZES = [(40, 32), (32, 40), (57, 33), (64, 64)]  # width, height
+CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
+COUNT = 50
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 JPEGs of four sizes in five classes."""
+    root = tmp_path_factory.mktemp("photos") / "images"
+    for i in range(COUNT):
+        folder = root / f"class{i % 5}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"photo{i:03d}.jpg").write_bytes(make_jpeg(1000 + i, SIZES[i % 4]))
+    return root
+
+
+@pytest.fixture(scope="module")
+def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "set"
+    packer.convert(photos, to="tar", output=out, samples_per_shard=20)
+    return out
+
+
+@pytest.fixture
+def reader(packed: Path) -> Iterator[readers.ShardReader]:
+    with readers.open(packed) as opened:
+        yield opened
+
+
+def damaged_set(photos: Path, folder: Path, numbers: tuple[int, ...]) -> Path:
+    """The set with some images whose pixels are other than the index says."""
+    out = folder / "damaged"
+    packer.convert(photos, to="tar", output=out, samples_per_shard=20)
+    with readers.open(out) as opened:
+        for number in numbers:
+            place = opened.byte_range(number)
+            assert place is not None
+            shard, offset, length = place
+            with open(shard, "r+b") as file:
+                file.seek(offset)
+                file.write(make_jpeg(1, (16, 16)).ljust(length, b"\0")[:length])
+    return out
+
+
+def run(loader: ImageLoader) -> list[tuple[Any, ...]]:
+    return list(loader)
+
+
+def same(a: list[tuple[Any, ...]], b: list[tuple[Any, ...]]) -> bool:
+    return len(a) == len(b) and all(
+        all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(p, q, strict=True))
+        for p, q in zip(a, b, strict=True)
+    )
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("packer-loader")]
+
+
+# --- what a batch is ----------------------------------------------------------------------------------------------
+def test_every_sample_comes_once_in_its_place(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(
+        reader, 7, augment=[Resize((24, 24))], tail="exact", fields=("image", "label", "key", "index"), seed=3
+    )
+    seen = []
+    for images, labels, keys, indices in loader:
+        assert images.dtype == torch.uint8 and images.shape[1:] == (3, 24, 24)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert labels.tolist() == reader.labels[indices.numpy()].tolist()
+        assert keys == [reader.keys[i] for i in indices.tolist()]
+        for image, index in zip(images, indices.tolist(), strict=True):
+            whole = torch.from_numpy(decode_image(reader.read(index)).copy()).permute(2, 0, 1)[None]
+            expected = torch.nn.functional.interpolate(whole, (24, 24), mode="bilinear", antialias=True)[0]
+            assert torch.equal(image, expected), index
+            seen.append(index)
+    assert sorted(seen) == list(range(COUNT)) and seen != list(range(COUNT))
+    assert seen == Shuffled(COUNT, 3).indices(0, np.arange(COUNT)).tolist()
+
+
+def test_layouts_and_dtypes_hold_the_same_values(reader: readers.ShardReader) -> None:
+    def first(**options: Any) -> torch.Tensor:
+        images: torch.Tensor = next(iter(ImageLoader(reader, 8, augment=CROP, seed=1, **options)))[0]
+        return images
+
+    raw = first()
+    assert torch.equal(first(layout="NCHW"), raw) and first(layout="NCHW").is_contiguous()
+    assert torch.equal(first(layout="NHWC").permute(0, 3, 1, 2), raw) and first(layout="NHWC").is_contiguous()
+    for layout in ("channels_last", "NCHW", "NHWC"):
+        values = first(layout=layout, dtype=torch.float32)
+        values = values.permute(0, 3, 1, 2) if layout == "NHWC" else values
+        assert torch.allclose(values, raw / 255, atol=1e-6)
+    assert first(dtype=torch.bfloat16).dtype == torch.bfloat16
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    normal = next(iter(ImageLoader(reader, 8, augment=[*CROP, Normalize(mean, std)], seed=1)))[0]
+    expected = (raw / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    assert normal.dtype == torch.float32 and torch.allclose(normal, expected, atol=1e-5)
+
+
+def test_the_result_does_not_depend_on_threads_or_batches(reader: readers.ShardReader) -> None:
+    augment = [*CROP, ColorJitter(0.4, 0.4, 0.4)]
+    fields = ("image", "label", "index")
+    one = run(ImageLoader(reader, 10, augment=augment, threads=1, prefetch=1, seed=5, fields=fields))
+    for threads, prefetch in ((2, 1), (3, 2), (8, 5)):
+        assert same(run(ImageLoader(reader, 10, augment=augment, threads=threads, prefetch=prefetch, seed=5, fields=fields)), one)
+    flat = run(ImageLoader(reader, 1, augment=augment, threads=4, seed=5, fields=fields))
+    assert torch.equal(torch.cat([b[0] for b in flat]), torch.cat([b[0] for b in one]))
+
+
+def test_ranks_share_the_epoch_of_one(reader: readers.ShardReader) -> None:
+    whole = run(ImageLoader(reader, 12, augment=CROP, seed=5, fields=("image", "index")))
+    parts = [run(ImageLoader(reader, 4, augment=CROP, seed=5, rank=r, world_size=3, fields=("image", "index"))) for r in range(3)]
+    for step, batch in enumerate(whole):
+        assert same([tuple(torch.cat([part[step][k] for part in parts]) for k in (0, 1))], [batch])
+
+
+def test_epochs_differ_and_repeat(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 10, augment=CROP, seed=2, fields=("image", "index"))
+    first, second = run(loader), run(loader)
+    assert loader.epoch == 2 and not same(first, second)
+    loader.set_epoch(1)
+    assert same(run(loader), second)
+    assert not same(run(ImageLoader(reader, 10, augment=CROP, seed=3, fields=("image", "index"))), first)
+
+
+def test_batches_that_are_kept_stay_as_they_are(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 5, augment=CROP, prefetch=1)
+    kept = run(loader)
+    copies = [images.clone() for images, _ in kept]
+    run(loader)
+    assert all(torch.equal(images, copy) for (images, _), copy in zip(kept, copies, strict=True))
+
+
+def test_memory_is_used_again(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 5, augment=CROP, prefetch=2)
+    places = {images.data_ptr() for _ in range(4) for images, _ in loader}
+    assert len(places) <= 2 + 2 + 1
+
+
+def test_images_of_one_size_need_no_augmentation(reader: readers.ShardReader) -> None:
+    same_size = reader.select(indices=[i for i in range(COUNT) if decode_image(reader.read(i)).shape == (32, 40, 3)])
+    images, _ = next(iter(ImageLoader(same_size, 4, shuffle=False)))
+    assert torch.equal(images[1], torch.from_numpy(decode_image(same_size.read(1)).copy()).permute(2, 0, 1))
+
+
+def test_images_of_many_sizes_do(reader: readers.ShardReader) -> None:
+    with pytest.raises(BadSampleError, match=r"differ in size: .* begin augment= with RandomResizedCrop"):
+        run(ImageLoader(reader, 8))
+
+
+def test_orders_and_selections(reader: readers.ShardReader) -> None:
+    balanced = ImageLoader(reader, 10, augment=CROP, order=ClassBalanced(reader.labels, 1), fields=("label",))
+    assert all(sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] for (labels,) in balanced)
+    chosen = reader.select(labels=["class2"])
+    assert all((labels == 2).all() for _, labels in ImageLoader(chosen, 5, augment=CROP))
+    in_order = ImageLoader(reader, 10, augment=CROP, shuffle=False, fields=("index",))
+    assert torch.cat([b[0] for b in in_order]).tolist() == list(range(COUNT))
+
+
+def test_a_plain_folder_is_a_reader_too(photos: Path, reader: readers.ShardReader) -> None:
+    folder = readers.open_folder(photos)
+    assert same(run(ImageLoader(folder, 10, augment=CROP, seed=4)), run(ImageLoader(reader, 10, augment=CROP, seed=4)))
+
+
+def test_the_mmap_back_end(packed: Path, reader: readers.ShardReader) -> None:
+    with readers.open(packed, backend="mmap") as mapped:
+        assert same(run(ImageLoader(mapped, 10, augment=CROP)), run(ImageLoader(reader, 10, augment=CROP)))
+
+
+def test_other_fields(tmp_path: Path, photos: Path) -> None:
+    files = sorted(photos.rglob("*.jpg"))[:8]
+    rows = ["path,label,caption", *(f"{file},{i % 2},text {i}" for i, file in enumerate(files))]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    packer.convert(tmp_path / "table.csv", to="hdf5", output=tmp_path / "set")
+    reader = readers.open(tmp_path / "set")
+    loader = ImageLoader(reader, 4, augment=CROP, shuffle=False, fields=("json", "image"))
+    texts = [json.loads(bytes(text))["caption"] for batch, _ in loader for text in batch]
+    assert texts == [f"text {i}" for i in range(8)]
+
+
+def test_a_tensor_goes_to_the_device(reader: readers.ShardReader) -> None:
+    images, labels = next(iter(ImageLoader(reader, 4, augment=CROP, device="meta")))
+    assert images.device.type == labels.device.type == "meta"
+
+
+# --- length and tails ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tail", "world", "sizes"),
+    [("drop_last", 1, [[16, 16, 16]]), ("exact", 1, [[16, 16, 16, 2]]), ("pad", 3, [[16, 1]] * 3), ("exact", 3, [[16, 0], [16, 1], [16, 1]])],
+)
+def test_tails(reader: readers.ShardReader, tail: Any, world: int, sizes: list[list[int]]) -> None:
+    for rank in range(world):
+        loader = ImageLoader(reader, 16, augment=CROP, tail=tail, rank=rank, world_size=world)
+        assert [len(images) for images, _ in loader] == sizes[rank]
+        assert len(loader) == len(sizes[rank])
+
+
+# --- resume -------------------------------------------------------------------------------------------------------
+def collect(loader: ImageLoader, steps: int | None = None) -> tuple[list[int], dict[str, Any]]:
+    """The samples of some batches, and the state behind them."""
+    seen: list[int] = []
+    if steps == 0:
+        return seen, loader.state_dict()
+    for step, (indices, images) in enumerate(loader, 1):
+        assert len(images) == len(indices)
+        seen += indices.tolist()
+        if step == steps:
+            break
+    return seen, loader.state_dict()
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3])
+def test_a_run_on_four_ranks_goes_on_with_three_and_with_one(reader: readers.ShardReader, stop: int) -> None:
+    options: dict[str, Any] = {"augment": CROP, "seed": 9, "fields": ("index", "image"), "tail": "exact"}
+    whole = [int(i) for (i, _) in ImageLoader(reader, 1, **options)]
+    first = [collect(ImageLoader(reader, 3, rank=r, world_size=4, threads=2, **options), stop) for r in range(4)]
+    states = [json.loads(json.dumps(state)) for _, state in first]
+    assert all(state == states[0] for state in states) and states[0]["cursor"] == 12 * stop
+    seen = [index for part, _ in first for index in part]
+    assert sorted(seen) == sorted(whole[: 12 * stop])
+    for world, batch in ((3, 5), (1, 7)):
+        rest = []
+        for rank in range(world):
+            loader = ImageLoader(reader, batch, rank=rank, world_size=world, **options)
+            loader.load_state_dict(states[0])
+            assert len(loader) == -(-(COUNT - 12 * stop) // (world * batch))
+            rest += collect(loader)[0]
+            assert loader.epoch == 1
+        assert sorted(rest) == sorted(whole[12 * stop :])
+
+
+def test_resumed_pixels_are_the_same(reader: readers.ShardReader) -> None:
+    augment = [*CROP, ColorJitter(0.5)]
+    whole = run(ImageLoader(reader, 10, augment=augment, seed=1))
+    loader = ImageLoader(reader, 10, augment=augment, seed=1)
+    stream = iter(loader)
+    start = [next(stream), next(stream)]
+    other = ImageLoader(reader, 10, augment=augment, seed=77)
+    other.load_state_dict(loader.state_dict())
+    assert same(start + run(other), whole)
+
+
+def test_the_state_between_epochs(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 25, augment=CROP, seed=1, fields=("index",))
+    stream = iter(loader)
+    next(stream), next(stream)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["cursor"]) == (1, 0)
+    assert next(stream, None) is None
+    assert (loader.state_dict()["epoch"], loader.state_dict()["cursor"]) == (1, 0)
+
+
+def test_a_loop_that_is_left_early_ends_its_epoch(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 10, augment=CROP, fields=("index",))
+    for _ in loader:
+        break
+    assert (loader.state_dict()["epoch"], loader.state_dict()["cursor"]) == (0, 10)
+    second = ImageLoader(reader, 10, augment=CROP, fields=("index",))
+    second.set_epoch(1)
+    assert same(run(loader), run(second)) and loader.epoch == 2
+
+
+def test_a_state_can_be_loaded_in_the_middle_of_a_loop(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 10, augment=CROP, fields=("index",))
+    stream = iter(loader)
+    next(stream)
+    state = loader.state_dict()
+    next(stream)
+    loader.load_state_dict(state)
+    assert next(stream, None) is None
+    assert len(run(loader)) == 4 and not loader_threads()
+
+
+def test_a_state_of_another_set(reader: readers.ShardReader) -> None:
+    state = ImageLoader(reader, 10, augment=CROP).state_dict()
+    other = reader.select(labels=[0, 1])
+    with pytest.raises(ResumeError, match="the data set"):
+        ImageLoader(other, 10, augment=CROP).load_state_dict(state)
+    with pytest.raises(ResumeError, match="shuffled.*sequential"):
+        ImageLoader(reader, 10, augment=CROP, shuffle=False).load_state_dict(state)
+    for nonsense in ({}, {"kind": "x"}, {**state, "cursor": -1}, {**state, "version": 99}):
+        with pytest.raises(ResumeError):
+            ImageLoader(reader, 10, augment=CROP).load_state_dict(nonsense)
+
+
+def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.ShardReader) -> None:
+    options: dict[str, Any] = {"augment": CROP, "fields": ("index", "image"), "tail": "exact"}
+    seen = []
+    for rank in range(4):
+        part, state = collect(ImageLoader(reader, 4, order=NodeLocal(COUNT, 2, 4), rank=rank, world_size=4, **options), 1)
+        assert all((index < COUNT // 2) == (rank < 2) for index in part)
+        seen += part
+    rest = ImageLoader(reader, 4, order=NodeLocal(COUNT, 1, 4), **options)
+    rest.load_state_dict(state)
+    assert sorted(seen + collect(rest)[0]) == list(range(COUNT))
+
+
+# --- bad samples --------------------------------------------------------------------------------------------------
+BAD = (3, 17, 18, 40)
+
+
+def test_a_bad_sample_ends_the_epoch(photos: Path, tmp_path: Path) -> None:
+    reader = readers.open(damaged_set(photos, tmp_path, BAD))
+    loader = ImageLoader(reader, 10, augment=CROP, shuffle=False)
+    with pytest.raises(BadSampleError, match=r"sample 3 \(.*\): jpeg image: the index says .* `packer verify --deep`"):
+        run(loader)
+    assert not loader_threads()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_bad_samples_are_skipped(photos: Path, tmp_path: Path, threads: int) -> None:
+    reader = readers.open(damaged_set(photos, tmp_path, BAD))
+    loader = ImageLoader(
+        reader, 10, augment=CROP, shuffle=False, on_error="skip", fields=("index", "image", "label"), threads=threads
+    )
+    with pytest.warns(UserWarning, match=r"epoch 0: 4 bad samples were skipped, the first is sample 3 "):
+        batches = run(loader)
+    assert [len(indices) for indices, *_ in batches] == [9, 8, 10, 10, 9]
+    assert torch.cat([b[0] for b in batches]).tolist() == [i for i in range(COUNT) if i not in BAD]
+    assert all(len(images) == len(indices) == len(labels) for indices, images, labels in batches)
+    assert [sample.index for sample in loader.bad_samples] == list(BAD)
+    expected = {int(i): image for i, image, _ in _singles(batches)}
+    whole = ImageLoader(reader, 1, augment=CROP, shuffle=False, on_error="skip", fields=("index", "image"), threads=1)
+    with pytest.warns(UserWarning):
+        for indices, images in whole:
+            assert all(torch.equal(expected[int(i)], image) for i, image in zip(indices, images, strict=True))
+
+
+def _singles(batches: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*batch, strict=True)
+
+
+def test_bad_samples_are_replaced(photos: Path, tmp_path: Path) -> None:
+    reader = readers.open(damaged_set(photos, tmp_path, BAD))
+    results = []
+    for threads in (1, 4):
+        loader = ImageLoader(
+            reader, 10, augment=CROP, shuffle=False, on_error="substitute", fields=("index", "image", "label"), threads=threads
+        )
+        with pytest.warns(UserWarning, match="4 bad samples were replaced"):
+            results.append(run(loader))
+    assert same(*results)
+    indices, _, labels = (torch.cat([batch[k] for batch in results[0]]) for k in range(3))
+    assert len(indices) == COUNT and not set(indices.tolist()) & set(BAD)
+    assert labels.tolist() == reader.labels[indices.numpy()].tolist()
+    assert [i for i in range(COUNT) if int(indices[i]) != i] == list(BAD)
+
+
+def test_crops_that_do_not_fit_are_bad_samples(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 50, augment=[CenterCrop(33)], on_error="skip", tail="exact", fields=("image", "index"))
+    with pytest.warns(UserWarning, match="does not fit into"):
+        ((images, indices),) = run(loader)
+    assert len(images) == 24 and {decode_image(reader.read(i)).shape[0] for i in indices.tolist()} == {33, 64}
+
+
+def test_a_damaged_sample_under_verify(photos: Path, tmp_path: Path) -> None:
+    out = damaged_set(photos, tmp_path, BAD)
+    with readers.open(out, verify=True) as reader:
+        loader = ImageLoader(reader, 10, augment=CROP, shuffle=False, on_error="skip", fields=("index",))
+        with pytest.warns(UserWarning, match="CRC32C"):
+            seen = torch.cat([batch[0] for batch in loader]).tolist()
+    assert seen == [i for i in range(COUNT) if i not in BAD]
+
+
+def test_a_missing_shard_is_never_skipped(packed: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(packed, copy)
+    reader = readers.open(copy)
+    next(iter(sorted(copy.glob("*.tar"))[-1:])).unlink()
+    with pytest.raises(readers.StaleIndexError):
+        run(ImageLoader(reader, 10, augment=CROP, on_error="skip"))
+    assert not loader_threads()
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+def wait_for_no_threads() -> None:
+    deadline = time.monotonic() + 10
+    while loader_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not loader_threads()
+
+
+def test_threads_end_with_the_loop_the_break_and_the_reference(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 5, augment=CROP, threads=3)
+    run(loader)
+    assert not loader_threads()
+    for _ in loader:
+        assert loader_threads()
+        break
+    gc.collect()
+    wait_for_no_threads()
+    stream = iter(loader)
+    next(stream)
+    del stream, loader
+    gc.collect()
+    wait_for_no_threads()
+
+
+def test_an_exception_in_the_loop_leaves_nothing(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 5, augment=CROP)
+
+    def train() -> None:
+        for _ in loader:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        train()
+    gc.collect()
+    wait_for_no_threads()
+
+
+def test_torch_keeps_its_threads(reader: readers.ShardReader) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in ImageLoader(reader, 5, augment=CROP, threads=2):
+            assert torch.get_num_threads() == 3
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert found == [3]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_loops_at_once(reader: readers.ShardReader) -> None:
+    a, b = (ImageLoader(reader, 10, augment=CROP, seed=1) for _ in range(2))
+    assert all(torch.equal(x[0], y[0]) for x, y in zip(a, b, strict=True))
+
+
+SCRIPT = """
+import sys, torch, readers
+from readers.loader import ImageLoader
+from readers.augment import RandomResizedCrop
+reader = readers.open(sys.argv[1])
+print("ready", flush=True)
+while True:
+    for images, labels in ImageLoader(reader, 2, augment=[RandomResizedCrop(24)], threads=3):
+        pass
+"""
+
+
+def test_control_c_ends_the_program_at_once(packed: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(packed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130)
+
+
+def test_a_forked_child_has_loaders_of_its_own(reader: readers.ShardReader) -> None:
+    loader = ImageLoader(reader, 10, augment=CROP, seed=1)
+    expected = run(loader)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            loader.set_epoch(0)
+            code = 0 if same(run(loader), expected) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# --- wrong use ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "CHWN"}, "layout is one of"),
+        ({"on_error": "ignore"}, "on_error is one of"),
+        ({"threads": 0}, "at least 1"),
+        ({"prefetch": 0}, "at least 1"),
+        ({"rank": 1}, "both rank and world_size"),
+        ({"dtype": torch.int32}, "dtype is torch.uint8"),
+        ({"dtype": torch.uint8, "augment": [Normalize((0, 0, 0), (1, 1, 1))]}, "do not fit into uint8"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"tail": "wrap"}, "tail must be"),
+        ({"rank": 2, "world_size": 2}, "outside the world"),
+    ],
+)
+def test_wrong_options(reader: readers.ShardReader, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageLoader(reader, **{"batch_size": 4, "augment": CROP, **options})
+
+
+def test_an_unknown_field(reader: readers.ShardReader) -> None:
+    with pytest.raises(UnknownNameError, match="no field 'mask'; a batch can have image, label, key, index"):
+        ImageLoader(reader, 4, fields=("image", "mask"))
+
+
+def test_the_rank_comes_from_the_environment(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    loader = ImageLoader(reader, 5, augment=CROP, fields=("index",), order=Sequential(COUNT))
+    assert (loader.rank, loader.world_size) == (1, 2)
+    assert next(iter(loader))[0].tolist() == [5, 6, 7, 8, 9]
+
+
+def test_no_warning_without_bad_samples(reader: readers.ShardReader) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(ImageLoader(reader, 10, augment=CROP, on_error="skip"))
