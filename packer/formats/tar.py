@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from array import array
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
+from crc32c import crc32c
+
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.gather import GatherFile
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
 from packer.formats.window import Window
@@ -75,8 +76,7 @@ class TarWriter:
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
-        self._offsets = {name: array("Q") for name in spec.fields}
-        self._columns = tuple(self._offsets.values())
+        self._payloads = {name: Payloads() for name in spec.fields}
         self._labels: dict[int, tuple[bytes, bytes]] = {}
 
     def add(self, sample: PackedSample) -> None:
@@ -101,19 +101,32 @@ class TarWriter:
         self._write(stem.encode(), members)
 
     def _write(self, stem: bytes, members: list[tuple[str, int, Buffer]]) -> None:
-        for column in self._columns:
-            column.append(ABSENT)
-        start = position = self._file.position
+        checksum, start = self._file.checksum, self._file.position
+        position = start
+        found = [(ABSENT, 0, 0)] * len(self._fields)
         pieces: list[Buffer] = []
+        small: list[Buffer] = []
         for extension, number, payload in members:
             size = len(payload)
-            header = member_header(stem + b"." + extension.encode(), size)
+            small.append(member_header(stem + b"." + extension.encode(), size))
             position += BLOCK_BYTES
             if number >= 0:
-                self._columns[number][-1] = position
+                head, crc = b"".join(small), crc32c(payload)
+                checksum.add(head)
+                checksum.add_known(crc, size)
+                found[number] = (position, size, crc)
+                pieces += (head, payload)
+                small = []
+            else:
+                small.append(payload)
             padding = -size % BLOCK_BYTES
-            pieces += (header, payload, _ZEROS[:padding]) if padding else (header, payload)
+            small.append(_ZEROS[:padding])
             position += size + padding
+        tail = b"".join(small)
+        checksum.add(tail)
+        pieces.append(tail)
+        for payloads, place in zip(self._payloads.values(), found, strict=True):
+            payloads.append(*place)
         self._file.append(tuple(pieces), position - start)
 
     def flush(self) -> None:
@@ -121,9 +134,10 @@ class TarWriter:
 
     def finish(self) -> WrittenShard:
         end = end_of_archive(self._file.position)
+        self._file.checksum.add(end)
         self._file.append((end,), len(end))
         self._file.sync_and_close()
-        return WrittenShard(self._file.position, self._file.crc32c, self._offsets)
+        return WrittenShard(self._file.position, self._file.checksum.value(), self._payloads)
 
     def abort(self) -> None:
         self._file.abort()
