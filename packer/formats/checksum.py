@@ -62,26 +62,28 @@ class JoinedChecksum:
         self._crc = self._bytes = 0  # of the bytes since the last part
         self._crcs, self._lengths = array("I"), array("Q")
 
-    def add(self, data: Buffer) -> None:
-        """The next bytes of the file."""
-        self._crc = crc32c(data, self._crc)
-        self._bytes += len(data)
-
-    def add_known(self, crc: int, length: int) -> None:
-        """The next `length` bytes of the file, whose CRC32C is `crc`."""
-        if self._bytes:
-            self._crcs.append(self._crc)
-            self._lengths.append(self._bytes)
-            self._crc = self._bytes = 0
-        self._crcs.append(crc)
-        self._lengths.append(length)
-        if len(self._crcs) >= _BLOCK_PARTS:
-            self._join()
+    def add(self, data: Buffer, crc: int = 0, length: int = 0) -> None:
+        """The next bytes of the file: `data`, and behind them `length` bytes whose CRC32C is `crc`."""
+        if data:
+            self._crc = crc32c(data, self._crc)
+            self._bytes += len(data)
+        if length:
+            if self._bytes:
+                self._close()
+            self._crcs.append(crc)
+            self._lengths.append(length)
+            if len(self._crcs) >= _BLOCK_PARTS:
+                self._join()
 
     def value(self) -> int:
         """Of everything added so far."""
-        self.add_known(0, 0)
+        self._close()
         return self._join()
+
+    def _close(self) -> None:
+        self._crcs.append(self._crc)
+        self._lengths.append(self._bytes)
+        self._crc = self._bytes = 0
 
     def _join(self) -> int:
         """Put the parts together into one."""

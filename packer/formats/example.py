@@ -34,6 +34,8 @@ def varint(value: int) -> bytes:
     """Base-128 encoding of a value from 0 to 2^64 - 1."""
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -73,7 +73,7 @@ class Hdf5Writer:
                 continue
             length, crc = len(payload), crc32c(payload)
             self._payloads[field].append(file.position - _DATA_START, length, crc)
-            file.checksum.add_known(crc, length)
+            file.checksum.add(b"", crc, length)
             file.append((payload,), length)
         self._keys.append(sample.key)
         label = sample.label

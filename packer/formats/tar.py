@@ -37,6 +37,7 @@ __all__ = ["FORMAT", "TarFormat", "member_stem"]
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
 _NAME_EXTENSION = "__name__"
 _LABEL_EXTENSION = "cls"
+_NAME_SUFFIX, _LABEL_SUFFIX = b".__name__", b".cls"
 _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdataset/tariterators.py, base_plus_ext
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
@@ -77,56 +78,53 @@ class TarWriter:
         self._spec = spec
         self._fields = tuple(spec.fields.items())
         self._payloads = {name: Payloads() for name in spec.fields}
-        self._labels: dict[int, tuple[bytes, bytes]] = {}
+        self._columns = tuple(self._payloads.values())
 
     def add(self, sample: PackedSample) -> None:
         stem = member_stem(sample.key)
-        members: list[tuple[str, int, Buffer]] = []
+        members: list[tuple[bytes, int, Buffer]] = []
         derived = stem == sample.key
         for number, (field, kind) in enumerate(self._fields):
             payload = sample.payloads[number]
             if payload is None:
+                self._columns[number].append(ABSENT, 0, 0)
                 continue
             extension = _extension(field, kind, sample, number)
-            members.append((extension, number, payload))
+            members.append((b"." + extension.encode(), number, payload))
             if kind != "json" and sample.names[number] != f"{sample.key}.{extension}":
                 derived = False
             elif kind == "file" and extension.endswith(".json"):
                 derived = False  # a reader would take it for a json field, which comes from no file
         if sample.label != NO_LABEL:
-            members.append((_LABEL_EXTENSION, -1, b"%d" % (sample.label + self._spec.label_offset)))
+            members.append((_LABEL_SUFFIX, -1, b"%d" % (sample.label + self._spec.label_offset)))
         if not derived or not members:
-            members.append((_NAME_EXTENSION, -1, _name_payload(sample, self._fields)))
+            members.append((_NAME_SUFFIX, -1, _name_payload(sample, self._fields)))
         members.sort(key=_by_extension)
         self._write(stem.encode(), members)
 
-    def _write(self, stem: bytes, members: list[tuple[str, int, Buffer]]) -> None:
+    def _write(self, stem: bytes, members: list[tuple[bytes, int, Buffer]]) -> None:
         checksum, start = self._file.checksum, self._file.position
         position = start
-        found = [(ABSENT, 0, 0)] * len(self._fields)
         pieces: list[Buffer] = []
-        small: list[Buffer] = []
+        small = b""  # headers, padding and members of our own making, up to the next payload
         for extension, number, payload in members:
             size = len(payload)
-            small.append(member_header(stem + b"." + extension.encode(), size))
+            small += member_header(stem + extension, size)
             position += BLOCK_BYTES
             if number >= 0:
-                head, crc = b"".join(small), crc32c(payload)
-                checksum.add(head)
-                checksum.add_known(crc, size)
-                found[number] = (position, size, crc)
-                pieces += (head, payload)
-                small = []
+                crc = crc32c(payload)
+                self._columns[number].append(position, size, crc)
+                checksum.add(small, crc, size)
+                pieces += (small, payload)
+                small = b""
             else:
-                small.append(payload)
+                small += payload
             padding = -size % BLOCK_BYTES
-            small.append(_ZEROS[:padding])
+            small += _ZEROS[:padding]
             position += size + padding
-        tail = b"".join(small)
-        checksum.add(tail)
-        pieces.append(tail)
-        for payloads, place in zip(self._payloads.values(), found, strict=True):
-            payloads.append(*place)
+        if small:
+            checksum.add(small)
+            pieces.append(small)
         self._file.append(tuple(pieces), position - start)
 
     def flush(self) -> None:
@@ -143,7 +141,7 @@ class TarWriter:
         self._file.abort()
 
 
-def _by_extension(member: tuple[str, int, Buffer]) -> str:
+def _by_extension(member: tuple[bytes, int, Buffer]) -> bytes:
     return member[0]
 
 

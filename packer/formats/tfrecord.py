@@ -63,7 +63,8 @@ class TFRecordWriter:
         )
         self._payloads = {name: Payloads() for name in spec.fields}
         # Until `finish`, the CRC32C is that of the record up to the payload's end; beside it, that up to its start.
-        self._columns = tuple((payloads, array("I")) for payloads in self._payloads.values())
+        self._columns = tuple(self._payloads.values())
+        self._before = tuple(array("I") for _ in self._columns)
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}
         self._image_number = list(spec.fields).index("image")
@@ -77,6 +78,9 @@ class TFRecordWriter:
             payload, name = sample.payloads[number], sample.names[number]
             if name:
                 head += bytes_feature(name_feature, name.encode())
+            if payload is None:
+                self._columns[number].append(ABSENT, 0, 0)
+                self._before[number].append(0)
             if field == "image":
                 key_is_told = bool(name) and key_of_name(name) == sample.key
                 last = payload
@@ -97,25 +101,21 @@ class TFRecordWriter:
         prefix += _CRC.pack(masked_crc(crc32c(prefix)))
         position, crc = self._file.position + _HEAD_BYTES, 0
         pieces: list[Buffer] = [prefix]
-        found = [(ABSENT, 0, 0, 0)] * len(self._fields)
         for number, opening, payload in parts:
             data += opening
             before = crc32c(data, crc)
             crc = crc32c(payload, before)
             position += len(data)
-            found[number] = (position, len(payload), crc, before)
-            position += len(payload)
+            size = len(payload)
+            self._columns[number].append(position, size, crc)
+            self._before[number].append(before)
+            position += size
             pieces += (data, payload)
             data = b""
         crc = crc32c(data, crc)
         footer = _CRC.pack(masked_crc(crc))
-        for (payloads, crcs_before), (offset, size, after, before) in zip(self._columns, found, strict=True):
-            payloads.append(offset, size, after)
-            crcs_before.append(before)
-        checksum = self._file.checksum
-        checksum.add(prefix)
-        checksum.add_known(crc, record_bytes)
-        checksum.add(footer)
+        self._file.checksum.add(prefix, crc, record_bytes)
+        self._file.checksum.add(footer)
         self._file.append((*pieces, data, footer) if data else (*pieces, footer), _HEAD_BYTES + record_bytes + 4)
 
     def _image_features(self, header: ImageHeader | None) -> bytes:
@@ -144,7 +144,7 @@ class TFRecordWriter:
 
     def finish(self) -> WrittenShard:
         self._file.sync_and_close()
-        for payloads, before in self._columns:
+        for payloads, before in zip(self._columns, self._before, strict=True):
             shifted = crc32c_shift(np.array(before, np.uint32), np.array(payloads.length, np.uint64))
             crcs = np.array(payloads.crc32c, np.uint32) ^ shifted
             payloads.crc32c = array("I", crcs.tobytes())
