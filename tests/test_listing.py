@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from formats_suite import bounded
 
 import readers.examine
 from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
@@ -93,7 +94,7 @@ def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.Mon
         return original(part)
 
     monkeypatch.setattr(readers.examine, "_examine", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with bounded(), pytest.raises(KeyboardInterrupt):
         examine(groups, 3)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
