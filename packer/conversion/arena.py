@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 __all__ = ["ARENA_BYTES", "Arena"]
 
-ARENA_BYTES = 1 << 20  # fits the cache of a CPU; see `packer.formats.gather` for writes of 2 MiB
+ARENA_BYTES = 2 << 20
 
 
 class Arena:

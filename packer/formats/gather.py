@@ -15,9 +15,7 @@ from readers.sample import Buffer
 __all__ = ["GatherFile"]
 
 _MAX_PIECES = min(1024, os.sysconf("SC_IOV_MAX")) if hasattr(os, "sysconf") else 1024
-# Linux takes writes of 2 MiB as a reason for pages of 2 MiB, and those are what a virtual machine has given back to its
-# host when they were free: writing to them took twice as long.
-_FLUSH_BYTES = 1 << 20
+_FLUSH_BYTES = 2 << 20
 _WRITE_BEHIND_BYTES = 8 << 20
 
 
