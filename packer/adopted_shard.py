@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
 from packer.formats import format_named
-from packer.formats.base import Located, LocateOptions, PackedSample
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.watch import Counter
 from readers.errors import BadSampleError, FormatError
@@ -45,19 +45,17 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     found = {name for sample in located for name in sample.ranges}
     fields = sorted(found | {"image"}, key=lambda name: (name != "image", name))
     columns = ShardColumns(fields)
-    offsets: dict[str, list[int]] = {name: [] for name in fields}
+    payloads = {name: Payloads() for name in fields}
     unreadable = done = 0
     class_names: dict[str, str] = {}
     with Window(path) as window:
         file_crc = window.checksum()
         for number, sample in enumerate(located):
-            lengths, crcs, header = [], [], None
+            header = None
             for name in fields:
                 offset, length = sample.ranges.get(name, (ABSENT, 0))
                 payload = window.read(offset, length) if offset != ABSENT else b""
-                offsets[name].append(offset)
-                lengths.append(length)
-                crcs.append(crc32c(payload) if offset != ABSENT else 0)
+                payloads[name].append(offset, length, crc32c(payload))
                 done += length
                 if name == "image" and offset != ABSENT:
                     header = _header(payload)
@@ -65,15 +63,16 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
             if sample.label != NO_LABEL and sample.class_name:
                 class_names[str(sample.label)] = sample.class_name
             names = tuple(sample.names.get(name, "") for name in fields)
-            columns.add(PackedSample(sample.key, sample.label, (), names, header), lengths, crcs)
+            columns.add(PackedSample(sample.key, sample.label, (), names, header))
             if number % _REPORT_SAMPLES == 0:
                 counter.report(_REPORT_SAMPLES, done)
                 done = 0
         counter.report(0, done)
         info = ShardInfo(task.relative, window.size, len(located), file_crc)
     _check_labels(located, path)
-    meta = PartMeta(info, columns.payload_bytes(), (), tuple(sorted(found)), unreadable, class_names)
-    save_part(task.part, columns.arrays(offsets), meta)
+    size = sum(sum(column.length) for column in payloads.values())
+    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names)
+    save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
 
 

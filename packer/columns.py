@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from packer.formats.base import PackedSample
+from packer.formats.base import PackedSample, Payloads
 from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
@@ -30,7 +30,7 @@ __all__ = ["LeftOut", "PartMeta", "ShardColumns", "load_meta", "load_part", "sav
 _HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
 _BLOCK_SAMPLES = 4096
-_Row: TypeAlias = tuple[str, int, tuple[str, ...], ImageHeader | None]
+_Row: TypeAlias = tuple[str, int, tuple[str, ...], ImageHeader | None]  # key, label, file names, header
 _NO_HEADER = ImageHeader("", 0, 0, 0, 0, 1)
 
 
@@ -76,48 +76,37 @@ class ShardColumns:
         self._fields = tuple(fields)
         self._blocks: list[dict[str, npt.NDArray[Any]]] = []
         self._samples: list[_Row] = []
-        self._lengths: list[Sequence[int]] = []
-        self._crcs: list[Sequence[int]] = []
-        self._count = self._payload_bytes = 0
+        self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, sample: PackedSample, lengths: Sequence[int], crcs: Sequence[int]) -> None:
-        """One sample; lengths and crcs follow the fields (0 where a field is absent). Payloads are not kept."""
+    def add(self, sample: PackedSample) -> None:
+        """One sample, whose payloads are not looked at."""
         self._samples.append((sample.key, sample.label, sample.names, sample.header))
-        self._lengths.append(lengths)
-        self._crcs.append(crcs)
         self._count += 1
         if len(self._samples) == _BLOCK_SAMPLES:
             self._compact()
 
-    def payload_bytes(self) -> int:
-        """Bytes of all fields of all samples."""
+    def arrays(self, payloads: Mapping[str, Payloads]) -> dict[str, npt.NDArray[Any]]:
+        """The columns, given where the payloads of each field lie."""
         self._compact()
-        return self._payload_bytes
-
-    def arrays(self, offsets: Mapping[str, Sequence[int]]) -> dict[str, npt.NDArray[Any]]:
-        """The columns, given where the writer put each field (ABSENT for none)."""
-        self._compact()
-        blocks = self._blocks or [self._block([], [], [])]
+        blocks = self._blocks or [self._block([])]
         found = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
         for name in ("key", *(f"{field_name}.name" for field_name in self._fields)):
             found[f"{name}.offset"] = _joined_offsets([block[f"{name}.offset"] for block in blocks])
         for name in self._fields:
-            found[f"{name}.offset"] = np.array(offsets[name], FIELD_COLUMNS["offset"])
+            for column, dtype in FIELD_COLUMNS.items():
+                found[f"{name}.{column}"] = np.array(getattr(payloads[name], column), dtype)
         return found
 
     def _compact(self) -> None:
         """Turn what was collected into arrays, which take a tenth of the memory of Python objects."""
         if self._samples:
-            self._blocks.append(self._block(self._samples, self._lengths, self._crcs))
-            self._payload_bytes += sum(map(sum, self._lengths))
-            self._samples, self._lengths, self._crcs = [], [], []
+            self._blocks.append(self._block(self._samples))
+            self._samples = []
 
-    def _block(
-        self, samples: Sequence[_Row], lengths: Sequence[Sequence[int]], crcs: Sequence[Sequence[int]]
-    ) -> dict[str, npt.NDArray[Any]]:
+    def _block(self, samples: Sequence[_Row]) -> dict[str, npt.NDArray[Any]]:
         keys = [key for key, _, _, _ in samples]
         found = {"label": np.array([label for _, label, _, _ in samples], COLUMNS["label"])}
         headers = [header or _NO_HEADER for _, _, _, header in samples]
@@ -128,8 +117,6 @@ class ShardColumns:
             found[name] = np.array(column, COLUMNS[name])
         found |= string_columns("key", keys)
         for number, name in enumerate(self._fields):
-            found[f"{name}.length"] = np.array([v[number] for v in lengths], FIELD_COLUMNS["length"])
-            found[f"{name}.crc32c"] = np.array([v[number] for v in crcs], FIELD_COLUMNS["crc32c"])
             names = [encode_name(names[number], key) for key, _, names, _ in samples]
             found |= string_columns(f"{name}.name", names)
         return found

@@ -12,13 +12,13 @@ leads back to a folder above it is reported and left out.
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from readers.errors import SourceError
+from readers.examine import NOT_REGULAR, FolderFiles, examine
 from readers.layout import same_split
 
 __all__ = [
@@ -90,62 +90,65 @@ def unique_keys(names: list[str]) -> list[str]:
     return chosen if len(set(chosen)) == len(chosen) else list(names)
 
 
-def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]]) -> list[TreeFile]:
+def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> list[TreeFile]:
     """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
 
-    Raises SourceError for a folder that cannot be read: what it holds would be lost silently.
+    processes: how many may examine the files of a large tree. Raises SourceError for a folder that cannot be read:
+    what it holds would be lost silently.
     """
-    files: list[TreeFile] = []
-    _scan_folder(os.fspath(root), "", (), files, left_out)
+    walk = _Walk()
+    walk.visit(os.fspath(root), "", ())
+    found = examine(walk.folders, processes)
+    files = list(map(TreeFile, walk.paths, found[0::2], found[1::2]))
+    if any(file.bytes == NOT_REGULAR for file in files):
+        walk.left_out += [(i, f.path, "not a regular file") for i, f in enumerate(files) if f.bytes == NOT_REGULAR]
+        walk.left_out.sort(key=itemgetter(0))
+        files = [file for file in files if file.bytes != NOT_REGULAR]
+    left_out += [(path, reason) for _, path, reason in walk.left_out]
     return files
 
 
-def _scan_folder(
-    folder: str,
-    relative: str,
-    above: tuple[tuple[int, int], ...],
-    files: list[TreeFile],
-    left_out: list[tuple[str, str]],
-) -> None:
-    folders = []
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
-            left_out.append((relative.rstrip("/"), "a link that leads back to a folder above it"))
-            return
-        # By descriptor, entries are examined relative to the folder, which spares the kernel the path to it.
-        with os.scandir(descriptor) as entries:
-            for entry in sorted(entries, key=_BY_NAME):
-                name = entry.name
-                if name[0] == ".":
-                    left_out.append((relative + name, "hidden"))
-                elif entry.is_dir():
-                    folders.append(name)
-                else:
-                    _add_file(entry, relative + name, files, left_out)
-    except OSError as error:
-        raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    for name in folders:
-        _scan_folder(f"{folder}/{name}", f"{relative}{name}/", (*above, identity), files, left_out)
+class _Walk:
+    """The names below a folder: paths of files, the same by folder, and (files before it, path, reason) of the rest."""
 
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.folders: list[FolderFiles] = []
+        self.left_out: list[tuple[int, str, str]] = []
 
-def _add_file(entry: os.DirEntry[str], path: str, files: list[TreeFile], left_out: list[tuple[str, str]]) -> None:
-    try:
-        found = entry.stat()
-    except OSError:
-        files.append(TreeFile(path, -1, 0))
-        return
-    if stat.S_ISREG(found.st_mode):
-        files.append(TreeFile(path, found.st_size, found.st_mtime_ns))
-    else:
-        left_out.append((path, "not a regular file"))
+    def visit(self, folder: str, relative: str, above: tuple[tuple[int, int], ...]) -> None:
+        names: list[str] = []
+        folders: list[str] = []
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+        try:
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                self._leave_out(0, relative.rstrip("/"), "a link that leads back to a folder above it")
+                return
+            with os.scandir(descriptor) as entries:
+                for entry in sorted(entries, key=_BY_NAME):
+                    name = entry.name
+                    if name[0] == ".":
+                        self._leave_out(len(names), relative + name, "hidden")
+                    elif entry.is_dir():
+                        folders.append(name)
+                    else:
+                        names.append(name)
+        except OSError as error:
+            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self.paths += [relative + name for name in names]
+        self.folders.append(FolderFiles(folder, names))
+        for name in folders:
+            self.visit(f"{folder}/{name}", f"{relative}{name}/", (*above, identity))
+
+    def _leave_out(self, names_before: int, path: str, reason: str) -> None:
+        self.left_out.append((len(self.paths) + names_before, path, reason))
 
 
 def arrange(

@@ -220,10 +220,13 @@ class FormatSuite:
             present = {field for field, payload in zip(fields, packed.payloads, strict=True) if payload is not None}
             assert found.ranges.keys() == present, f"fields of {packed.key!r} differ"
             for field, payload in zip(fields, packed.payloads, strict=True):
-                stated = written.offsets[field][i]
+                payloads = written.payloads[field]
+                stated, length, crc = payloads.offset[i], payloads.length[i], payloads.crc32c[i]
                 if payload is None:
                     assert stated == ABSENT, f"{field} of {packed.key!r} is absent, finish() states {stated}"
+                    assert (length, crc) == (0, 0), f"{field} of {packed.key!r} is absent, finish() states a payload"
                     continue
+                assert (length, crc) == (len(payload), crc32c(payload)), f"finish() misstates {field} of {packed.key!r}"
                 assert found.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} lies elsewhere"
                 assert read_range(path, found.ranges[field]) == payload, f"{field} of {packed.key!r} reads otherwise"
         return located

@@ -16,6 +16,8 @@ import h5py
 import numpy as np
 import pytest
 from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.register_assert_rewrite("formats_suite")
 
@@ -34,9 +36,10 @@ from formats_suite import (  # noqa: E402
     two_samples,
 )
 
+import packer.formats.checksum  # noqa: E402
 from packer.formats import FORMATS, format_named, format_of_file  # noqa: E402
 from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec  # noqa: E402
-from packer.formats.checksum import crc32c_combine, masked_crc  # noqa: E402
+from packer.formats.checksum import JoinedChecksum, crc32c_combine, crc32c_shift, masked_crc  # noqa: E402
 from packer.formats.tar import member_stem  # noqa: E402
 from readers.errors import FormatError, NotFlatError  # noqa: E402
 from readers.sample import NO_LABEL  # noqa: E402
@@ -307,7 +310,7 @@ class TestTFRecord(FormatSuite):
         writer.flush()
         writer._file.position = os.lseek(writer._file.descriptor, 5 * GIB, os.SEEK_SET)
         writer.add(PackedSample("b", 0, (b"second",), ("",), None))
-        offset = writer.finish().offsets["image"][1]
+        offset = writer.finish().payloads["image"].offset[1]
         assert offset > 5 * GIB and read_range(path, (offset, 6)) == b"second"
         path.unlink()
 
@@ -465,7 +468,7 @@ class TestHdf5(FormatSuite):
         file.position = os.lseek(file.descriptor, 5 * GIB, os.SEEK_CUR)
         for key, image in (("b", b"second"), ("c", JPEG)):
             writer.add(PackedSample(key, 1, (image,), ("",), None))
-        offsets = list(writer.finish().offsets["image"])
+        offsets = list(writer.finish().payloads["image"].offset)
         assert [found.ranges["image"][0] for found in self.locate(path)] == offsets, "finish() and locate differ"
         return path, {"b": b"second", "c": JPEG}
 
@@ -721,6 +724,37 @@ def test_combined_checksums() -> None:
     for cut in (0, 1, 2, 511, 4096, 4999, 5000):
         combined = crc32c_combine(crc32c(data[:cut]), crc32c(data[cut:]), len(data) - cut)
         assert combined == crc32c(data), f"cut at {cut}"
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=40),
+    st.integers(2, 9),
+)
+def test_a_checksum_joined_from_parts(parts: list[tuple[bytes, bool]], block: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packer.formats.checksum, "_BLOCK_PARTS", block)
+        joined = JoinedChecksum()
+        for number, (data, known) in enumerate(parts):
+            if known:
+                joined.add(b"", crc32c(data), len(data))
+            else:
+                joined.add(data)
+            if number % 5 == 0:
+                assert joined.value() == crc32c(b"".join(data for data, _ in parts[: number + 1]))
+    assert joined.value() == crc32c(b"".join(data for data, _ in parts)) == joined.value()
+
+
+def test_checksums_over_any_length() -> None:
+    """Far beyond what a test can checksum: the scalar method is the oracle."""
+    lengths = np.array([0, 1, 255, 256, 4096, (1 << 20) + 7, 1 << 33, (1 << 40) - 1, (1 << 63) + 5], np.uint64)
+    crcs = np.array([0xDEADBEEF, 1, 1 << 31, 0xFFFFFFFF, 0, 5, 6, 7, 8], np.uint32)
+    expected = [crc32c_combine(crc, 0, length) for crc, length in zip(crcs.tolist(), lengths.tolist(), strict=True)]
+    assert crc32c_shift(crcs, lengths).tolist() == expected
+    for length in (1, 255, 4096):
+        front, back = os.urandom(100), os.urandom(length)
+        shifted = crc32c_shift(np.array([crc32c(front)], np.uint32), np.array([length], np.uint64))
+        assert int(shifted[0]) ^ crc32c(back) == crc32c(front + back)
+    assert crc32c_shift(crcs[:0], lengths[:0]).tolist() == []
 
 
 def test_masked_checksum_of_tensorflow() -> None:

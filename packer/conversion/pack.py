@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crc32c import crc32c
-
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import prepare_image
@@ -65,7 +63,7 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
         written = writer.finish()
         temporary.replace(task.shard)
         meta = packing.meta(written)
-        save_part(task.part, packing.columns.arrays(written.offsets), meta)
+        save_part(task.part, packing.columns.arrays(written.payloads), meta)
     except OSError as error:
         _abort(writer)
         if error.errno in _FULL:
@@ -133,9 +131,7 @@ class _Packing:
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
         sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
         writer.add(sample)
-        lengths = [0 if payload is None else len(payload) for payload in payloads]
-        crcs = [0 if payload is None else crc32c(payload) for payload in payloads]
-        self.columns.add(sample, lengths, crcs)
+        self.columns.add(sample)
 
     def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
         task = self._task
@@ -156,4 +152,5 @@ class _Packing:
 
     def meta(self, written: WrittenShard) -> PartMeta:
         info = ShardInfo(self._task.shard.name, written.bytes, len(self.columns), written.crc32c)
-        return PartMeta(info, self.columns.payload_bytes(), tuple(self._left_out))
+        size = sum(sum(payloads.length) for payloads in written.payloads.values())
+        return PartMeta(info, size, tuple(self._left_out))

@@ -8,7 +8,8 @@ A format is one file with one object, listed in `packer.formats`; a new one touc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -16,7 +17,7 @@ from typing import NamedTuple, Protocol
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 
-__all__ = ["Format", "LocateOptions", "Located", "PackedSample", "ShardSpec", "ShardWriter", "WrittenShard"]
+__all__ = ["Format", "LocateOptions", "Located", "PackedSample", "Payloads", "ShardSpec", "ShardWriter", "WrittenShard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,26 @@ class PackedSample(NamedTuple):
     header: ImageHeader | None
 
 
+class Payloads:
+    """Where the payloads of a field lie in a shard, and their CRC32C: an entry a sample; ABSENT, 0 and 0 for none."""
+
+    __slots__ = ("crc32c", "length", "offset")
+
+    def __init__(self) -> None:
+        self.offset, self.length, self.crc32c = array("Q"), array("Q"), array("I")
+
+    def append(self, offset: int, length: int, crc: int) -> None:
+        self.offset.append(offset)
+        self.length.append(length)
+        self.crc32c.append(crc)
+
+
 class WrittenShard(NamedTuple):
-    """Size and CRC32C of the whole file, and the offset of every payload: offsets[field][sample], ABSENT for none."""
+    """Size and CRC32C of the whole file, and its payloads by field."""
 
     bytes: int
     crc32c: int
-    offsets: Mapping[str, Sequence[int]]
+    payloads: Mapping[str, Payloads]
 
 
 class Located(NamedTuple):

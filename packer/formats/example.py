@@ -11,6 +11,7 @@ delimited value is one byte range of the record, which is how a sample in a TFRe
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from readers.errors import FormatError
@@ -33,6 +34,8 @@ def varint(value: int) -> bytes:
     """Base-128 encoding of a value from 0 to 2^64 - 1."""
     if value < 0x80:
         return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -47,13 +50,14 @@ def _field(tag: int, data: bytes) -> bytes:
 
 def bytes_feature(name: str, value: bytes) -> bytes:
     """A map entry with one bytes value."""
-    return _field(1, _field(1, name.encode()) + _field(2, _field(1, _field(1, value))))
+    return _opening(name, len(value)) + value
 
 
+@lru_cache(4096)  # the sides of images recur
 def int64_feature(name: str, value: int) -> bytes:
     """A map entry with one int64 value, packed."""
     number = varint(value & (1 << 64) - 1)
-    return _field(1, _field(1, name.encode()) + _field(2, _field(3, _field(1, number))))
+    return _field(1, _key(name) + _field(2, _field(3, _field(1, number))))
 
 
 def open_bytes_feature(name: str, length: int) -> bytes:
@@ -62,8 +66,16 @@ def open_bytes_feature(name: str, length: int) -> bytes:
     bytes_list = b"\x0a" + varint(len(value) + length)
     feature_length = len(bytes_list) + len(value) + length
     feature = b"\x12" + varint(feature_length)
-    key = _field(1, name.encode())
+    key = _key(name)
     return b"\x0a" + varint(len(key) + len(feature) + feature_length) + key + feature + bytes_list + value
+
+
+_opening = lru_cache(1024)(open_bytes_feature)  # for short values, whose lengths recur
+
+
+@cache
+def _key(name: str) -> bytes:
+    return _field(1, name.encode())
 
 
 def features_header(length: int) -> bytes:

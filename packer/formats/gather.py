@@ -1,4 +1,4 @@
-"""An output file fed with pieces, written in large gathered writes, with the CRC32C of the file taken on the way.
+"""An output file fed with pieces, written in large gathered writes.
 
 Nothing is copied: the pieces are kept by reference until `flush`, so their memory must not change before it.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from crc32c import crc32c
-
 from cache.page import write_behind
+from packer.formats.checksum import JoinedChecksum
 from readers.sample import Buffer
 
 __all__ = ["GatherFile"]
@@ -23,10 +22,10 @@ _WRITE_BEHIND_BYTES = 8 << 20
 class GatherFile:
     """A new file at `path` (which must not exist), written from position `start` on.
 
-    position: where the next piece will lie. crc32c: of everything flushed so far.
+    position: where the next piece will lie. checksum: of the file, kept by whoever appends.
     """
 
-    __slots__ = ("_announced", "_bytes", "_pieces", "crc32c", "descriptor", "path", "position")
+    __slots__ = ("_announced", "_bytes", "_pieces", "checksum", "descriptor", "path", "position")
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
@@ -34,7 +33,7 @@ class GatherFile:
         if start:
             os.lseek(self.descriptor, start, os.SEEK_SET)
         self.position = start
-        self.crc32c = 0
+        self.checksum = JoinedChecksum()
         self._pieces: list[Buffer] = []
         self._bytes = 0
         self._announced = start  # up to here the kernel was asked to start writing
@@ -48,19 +47,15 @@ class GatherFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is queued, checksum it, forget it."""
+        """Write what is queued, forget it."""
         pieces = self._pieces
         if not pieces:
             return
-        crc = self.crc32c
-        for piece in pieces:
-            crc = crc32c(piece, crc)
         for first in range(0, len(pieces), _MAX_PIECES):
             self._write(pieces[first : first + _MAX_PIECES])
         if self.position - self._announced >= _WRITE_BEHIND_BYTES:
             write_behind(self.descriptor, self._announced, self.position - self._announced)
             self._announced = self.position
-        self.crc32c = crc
         self._pieces = []
         self._bytes = 0
 

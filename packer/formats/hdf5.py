@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.checksum import crc32c_combine
 from packer.formats.gather import GatherFile
 from packer.formats.hdf5_flat import as_text, flat_start, read_column, read_strings
@@ -59,8 +59,7 @@ class Hdf5Writer:
             for number, name in enumerate(spec.fields)
         }
         self._fields = tuple(self._files.items())
-        self._offsets = {name: array("Q") for name in spec.fields}
-        self._lengths = {name: array("Q") for name in spec.fields}
+        self._payloads = {name: Payloads() for name in spec.fields}
         self._names = {name: Texts() for name in spec.fields}
         self._keys = Texts()
         self._labels = array("q")
@@ -70,12 +69,11 @@ class Hdf5Writer:
             payload = sample.payloads[number]
             self._names[field].append(sample.names[number])
             if payload is None:
-                self._offsets[field].append(ABSENT)
-                self._lengths[field].append(0)
+                self._payloads[field].append(ABSENT, 0, 0)
                 continue
-            length = len(payload)
-            self._offsets[field].append(file.position - _DATA_START)
-            self._lengths[field].append(length)
+            length, crc = len(payload), crc32c(payload)
+            self._payloads[field].append(file.position - _DATA_START, length, crc)
+            file.checksum.add(b"", crc, length)
             file.append((payload,), length)
         self._keys.append(sample.key)
         label = sample.label
@@ -94,12 +92,11 @@ class Hdf5Writer:
         for _, spool in self._fields[1:]:
             spool.abort()
         self._skeleton.unlink()
-        offsets = {}
-        for field, relative in self._offsets.items():
-            column = np.array(relative, np.uint64)
+        for field, payloads in self._payloads.items():
+            column = np.array(payloads.offset, np.uint64)
             column[column != ABSENT] += np.uint64(starts[field])
-            offsets[field] = array("Q", column.tobytes())
-        return WrittenShard(size, crc, offsets)
+            payloads.offset = array("Q", column.tobytes())
+        return WrittenShard(size, crc, self._payloads)
 
     def abort(self) -> None:
         for _, file in self._fields:
@@ -130,8 +127,8 @@ class Hdf5Writer:
     def _write_tables(self, file: Any) -> None:
         for field, names in self._names.items():
             group = file[field]
-            group.create_dataset("offset", data=np.array(self._offsets[field], np.uint64))
-            group.create_dataset("length", data=np.array(self._lengths[field], np.uint64))
+            group.create_dataset("offset", data=np.array(self._payloads[field].offset, np.uint64))
+            group.create_dataset("length", data=np.array(self._payloads[field].length, np.uint64))
             if names:
                 _write_strings(group, "name", names)
         file.create_dataset("label", data=np.array(self._labels, np.int64))
@@ -166,7 +163,7 @@ class Hdf5Writer:
             for start, length, number, file in regions:
                 crc = _copy(skeleton.fileno(), position, main.descriptor, position, start - position, crc)
                 if number == 0:
-                    crc = crc32c_combine(crc, main.crc32c, length)
+                    crc = crc32c_combine(crc, main.checksum.value(), length)
                 else:
                     crc = _copy(file.descriptor, _DATA_START, main.descriptor, start, length, crc)
                 position = start + length

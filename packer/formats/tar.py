@@ -17,12 +17,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from array import array
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
+from crc32c import crc32c
+
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.gather import GatherFile
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
 from packer.formats.window import Window
@@ -36,6 +37,7 @@ __all__ = ["FORMAT", "TarFormat", "member_stem"]
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
 _NAME_EXTENSION = "__name__"
 _LABEL_EXTENSION = "cls"
+_NAME_SUFFIX, _LABEL_SUFFIX = b".__name__", b".cls"
 _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdataset/tariterators.py, base_plus_ext
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
@@ -75,45 +77,54 @@ class TarWriter:
         self._file = GatherFile(path)
         self._spec = spec
         self._fields = tuple(spec.fields.items())
-        self._offsets = {name: array("Q") for name in spec.fields}
-        self._columns = tuple(self._offsets.values())
-        self._labels: dict[int, tuple[bytes, bytes]] = {}
+        self._payloads = {name: Payloads() for name in spec.fields}
+        self._columns = tuple(self._payloads.values())
 
     def add(self, sample: PackedSample) -> None:
         stem = member_stem(sample.key)
-        members: list[tuple[str, int, Buffer]] = []
+        members: list[tuple[bytes, int, Buffer]] = []
         derived = stem == sample.key
         for number, (field, kind) in enumerate(self._fields):
             payload = sample.payloads[number]
             if payload is None:
+                self._columns[number].append(ABSENT, 0, 0)
                 continue
             extension = _extension(field, kind, sample, number)
-            members.append((extension, number, payload))
+            members.append((b"." + extension.encode(), number, payload))
             if kind != "json" and sample.names[number] != f"{sample.key}.{extension}":
                 derived = False
             elif kind == "file" and extension.endswith(".json"):
                 derived = False  # a reader would take it for a json field, which comes from no file
         if sample.label != NO_LABEL:
-            members.append((_LABEL_EXTENSION, -1, b"%d" % (sample.label + self._spec.label_offset)))
+            members.append((_LABEL_SUFFIX, -1, b"%d" % (sample.label + self._spec.label_offset)))
         if not derived or not members:
-            members.append((_NAME_EXTENSION, -1, _name_payload(sample, self._fields)))
+            members.append((_NAME_SUFFIX, -1, _name_payload(sample, self._fields)))
         members.sort(key=_by_extension)
         self._write(stem.encode(), members)
 
-    def _write(self, stem: bytes, members: list[tuple[str, int, Buffer]]) -> None:
-        for column in self._columns:
-            column.append(ABSENT)
-        start = position = self._file.position
+    def _write(self, stem: bytes, members: list[tuple[bytes, int, Buffer]]) -> None:
+        checksum, start = self._file.checksum, self._file.position
+        position = start
         pieces: list[Buffer] = []
+        small = b""  # headers, padding and members of our own making, up to the next payload
         for extension, number, payload in members:
             size = len(payload)
-            header = member_header(stem + b"." + extension.encode(), size)
+            small += member_header(stem + extension, size)
             position += BLOCK_BYTES
             if number >= 0:
-                self._columns[number][-1] = position
+                crc = crc32c(payload)
+                self._columns[number].append(position, size, crc)
+                checksum.add(small, crc, size)
+                pieces += (small, payload)
+                small = b""
+            else:
+                small += payload
             padding = -size % BLOCK_BYTES
-            pieces += (header, payload, _ZEROS[:padding]) if padding else (header, payload)
+            small += _ZEROS[:padding]
             position += size + padding
+        if small:
+            checksum.add(small)
+            pieces.append(small)
         self._file.append(tuple(pieces), position - start)
 
     def flush(self) -> None:
@@ -121,15 +132,16 @@ class TarWriter:
 
     def finish(self) -> WrittenShard:
         end = end_of_archive(self._file.position)
+        self._file.checksum.add(end)
         self._file.append((end,), len(end))
         self._file.sync_and_close()
-        return WrittenShard(self._file.position, self._file.crc32c, self._offsets)
+        return WrittenShard(self._file.position, self._file.checksum.value(), self._payloads)
 
     def abort(self) -> None:
         self._file.abort()
 
 
-def _by_extension(member: tuple[str, int, Buffer]) -> str:
+def _by_extension(member: tuple[bytes, int, Buffer]) -> bytes:
     return member[0]
 
 

@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 
+import numpy as np
 from crc32c import crc32c
 
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec, WrittenShard
-from packer.formats.checksum import masked_crc
+from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
+from packer.formats.checksum import crc32c_shift, masked_crc
 from packer.formats.example import (
     Feature,
     bytes_feature,
@@ -56,9 +57,14 @@ class TFRecordWriter:
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._file = GatherFile(path)
         self._spec = spec
-        self._fields = tuple(spec.fields.items())
-        self._offsets = {name: array("Q") for name in spec.fields}
-        self._columns = tuple(self._offsets.values())
+        self._fields = tuple(
+            (name, f"{name}/filename", "json" if name == kind == "json" else f"{name}/encoded")
+            for name, kind in spec.fields.items()
+        )
+        self._payloads = {name: Payloads() for name in spec.fields}
+        # Until `finish`, the CRC32C is that of the record up to the payload's end; beside it, that up to its start.
+        self._columns = tuple(self._payloads.values())
+        self._before = tuple(array("I") for _ in self._columns)
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}
         self._image_number = list(spec.fields).index("image")
@@ -66,47 +72,51 @@ class TFRecordWriter:
     def add(self, sample: PackedSample) -> None:
         head = self._image_features(sample.header) + self._class_features(sample.label)
         key_is_told = False
-        pieces: list[Buffer] = [b""]
-        places: list[tuple[int, int]] = []
-        length = 0
+        parts: list[tuple[int, bytes, Buffer]] = []
         last: Buffer | None = None
-        for number, (field, kind) in enumerate(self._fields):
+        for number, (field, name_feature, payload_feature) in enumerate(self._fields):
             payload, name = sample.payloads[number], sample.names[number]
             if name:
-                head += bytes_feature(f"{field}/filename", name.encode())
+                head += bytes_feature(name_feature, name.encode())
+            if payload is None:
+                self._columns[number].append(ABSENT, 0, 0)
+                self._before[number].append(0)
             if field == "image":
                 key_is_told = bool(name) and key_of_name(name) == sample.key
                 last = payload
-                continue
-            if payload is not None:
-                opening = open_bytes_feature("json" if field == kind == "json" else f"{field}/encoded", len(payload))
-                pieces += (opening, payload)
-                places.append((number, length + len(opening)))
-                length += len(opening) + len(payload)
+            elif payload is not None:
+                parts.append((number, open_bytes_feature(payload_feature, len(payload)), payload))
         if not key_is_told:
             head += bytes_feature("image/key", sample.key.encode())
         if last is not None:
-            opening = open_bytes_feature("image/encoded", len(last))
-            pieces += (opening, last)
-            places.append((self._image_number, length + len(opening)))
-            length += len(opening) + len(last)
-        self._write(head, pieces, places, length)
+            parts.append((self._image_number, open_bytes_feature("image/encoded", len(last)), last))
+        self._write(head, parts)
 
-    def _write(self, head: bytes, pieces: list[Buffer], places: list[tuple[int, int]], length: int) -> None:
-        head = features_header(len(head) + length) + head
-        record_bytes = len(head) + length
+    def _write(self, head: bytes, parts: list[tuple[int, bytes, Buffer]]) -> None:
+        """One record: `head`, then (field number, what opens its feature, payload) of each payload."""
+        length = sum([len(opening) + len(payload) for _, opening, payload in parts])
+        data = features_header(len(head) + length) + head
+        record_bytes = len(data) + length
         prefix = _LENGTH.pack(record_bytes)
-        crc = crc32c(head)
-        for piece in pieces:
-            crc = crc32c(piece, crc)
-        pieces[0] = prefix + _CRC.pack(masked_crc(crc32c(prefix))) + head
-        pieces.append(_CRC.pack(masked_crc(crc)))
-        for column in self._columns:
-            column.append(ABSENT)
-        start = self._file.position + _HEAD_BYTES + len(head)
-        for number, place in places:
-            self._columns[number][-1] = start + place
-        self._file.append(tuple(pieces), _HEAD_BYTES + record_bytes + 4)
+        prefix += _CRC.pack(masked_crc(crc32c(prefix)))
+        position, crc = self._file.position + _HEAD_BYTES, 0
+        pieces: list[Buffer] = [prefix]
+        for number, opening, payload in parts:
+            data += opening
+            before = crc32c(data, crc)
+            crc = crc32c(payload, before)
+            position += len(data)
+            size = len(payload)
+            self._columns[number].append(position, size, crc)
+            self._before[number].append(before)
+            position += size
+            pieces += (data, payload)
+            data = b""
+        crc = crc32c(data, crc)
+        footer = _CRC.pack(masked_crc(crc))
+        self._file.checksum.add(prefix, crc, record_bytes)
+        self._file.checksum.add(footer)
+        self._file.append((*pieces, data, footer) if data else (*pieces, footer), _HEAD_BYTES + record_bytes + 4)
 
     def _image_features(self, header: ImageHeader | None) -> bytes:
         if header is None:
@@ -134,7 +144,11 @@ class TFRecordWriter:
 
     def finish(self) -> WrittenShard:
         self._file.sync_and_close()
-        return WrittenShard(self._file.position, self._file.crc32c, self._offsets)
+        for payloads, before in zip(self._columns, self._before, strict=True):
+            shifted = crc32c_shift(np.array(before, np.uint32), np.array(payloads.length, np.uint64))
+            crcs = np.array(payloads.crc32c, np.uint32) ^ shifted
+            payloads.crc32c = array("I", crcs.tobytes())
+        return WrittenShard(self._file.position, self._file.checksum.value(), self._payloads)
 
     def abort(self) -> None:
         self._file.abort()

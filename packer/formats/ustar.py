@@ -34,8 +34,9 @@ MAX_SIZE_BYTES = 8**11 - 1
 _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
 
+_NO_NAME = bytes(MAX_NAME_BYTES)
 _HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
-_MTIME = b"00000000000\0"
+_MTIME = b"\0" + b"00000000000\0"  # behind the end of the size
 _TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_BYTES - 265)
 _CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
 
@@ -56,7 +57,7 @@ def member_header(name: bytes, size: int) -> bytes:
         raise FormatError(f"tar member {name[:120]!r} of {size} bytes does not fit a USTAR header")
     digits = b"%011o" % size
     checksum = _CONSTANT_SUM + sum(name) + sum(digits)
-    return name.ljust(100, b"\0") + _HEAD + digits + b"\0" + _MTIME + b"%06o\0 " % checksum + _TAIL
+    return b"".join((name, _NO_NAME[len(name) :], _HEAD, digits, _MTIME, b"%06o\0 " % checksum, _TAIL))
 
 
 def end_of_archive(position: int) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cache.node import usable_cpus
 from packer.conversion.arena import Arena
 from packer.sources.base import SourceListing, SplitListing, check_names
 from packer.sources.files import read_file
@@ -28,7 +29,7 @@ class FolderSource:
 
     def list(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
-        files = scan(self.root, left_out)
+        files = scan(self.root, left_out, usable_cpus())
         return list_tree(files, split, str(self.root), left_out)
 
     def open(self) -> FolderReader:

@@ -1,0 +1,113 @@
+"""Listing a tree: the same answer from one process and from several, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from formats_suite import bounded
+
+import readers.examine
+from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
+from readers.tree import TreeFile, scan
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 2)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Folders with files of many sizes, a dangling link, a pipe, a loop and hidden files among them."""
+    for folder in ("b", "a", "a/deep", "c"):
+        (tmp_path / folder).mkdir()
+        for i in range(7):
+            (tmp_path / folder / f"{i}.jpg").write_bytes(b"x" * i)
+            os.utime(tmp_path / folder / f"{i}.jpg", ns=(0, 10**18 + i))
+        (tmp_path / folder / ".hidden").touch()
+    (tmp_path / "a/3-dangling.jpg").symlink_to("nowhere")
+    (tmp_path / "b/link.jpg").symlink_to("4.jpg")
+    (tmp_path / "c/loop").symlink_to("..")
+    os.mkfifo(tmp_path / "b/3-pipe")
+    os.mkfifo(tmp_path / "b/.pipe")
+    return tmp_path
+
+
+def groups_of(root: Path) -> list[FolderFiles]:
+    return [
+        FolderFiles(folder, sorted(names)) for folder, _, names in sorted(os.walk(root)) if Path(folder).name != "loop"
+    ]
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 64])
+def test_processes_change_nothing(mixed: Path, processes: int) -> None:
+    alone: list[tuple[str, str]] = []
+    together: list[tuple[str, str]] = []
+    files = scan(mixed, alone)
+    assert scan(mixed, together, processes) == files
+    assert together == alone
+    assert [reason for _, reason in alone[5:]] == ["hidden", "a link that leads back to a folder above it"]
+    assert [path for path, _ in alone if path.startswith("b/")] == ["b/.hidden", "b/.pipe", "b/3-pipe"]
+    assert TreeFile("b/6.jpg", 6, 10**18 + 6) in files
+    assert TreeFile("b/link.jpg", 4, 10**18 + 4) in files
+    assert TreeFile("a/3-dangling.jpg", UNKNOWN, 0) in files
+    assert examine(groups_of(mixed), processes).count(NOT_REGULAR) == 2
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_folder_that_vanishes(mixed: Path) -> None:
+    groups = [FolderFiles(str(mixed / "gone"), ["a", "b", "c"]), FolderFiles(str(mixed / "b"), ["5.jpg", "gone"])]
+    for processes in (1, 2):
+        assert examine(groups, processes)[::2] == array("q", [UNKNOWN, UNKNOWN, UNKNOWN, 5, UNKNOWN])
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_child_that_dies_costs_nothing(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, parent, original = groups_of(mixed), os.getpid(), readers.examine._examine
+    expected = examine(groups)
+
+    def deadly(part: Any) -> Any:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(part)
+
+    monkeypatch.setattr(readers.examine, "_examine", deadly)
+    assert examine(groups, 4) == expected
+
+
+def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of these children do not fit a pipe, so they are writing when nobody reads any more."""
+    monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 20_000)
+    groups = [FolderFiles(str(tmp_path), [str(i) for i in range(60_000)])]
+    parent, original = os.getpid(), readers.examine._examine
+
+    def interrupted(part: Any) -> Any:
+        if os.getpid() == parent:
+            raise KeyboardInterrupt
+        return original(part)
+
+    monkeypatch.setattr(readers.examine, "_examine", interrupted)
+    with bounded(), pytest.raises(KeyboardInterrupt):
+        examine(groups, 3)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_program_with_threads_is_not_forked(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", None)
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert len(scan(mixed, [], 4)) == 30
+    finally:
+        over.set()
+        thread.join()
