@@ -1,0 +1,135 @@
+"""Ranks as launchers tell them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from cache.ranks import Ranks, detect_ranks
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+}
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "9",
+    "SLURM_NTASKS": "11",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_NNODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    "environ, expected",
+    [
+        ({}, Ranks()),
+        (TORCHRUN, Ranks(5, 8, 1, 4, 1, 2)),
+        (without(TORCHRUN, "GROUP_RANK", "GROUP_WORLD_SIZE"), Ranks(5, 8, 1, 4, 1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Ranks(1, 2, 0, 1, 1, 2)),
+        ({"WORLD_SIZE": "2"}, Ranks()),
+        (SRUN, Ranks(9, 11, 1, 3, 2, 3)),
+        (without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), Ranks(9, 11, 1, 3, 2, 3)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "nonsense"}, Ranks(9, 11, 1, 3, 2, 3)),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, Ranks(9, 11, 1, 3, 2, 3)),
+        ({**SRUN, "SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "11"}, Ranks(9, 11, 1, 3, 2, 3)),
+        (
+            {**without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), "SLURM_NTASKS": "12", "SLURM_NTASKS_PER_NODE": "4"},
+            Ranks(9, 12, 1, 4, 2, 3),
+        ),
+        ({"SLURM_STEPID": "3", "SLURM_PROCID": "0"}, Ranks()),
+        (MPIRUN, Ranks(3, 4, 1, 2, 1, 2)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, Ranks(3, 4, 0, 1, 3, 4)),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            Ranks(3, 4, 1, 2, 1, 2),
+        ),
+    ],
+    ids=str,
+)
+def test_what_launchers_say(environ: dict[str, str], expected: Ranks) -> None:
+    assert detect_ranks(environ) == expected
+
+
+@pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290", "4294967292"])
+def test_a_batch_script_or_a_shell_is_one_process(step: str | None) -> None:
+    """One process runs there, whatever the job has."""
+    environ = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": step or ""}
+    assert detect_ranks(without(environ, "SLURM_STEP_ID") if step is None else environ) == Ranks()
+    assert detect_ranks(without(SRUN, "SLURM_PROCID")) == Ranks()
+
+
+def test_the_innermost_launcher_counts() -> None:
+    """torchrun and mpirun put their processes into a step of srun with one task a node."""
+    daemon = {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0"}
+    assert detect_ranks({**daemon, **TORCHRUN}).rank == 5
+    assert detect_ranks({**daemon, **MPIRUN}).rank == 3
+    assert detect_ranks({**daemon, "PMI_RANK": "6", "PMI_SIZE": "8"}).rank == 6
+    assert detect_ranks({**SRUN, "PMI_RANK": "9", "PMI_SIZE": "11"}) == Ranks(9, 11, 1, 3, 2, 3)
+    by_hand = {**SRUN, "RANK": "9", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
+    assert detect_ranks(by_hand) == Ranks(9, 11, 1, 3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "environ, message",
+    [
+        ({**TORCHRUN, "RANK": "one"}, "variable RANK is 'one', expected a whole number"),
+        ({**TORCHRUN, "RANK": "-1"}, "variable RANK is '-1'"),
+        ({**TORCHRUN, "RANK": ""}, "variable RANK is ''"),
+        ({**TORCHRUN, "WORLD_SIZE": "1" * 30}, "variable WORLD_SIZE is '111"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK, WORLD_SIZE.* contradict each other: rank 8 is outside the world_size of 8"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, "local_rank 4 is outside the local_world_size of 4"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "local_world_size 9 is more than the world_size of 8"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "local_rank 1 is outside the local_world_size of 0"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "LOCAL_RANK is set without LOCAL_WORLD_SIZE"),
+        ({**SRUN, "SLURM_NTASKS": "4"}, "SLURM_PROCID, SLURM_NTASKS.* contradict each other: rank 9"),
+        ({**SRUN, "SLURM_NNODES": "x"}, "variable SLURM_NNODES is 'x'"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE.* contradict"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "0"}, "PMI_RANK, PMI_SIZE.* contradict"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        detect_ranks(environ)
+
+
+def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)  # type: ignore[arg-type]
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4)
+    for name, value in {**TORCHRUN, "RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert detect_ranks() == Ranks(2, 4, 1, 2, 1, 2)
+    monkeypatch.setenv("RANK", "3")
+    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "what is told of another rank is not ours"
+    group.is_initialized = lambda: False
+    assert detect_ranks().rank == 3
+
+
+def test_torch_is_not_imported() -> None:
+    script = "import sys; from cache.ranks import detect_ranks; detect_ranks(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
