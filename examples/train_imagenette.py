@@ -136,7 +136,9 @@ class Run:
         classes = len(self.loader.reader.classes) or int(self.loader.reader.labels.max()) + 1
         torch.manual_seed(args.seed)
         self.model = Normalized(MODELS[args.model](classes)).to(device, memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+        )
         self.step = 0
         if args.checkpoint.exists():
             self.load()
@@ -183,7 +185,9 @@ class Run:
             accuracy = self.evaluate()
             if self.main:
                 rate, loss = seen / (time.perf_counter() - start), sum(losses) / max(1, len(losses))
-                print(f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.1%}, {rate:,.0f} images/s a rank", flush=True)
+                print(
+                    f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.1%}, {rate:,.0f} images/s a rank", flush=True
+                )
 
     def one_step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         images = images.to(self.device, non_blocking=True, memory_format=torch.channels_last)
@@ -210,7 +214,9 @@ class Run:
         for images, labels in validation_loader(self.args):
             if len(images):
                 guesses = self.model(images.to(self.device)).argmax(1)
-                right += torch.tensor([float((guesses == labels.to(self.device)).sum()), float(len(labels))]).to(self.device)
+                right += torch.tensor([float((guesses == labels.to(self.device)).sum()), float(len(labels))]).to(
+                    self.device
+                )
         if dist.is_initialized():
             dist.all_reduce(right)
         return float(right[0] / right[1].clamp(min=1))
@@ -238,14 +244,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
-    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and end, as if the time were up")
+    parser.add_argument(
+        "--stop-after", type=int, default=0, metavar="STEPS", help="save and end, as if the time were up"
+    )
     parser.add_argument("--trace", type=Path, help="write the samples that were trained on to TRACE.<rank>")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> Any:
     args = parse(arguments)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

@@ -131,14 +131,20 @@ def test_the_result_does_not_depend_on_threads_or_batches(reader: readers.ShardR
     fields = ("image", "label", "index")
     one = run(ImageLoader(reader, 10, augment=augment, threads=1, prefetch=1, seed=5, fields=fields))
     for threads, prefetch in ((2, 1), (3, 2), (8, 5)):
-        assert same(run(ImageLoader(reader, 10, augment=augment, threads=threads, prefetch=prefetch, seed=5, fields=fields)), one)
+        assert same(
+            run(ImageLoader(reader, 10, augment=augment, threads=threads, prefetch=prefetch, seed=5, fields=fields)),
+            one,
+        )
     flat = run(ImageLoader(reader, 1, augment=augment, threads=4, seed=5, fields=fields))
     assert torch.equal(torch.cat([b[0] for b in flat]), torch.cat([b[0] for b in one]))
 
 
 def test_ranks_share_the_epoch_of_one(reader: readers.ShardReader) -> None:
     whole = run(ImageLoader(reader, 12, augment=CROP, seed=5, fields=("image", "index")))
-    parts = [run(ImageLoader(reader, 4, augment=CROP, seed=5, rank=r, world_size=3, fields=("image", "index"))) for r in range(3)]
+    parts = [
+        run(ImageLoader(reader, 4, augment=CROP, seed=5, rank=r, world_size=3, fields=("image", "index")))
+        for r in range(3)
+    ]
     for step, batch in enumerate(whole):
         assert same([tuple(torch.cat([part[step][k] for part in parts]) for k in (0, 1))], [batch])
 
@@ -215,7 +221,12 @@ def test_a_tensor_goes_to_the_device(reader: readers.ShardReader) -> None:
 # --- length and tails ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tail", "world", "sizes"),
-    [("drop_last", 1, [[16, 16, 16]]), ("exact", 1, [[16, 16, 16, 2]]), ("pad", 3, [[16, 1]] * 3), ("exact", 3, [[16, 0], [16, 1], [16, 1]])],
+    [
+        ("drop_last", 1, [[16, 16, 16]]),
+        ("exact", 1, [[16, 16, 16, 2]]),
+        ("pad", 3, [[16, 1]] * 3),
+        ("exact", 3, [[16, 0], [16, 1], [16, 1]]),
+    ],
 )
 def test_tails(reader: readers.ShardReader, tail: Any, world: int, sizes: list[list[int]]) -> None:
     for rank in range(world):
@@ -315,7 +326,9 @@ def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.ShardRe
     options: dict[str, Any] = {"augment": CROP, "fields": ("index", "image"), "tail": "exact"}
     seen = []
     for rank in range(4):
-        part, state = collect(ImageLoader(reader, 4, order=NodeLocal(COUNT, 2, 4), rank=rank, world_size=4, **options), 1)
+        part, state = collect(
+            ImageLoader(reader, 4, order=NodeLocal(COUNT, 2, 4), rank=rank, world_size=4, **options), 1
+        )
         assert all((index < COUNT // 2) == (rank < 2) for index in part)
         seen += part
     rest = ImageLoader(reader, 4, order=NodeLocal(COUNT, 1, 4), **options)
@@ -364,7 +377,13 @@ def test_bad_samples_are_replaced(photos: Path, tmp_path: Path) -> None:
     results = []
     for threads in (1, 4):
         loader = ImageLoader(
-            reader, 10, augment=CROP, shuffle=False, on_error="substitute", fields=("index", "image", "label"), threads=threads
+            reader,
+            10,
+            augment=CROP,
+            shuffle=False,
+            on_error="substitute",
+            fields=("index", "image", "label"),
+            threads=threads,
         )
         with pytest.warns(UserWarning, match="4 bad samples were replaced"):
             results.append(run(loader))

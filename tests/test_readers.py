@@ -1054,16 +1054,19 @@ def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, re
     assert runs == sorted(runs), "runs are not in the order of the disk"
     for (s, o, n), (t, p, _) in itertools.pairwise(runs):
         assert s < t or o + n <= p, "bytes are read twice"
-    needed = {(s, b) for s, o, n in wanted for b in range(o, o + n)}
     for s, o, n in runs:
-        spare = longest_gap([(s, b) in needed for b in range(o, o + n)])
+        spare = widest_gap([(p, p + m) for t, p, m in wanted if t == s and o <= p <= p + m <= o + n])
         assert spare <= gap, f"a run bridges {spare} bytes that nobody wants"
         if n > limit:
             check_not_cuttable(s, o, n, wanted, limit)
 
 
-def longest_gap(used: list[bool]) -> int:
-    return max(map(len, "".join("x" if u else "." for u in used).split("x")), default=0)
+def widest_gap(ranges: list[tuple[int, int]]) -> int:
+    """Between neighbours, an empty range being one as well."""
+    widest, reach = 0, min(start for start, _ in ranges)
+    for start, stop in sorted(ranges):
+        widest, reach = max(widest, start - reach), max(reach, stop)
+    return widest
 
 
 def check_not_cuttable(shard: int, begin: int, length: int, wanted: list[tuple[int, int, int]], limit: int) -> None:

@@ -161,7 +161,9 @@ def test_workers(reader: readers.ShardReader, context: str) -> None:
 def test_pickle_is_small(reader: readers.ShardReader) -> None:
     dataset = ImageDataset(reader, CROP)
     dataset[0]
-    assert torch.equal(pickle.loads(pickle.dumps(dataset)).__getitems__([Place(3, 1, 2, 3)])[0][0], dataset[Place(3, 1, 2, 3)][0])
+    assert torch.equal(
+        pickle.loads(pickle.dumps(dataset)).__getitems__([Place(3, 1, 2, 3)])[0][0], dataset[Place(3, 1, 2, 3)][0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,9 @@ def test_bad_samples_are_skipped_and_reported(damaged: readers.ShardReader, work
 def test_bad_samples_are_replaced(damaged: readers.ShardReader, workers: int) -> None:
     dataset = ImageDataset(damaged, on_error="substitute")
     sampler = EpochSampler(Sequential(COUNT), damaged)
-    images, labels = (torch.cat(part) for part in zip(*DataLoader(dataset, 10, sampler=sampler, num_workers=workers), strict=True))
+    images, labels = (
+        torch.cat(part) for part in zip(*DataLoader(dataset, 10, sampler=sampler, num_workers=workers), strict=True)
+    )
     assert len(images) == COUNT and dataset.bad_samples == 2
     for bad in BAD:
         twins = [i for i in range(COUNT) if i not in BAD and torch.equal(images[i], images[bad])]
@@ -229,7 +233,9 @@ def test_an_iteration_left_early_ends_its_epoch() -> None:
     assert list(sampler) == Shuffled(COUNT, 3).indices(1, np.arange(COUNT)).tolist()
 
 
-@pytest.mark.parametrize(("tail", "lengths"), [("drop_last", [13, 13, 13]), ("pad", [14, 14, 14]), ("exact", [13, 13, 14])])
+@pytest.mark.parametrize(
+    ("tail", "lengths"), [("drop_last", [13, 13, 13]), ("pad", [14, 14, 14]), ("exact", [13, 13, 14])]
+)
 def test_ranks_take_turns(tail: Any, lengths: list[int]) -> None:
     order = Shuffled(COUNT, 3)
     expected = order.indices(0, np.arange(COUNT)).tolist()
@@ -319,12 +325,16 @@ def test_stateful_data_loader(reader: readers.ShardReader, workers: int, stop: i
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
-def stream_loader(reader: readers.ShardReader, workers: int, make: Callable[..., Any] = DataLoader, **options: Any) -> Any:
+def stream_loader(
+    reader: readers.ShardReader, workers: int, make: Callable[..., Any] = DataLoader, **options: Any
+) -> Any:
     stream = ImageStream(Numbers(reader, CROP), EpochSampler(Shuffled(COUNT, 6), reader), 8)
     return make(stream, batch_size=None, num_workers=workers, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 3, "persistent_workers": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 3, "persistent_workers": True}]
+)
 def test_a_stream_has_the_order_whatever_the_workers(reader: readers.ShardReader, options: dict[str, Any]) -> None:
     order = Shuffled(COUNT, 6)
     loader = stream_loader(reader, options.pop("num_workers", 0), **options)

@@ -37,4 +37,3 @@ class Draws:
     def between(self, stream: int, low: float, high: float) -> _Floats:
         """Numbers in [low, high), float64 [n]."""
         return low + (high - low) * self.uniform(stream)[:, 0]
-

@@ -1,8 +1,8 @@
 """PyTorch data sets and samplers over any reader. Needs torch: `pip install 'packer[torch]'`.
 
-    dataset = ImageDataset(reader, transform=[RandomResizedCrop(224), RandomHorizontalFlip()])
-    sampler = EpochSampler(Shuffled(len(reader), seed=1), reader)
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
+dataset = ImageDataset(reader, transform=[RandomResizedCrop(224), RandomHorizontalFlip()])
+sampler = EpochSampler(Shuffled(len(reader), seed=1), reader)
+loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         if decode not in ("RGB", None):
             raise ValueError(f"decode is 'RGB' or None, not {decode!r}")
         if output not in _OUTPUTS or on_error not in _ON_ERROR:
-            raise ValueError(f"output is one of {_OUTPUTS} and on_error of {_ON_ERROR}, not {output!r} and {on_error!r}")
+            raise ValueError(
+                f"output is one of {_OUTPUTS} and on_error of {_ON_ERROR}, not {output!r} and {on_error!r}"
+            )
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
         self._recipe = Recipe(transform) if isinstance(transform, Sequence) else None
@@ -128,7 +130,9 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     def _instead(self, index: int, error: Exception) -> tuple[Any, Any] | None:
         """Another sample, None for none. Raises under on_error="raise"."""
         if self.on_error == "raise":
-            advice = "find all such samples with `packer verify --deep`, or read on with on_error='skip' or 'substitute'"
+            advice = (
+                "find all such samples with `packer verify --deep`, or read on with on_error='skip' or 'substitute'"
+            )
             raise self._error(index, error, advice) from error
         # Two workers may add at the same time; that one of the two is lost from the count is worth no lock.
         self._counts[0] += 1
@@ -159,7 +163,9 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         """Raises ResumeError where `state` comes from another set."""
         if state.get("fingerprint") != self.reader.fingerprint:
             found, here = state.get("fingerprint"), self.reader.fingerprint
-            raise ResumeError(f"this state was saved with another set: its fingerprint is {found}, this one's is {here}")
+            raise ResumeError(
+                f"this state was saved with another set: its fingerprint is {found}, this one's is {here}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -197,8 +203,8 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         image: Any = bytes(data) if self.decode is None else self._decoded(data)
         if self.transform is None:
             return image
-        assert callable(self.transform)
-        return self.transform(image=image)["image"] if self._keywords else self.transform(image)
+        call: Any = self.transform
+        return call(image=image)["image"] if self._keywords else call(image)
 
     def _decoded(self, data: Buffer) -> Any:
         pixels = decode_image(data, None, self._tools().scratch).copy()
