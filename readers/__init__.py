@@ -30,6 +30,7 @@ from readers.errors import (
 )
 from readers.folder import FolderReader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Reader, Sample
+from readers.selection import SelectedReader
 from readers.shards import Backend, ShardReader
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Reader",
     "ResumeError",
     "Sample",
+    "SelectedReader",
     "ShardReader",
     "SourceError",
     "StaleIndexError",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,16 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.page import prefetch
-from readers.errors import SourceError, StaleIndexError, UnknownNameError
-from readers.headers import MEDIA, parse_header
+from readers.criteria import checked_indices
+from readers.errors import BadSampleError, SourceError, StaleIndexError, UnknownNameError
+from readers.headers import MEDIA, ImageHeader, parse_header
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
+from readers.selection import Selectable
 from readers.stream import stream_ahead
 from readers.tree import arrange, has_image_suffix, scan, unique_keys
 
 __all__ = ["FolderReader"]
 
 
-class FolderReader:
+class FolderReader(Selectable):
     """Random access to the images of a folder tree (see `readers.tree` for the layouts it knows).
 
     Files count as images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError
@@ -43,23 +47,44 @@ class FolderReader:
         self.names = part.names
         self.labels: npt.NDArray[np.int64] = np.array(part.labels, np.int64)
         self.keys: list[str] = unique_keys(part.names)
+        self._sizes = np.maximum(np.array([file.bytes for file in part.files], np.int64), 0)
         self._folder = os.path.join(self.path, part.root) if part.root else os.fspath(self.path)
         self._info: ImageInfo | None = None
+        self._fingerprint = ""
 
     @property
     def info(self) -> ImageInfo:
         """Image dimensions and coding; the first use reads every file."""
         if self._info is None:
-            headers = [parse_header(self.read(i)) for i in range(len(self))]
-            self._info = ImageInfo(
-                np.array([h.height for h in headers], np.uint32),
-                np.array([h.width for h in headers], np.uint32),
-                np.array([h.components for h in headers], np.uint8),
-                np.array([h.process for h in headers], np.uint8),
-                np.array([h.orientation for h in headers], np.uint8),
-                np.array([MEDIA.index(h.media) for h in headers], np.uint8),
-            )
+            self._info = self.image_info(range(len(self)))
         return self._info
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names, labels and classes, 32 hex digits; not of what the files hold, which nobody has read."""
+        if not self._fingerprint:
+            text = json.dumps([self.split, list(self.classes), self.names])
+            digest = hashlib.blake2b(text.encode(), digest_size=16)
+            digest.update(self.labels.astype("<i8").data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+        """Bytes of each file when the folder was listed, int64 [n]; 0 for a file that could not be examined."""
+        self._check_field(field)
+        return self._sizes
+
+    def image_info(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageInfo:
+        """Image dimensions and coding of some samples, in the order asked for; reads their files."""
+        headers = [_header(self.read(i)) for i in checked_indices(indices, self).tolist()]
+        return ImageInfo(
+            np.array([h.height for h in headers], np.uint32),
+            np.array([h.width for h in headers], np.uint32),
+            np.array([h.components for h in headers], np.uint8),
+            np.array([h.process for h in headers], np.uint8),
+            np.array([h.orientation for h in headers], np.uint8),
+            np.array([MEDIA.index(h.media) for h in headers], np.uint8),
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -69,8 +94,7 @@ class FolderReader:
 
     def read(self, index: int, field: str = "image") -> bytes:
         """The whole file."""
-        if field != "image":
-            raise UnknownNameError(f"{self.path}: no field {field!r}; it has image")
+        self._check_field(field)
         try:
             name = self.names[index]
         except IndexError:
@@ -120,3 +144,15 @@ class FolderReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_field(self, field: str) -> None:
+        if field != "image":
+            raise UnknownNameError(f"{self.path}: no field {field!r}; it has image")
+
+
+def _header(data: bytes) -> ImageHeader:
+    """Zeros for a header that cannot be read: decoding says what is wrong, and with which sample."""
+    try:
+        return parse_header(data)
+    except BadSampleError:
+        return ImageHeader("", 0, 0, 0, 0, 0)

@@ -35,7 +35,7 @@ from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
 
-__all__ = ["ABSENT", "COLUMNS", "FIELD_COLUMNS", "Index", "decode_name", "encode_name"]
+__all__ = ["ABSENT", "COLUMNS", "FIELD_COLUMNS", "FieldColumns", "Index", "decode_name", "encode_name"]
 
 ABSENT = 2**64 - 1
 COLUMNS: dict[str, str] = {
@@ -131,6 +131,23 @@ class Index:
             return Strings(blob, offsets)
         except DatasetError as error:
             raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+
+
+class FieldColumns:
+    """Where one field's bytes lie: its columns, and memoryviews of them, which give integers faster than scalars."""
+
+    __slots__ = ("_index", "_name", "length", "lengths", "offset", "offsets")
+
+    def __init__(self, index: Index, field: str) -> None:
+        self._index, self._name = index, field
+        self.offsets = index.field_column(field, "offset")
+        self.lengths = index.field_column(field, "length")
+        self.offset = self.offsets.data
+        self.length = self.lengths.data
+
+    @property
+    def crc32c(self) -> npt.NDArray[Any]:
+        return self._index.field_column(self._name, "crc32c")
 
 
 # What NumPy's header parser raises over bytes that are none.

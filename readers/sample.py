@@ -37,7 +37,7 @@ class ImageInfo(NamedTuple):
     """What the header of each image says; arrays of length n. Sizes are as stored, before EXIF orientation.
 
     media is the position in `readers.headers.MEDIA`; process is the JPEG SOF marker's low byte (0xC0 baseline,
-    0xC2 progressive, 0 for other media); orientation is EXIF's 1..8.
+    0xC2 progressive, 0 for other media); orientation is EXIF's 1..8. All are 0 where the header cannot be read.
     """
 
     height: npt.NDArray[np.uint32]
@@ -71,6 +71,16 @@ class Reader(Protocol):
     @property
     def info(self) -> ImageInfo:
         """Image dimensions and coding, by sample."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that another data set, or other samples of this one, would not have; resume tokens carry it."""
+
+    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+        """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload."""
+
+    def image_info(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageInfo:
+        """`info` for some samples, in the order asked for: what loaders use, as it never reads more than those."""
 
     def __len__(self) -> int: ...
 

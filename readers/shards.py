@@ -25,11 +25,13 @@ import numpy.typing as npt
 
 from cache.page import prefetch
 from readers.blocks import BlockPool
+from readers.criteria import checked_indices
 from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
-from readers.index import ABSENT, Index, decode_name
+from readers.index import ABSENT, FieldColumns, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.ranges import ReadPlan, plan_reads
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
+from readers.selection import Selectable
 from readers.shard_file import ShardFile
 from readers.stream import stream_ahead
 from readers.strings import Strings
@@ -40,7 +42,7 @@ Backend = Literal["pread", "mmap"]
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
 
 
-class ShardReader:
+class ShardReader(Selectable):
     """Random access to one split of a packed set.
 
     path: the directory with `dataset.json`. split: None takes the only split, or "train". verify: check the CRC32C
@@ -72,10 +74,11 @@ class ShardReader:
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
         self._blocks = BlockPool()
-        self._columns: dict[str, _FieldColumns] = {}
+        self._columns: dict[str, FieldColumns] = {}
         self._shard_of = self.index.column("shard").data  # memoryviews give integers, faster than scalars
         self._labels: npt.NDArray[np.int64] | None = None
         self._keys: Strings | None = None
+        self._fingerprint = ""
         self._ranges(self.fields[0])
 
     # --- what it holds ------------------------------------------------------------------------------------------
@@ -105,6 +108,22 @@ class ShardReader:
     def info(self) -> ImageInfo:
         """Image dimensions and coding, arrays [n]."""
         return self.index.info()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the whole set, and the split: changes whenever a shard, the order or the labels' meaning do."""
+        if not self._fingerprint:
+            self._fingerprint = f"{self.dataset.fingerprint()}/{self.split}"
+        return self._fingerprint
+
+    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+        """Encoded bytes of a field by sample, int64 [n], mapped; 0 where a sample lacks it."""
+        return self._ranges(field).lengths.view("<i8")
+
+    def image_info(self, indices: Sequence[int] | npt.NDArray[Any]) -> ImageInfo:
+        """Image dimensions and coding of some samples, in the order asked for. Raises IndexError."""
+        wanted = checked_indices(indices, self)
+        return ImageInfo._make(column[wanted] for column in self.info)
 
     def name(self, index: int, field: str = "image") -> str:
         """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
@@ -267,12 +286,12 @@ class ShardReader:
         self._setup()
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _ranges(self, field: str) -> _FieldColumns:
+    def _ranges(self, field: str) -> FieldColumns:
         columns = self._columns.get(field)
         if columns is None:
             if field not in self.dataset.fields:
                 raise UnknownNameError(f"{self.path}: no field {field!r}; it has {', '.join(self.fields)}")
-            columns = self._columns[field] = _FieldColumns(self.index, field)
+            columns = self._columns[field] = FieldColumns(self.index, field)
         return columns
 
     def _plan(
@@ -365,20 +384,3 @@ class ShardReader:
             f"{shard.path}: the index puts sample {index} at bytes {offset} to {offset + length}, "
             f"but the shard has {shard.bytes}; rebuild the index with  packer index"
         )
-
-
-class _FieldColumns:
-    """Where one field's bytes lie."""
-
-    __slots__ = ("_index", "_name", "length", "lengths", "offset", "offsets")
-
-    def __init__(self, index: Index, field: str) -> None:
-        self._index, self._name = index, field
-        self.offsets = index.field_column(field, "offset")
-        self.lengths = index.field_column(field, "length")
-        self.offset = self.offsets.data
-        self.length = self.lengths.data
-
-    @property
-    def crc32c(self) -> npt.NDArray[Any]:
-        return self._index.field_column(self._name, "crc32c")

@@ -1,0 +1,241 @@
+"""Selections: a reader like any other, whatever it is made of, and the samples that were asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_jpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packer
+import readers
+from readers.errors import SourceError, StaleIndexError, UnknownNameError
+
+KINDS = ("shards", "folder")
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("selection") / "set"
+    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=7)
+    return out
+
+
+@pytest.fixture(params=KINDS)
+def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[Any]:
+    """36 samples, 12 in each of cat, dog, owl."""
+    with readers.open(packed, "train") if request.param == "shards" else readers.open_folder(tree, "train") as reader:
+        yield reader
+
+
+def keys(reader: Any) -> list[str]:
+    return [sample.key for sample in reader]
+
+
+# --- a reader like any other --------------------------------------------------------------------------------------
+INDICES = [30, 2, 2, -1, 17, 0]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_reader_promises(base: Any, nested: bool) -> None:
+    whole = list(base)
+    wanted = [whole[i] for i in INDICES]
+    reader = base.select(indices=INDICES)
+    if nested:
+        reader = base.select(indices=range(35, -1, -1)).select(indices=[35 - i % 36 for i in INDICES])
+        assert reader.base is base, "a selection of a selection reads through both"
+    n = len(INDICES)
+    assert isinstance(reader, readers.Reader) and len(reader) == n
+    assert [(s.key, s.label, bytes(s.image)) for s in reader] == [(s.key, s.label, bytes(s.image)) for s in wanted]
+    assert (reader.fields, tuple(reader.classes)) == (base.fields, tuple(base.classes))
+    assert list(reader.keys) == reader.keys[:] == [s.key for s in wanted] and reader.keys[-2] == wanted[-2].key
+    assert reader.labels.tolist() == [s.label for s in wanted] and reader.labels.dtype == np.int64
+    images = [bytes(s.image) for s in wanted]
+    assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
+    order = [5, 0, 0, -2]
+    for some in (order, np.array(order, np.int16), tuple(order)):
+        assert [bytes(data) for data in reader.read_many(some)] == [images[i] for i in order]
+        assert [bytes(data) for data in reader.stream(some)] == [images[i] for i in order]
+        reader.prefetch(some)
+    assert [bytes(data) for data in reader.stream()] == images and list(reader.read_many([])) == []
+    assert reader.sizes().tolist() == [len(image) for image in images] and reader.sizes().dtype == np.int64
+    for all_of, some_of, selected in zip(base.info, reader.image_info(order), reader.info, strict=True):
+        assert selected.tolist() == [all_of[i] for i in INDICES] and selected.dtype == some_of.dtype == all_of.dtype
+        assert some_of.tolist() == [selected[i] for i in order]
+    assert repr(reader) == f"SelectedReader({n} samples of {base!r})"
+
+
+@pytest.mark.parametrize("index", [6, -7, 10**12])
+def test_outside_the_selection(base: Any, index: int) -> None:
+    reader = base.select(indices=INDICES)
+    for call in (reader.read, reader.__getitem__, lambda i: list(reader.stream([i]))):
+        with pytest.raises(IndexError, match=rf"sample {index} is outside the 6 of SelectedReader"):
+            call(index)
+    for call in (reader.read_many, reader.prefetch, reader.image_info):
+        with pytest.raises(IndexError, match="not all inside the samples of SelectedReader"):
+            call([0, index])
+    with pytest.raises(IndexError, match="outside the 6 keys"):
+        reader.keys[index]
+    with pytest.raises(UnknownNameError, match="no field 'mask'"):
+        reader.sizes("mask")
+
+
+def first_bytes(reader: Any) -> list[int]:
+    return [len(data) for data in reader.read_many(range(len(reader)))]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_selections_in_other_processes(base: Any, method: str) -> None:
+    reader = base.select(labels="dog").select(fraction=0.5)
+    expected = first_bytes(reader)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+        assert [f.result(timeout=60) for f in [pool.submit(first_bytes, reader) for _ in range(4)]] == [expected] * 4
+    assert first_bytes(reader) == expected
+
+
+def test_mapped_indices_are_pickled_by_path(base: Any, tmp_path: Path) -> None:
+    path = tmp_path / "indices.npy"
+    np.save(path, np.tile(np.arange(36), 5000))
+    indices = np.load(path, mmap_mode="r")
+    reader = readers.SelectedReader(base, indices)
+    text = pickle.dumps(reader)
+    again = pickle.loads(text)
+    assert len(text) < 20_000 and isinstance(again.indices, np.memmap)
+    assert again.read(40) == base.read(4) and again.fingerprint == reader.fingerprint
+    part = pickle.loads(pickle.dumps(readers.SelectedReader(base, indices[7:9])))
+    assert part.indices.tolist() == [7, 8], "a part of a map was taken for the whole"
+    path.unlink()
+    with pytest.raises(StaleIndexError, match="indices of a selection cannot be mapped any more"):
+        pickle.loads(text)
+
+
+# --- what is asked for --------------------------------------------------------------------------------------------
+def test_labels_keep_their_meaning(base: Any) -> None:
+    for asked in ("dog", 1, ["dog"], [1], np.array([1]), ("dog", 1)):
+        reader = base.select(labels=asked)
+        assert set(reader.labels.tolist()) == {1} and len(reader) == 12
+        assert {reader.classes[label] for label in reader.labels} == {"dog"}
+    assert len(base.select(labels=["cat", 2])) == 24
+    for wrong in ("bird", 3, -2):
+        with pytest.raises(UnknownNameError, match=rf"no class {wrong!r}; it has 3: cat, dog, owl"):
+            base.select(labels=["cat", wrong])
+
+
+def test_keys_by_name_and_by_pattern(base: Any) -> None:
+    assert keys(base.select(keys=["owl/owl_001", "cat/cat_003"])) == ["cat/cat_003", "owl/owl_001"]
+    assert keys(base.select(keys="*_00[12]")) == [f"{c}/{c}_00{i}" for c in ("cat", "dog", "owl") for i in (1, 2)]
+    assert len(base.select(labels="cat", keys="cat*")) == 12
+    with pytest.raises(UnknownNameError, match=r"1 keys are not among the 36 asked: 'none'"):
+        base.select(keys=["none", "cat/cat_003"])
+    with pytest.raises(UnknownNameError, match=r"1 keys are not among the 12 asked: 'owl/owl_001'"):
+        base.select(labels=0, keys=["owl/owl_001"])
+
+
+def test_sizes_and_masks(base: Any) -> None:
+    sizes = base.sizes()
+    middle = int(np.median(sizes))
+    assert base.select(min_bytes=middle).sizes().min() >= middle
+    assert base.select(max_bytes=middle).sizes().max() <= middle
+    assert len(base.select(min_bytes=middle)) + len(base.select(max_bytes=middle - 1)) == 36
+    mask = np.arange(36) % 3 == 0
+    assert base.select(mask=mask).indices.tolist() == np.flatnonzero(mask).tolist()
+    assert base.select(mask=mask, indices=[9, 8, 3, 9]).indices.tolist() == [9, 3, 9]
+    with pytest.raises(ValueError, match=r"mask must be bool \[36\], found int64 \[36\]"):
+        base.select(mask=np.ones(36, np.int64))
+    with pytest.raises(ValueError, match=r"mask must be bool \[36\], found bool \[3\]"):
+        base.select(mask=[True, False, True])
+
+
+def test_the_shorter_side(tmp_path: Path) -> None:
+    for i, size in enumerate([(64, 48), (32, 200), (48, 48), (100, 47)]):
+        (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i, size))
+    (tmp_path / "9.jpg").write_bytes(b"no image")
+    reader = readers.open_folder(tmp_path)
+    assert keys(reader.select(min_side=48)) == ["0", "2"]
+    info = reader.image_info([4, 0])
+    assert (info.height.tolist(), info.media.tolist(), info.orientation.tolist()) == ([0, 48], [0, 1], [0, 1])
+
+
+def test_only_files_that_are_asked_for_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = readers.open_folder(tree, "train")
+    asked: list[int] = []
+    real = type(reader).read
+    monkeypatch.setattr(type(reader), "read", lambda self, i, field="image": asked.append(i) or real(self, i, field))
+    reader.select(labels="dog", fraction=0.25).image_info([0, 1])
+    assert len(asked) == 2
+    reader.select(labels="dog", min_side=24)
+    assert len(asked) == 14
+
+
+@given(a=st.floats(0.01, 1), b=st.floats(0.01, 1), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_fractions(tree: Path, a: float, b: float, seed: int) -> None:
+    reader = readers.open_folder(tree, "train")
+    small, large = sorted((a, b))
+    few, many = reader.select(fraction=small, seed=seed), reader.select(fraction=large, seed=seed)
+    assert len(few) == max(1, round(36 * small)) and set(few.indices.tolist()) <= set(many.indices.tolist())
+    assert (np.diff(few.indices) > 0).all(), "not in stored order"
+
+
+def test_everything_and_nothing(base: Any) -> None:
+    assert base.select().indices.tolist() == list(range(36))
+    with pytest.raises(SourceError, match=r"nothing is selected: none of the 36 samples of .* has labels='cat', min_b"):
+        base.select(labels="cat", min_bytes=10**9)
+    with pytest.raises(SourceError, match="has indices=\\[\\]"):
+        base.select(indices=[])
+    with pytest.raises(IndexError, match="not all inside the samples of"):
+        base.select(indices=[36])
+    for wrong in ([0.5], [[1]], [True]):
+        with pytest.raises(ValueError, match="indices must be integers in one dimension"):
+            base.select(indices=wrong)
+    for fraction in (0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="expected more than 0 and at most 1"):
+            base.select(fraction=fraction)
+
+
+# --- fingerprints -------------------------------------------------------------------------------------------------
+def test_fingerprints(base: Any) -> None:
+    prints = {base.fingerprint, base.select(labels=0).fingerprint, base.select(labels=1).fingerprint}
+    prints |= {base.select(indices=[0, 1]).fingerprint, base.select(indices=[1, 0]).fingerprint}
+    assert len(prints) == 5 and all(isinstance(text, str) and 10 < len(text) < 200 for text in prints)
+    same = [base.select(labels=0), base.select(indices=range(12)), base.select(labels=[0, 1]).select(labels=0)]
+    assert len({reader.fingerprint for reader in same}) == 1
+    assert pickle.loads(pickle.dumps(base)).fingerprint == base.fingerprint
+
+
+def test_what_changes_a_fingerprint(packed: Path, tree: Path, tmp_path: Path) -> None:
+    train, val = readers.open(packed, "train"), readers.open(packed, "val")
+    assert train.fingerprint == f"{train.dataset.fingerprint()}/train" != val.fingerprint
+    assert readers.open_folder(tree, "train").fingerprint != readers.open_folder(tree, "val").fingerprint
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_bytes(make_jpeg(number))
+    before = readers.open_folder(tmp_path).fingerprint
+    assert readers.open_folder(tmp_path).fingerprint == before
+    (tmp_path / "2.jpg").write_bytes(b"")
+    assert readers.open_folder(tmp_path).fingerprint != before
+
+
+def test_sizes_of_fields_that_some_samples_lack(tmp_path: Path) -> None:
+    from packer.formats import format_named
+    from packer.formats.base import PackedSample, ShardSpec
+
+    writer = format_named("tar").open_writer(
+        tmp_path / "train-0.tar", ShardSpec("train", {"image": "image", "mask": "file"})
+    )
+    for i in range(4):
+        mask = None if i % 2 else b"mask"
+        writer.add(PackedSample(f"k{i}", -1, (b"image" * i, mask), (f"k{i}.jpg", ""), None))
+    writer.finish()
+    packer.index([tmp_path / "train-0.tar"], workers=1)
+    with readers.open(tmp_path) as reader:
+        assert (reader.sizes().tolist(), reader.sizes("mask").tolist()) == ([0, 5, 10, 15], [4, 0, 4, 0])
+        assert reader.select(indices=[2, 1]).sizes("mask").tolist() == [4, 0]
+        assert reader.select(labels=-1).labels.tolist() == [-1] * 4
