@@ -315,7 +315,7 @@ def test_a_state_of_another_set(reader: readers.ShardReader) -> None:
     other = reader.select(labels=[0, 1])
     with pytest.raises(ResumeError, match="the data set"):
         ImageLoader(other, 10, augment=CROP).load_state_dict(state)
-    with pytest.raises(ResumeError, match="shuffled.*sequential"):
+    with pytest.raises(ResumeError, match=r"shuffled.*sequential"):
         ImageLoader(reader, 10, augment=CROP, shuffle=False).load_state_dict(state)
     for nonsense in ({}, {"kind": "x"}, {**state, "cursor": -1}, {**state, "version": 99}):
         with pytest.raises(ResumeError):

@@ -305,7 +305,7 @@ def test_stateful_data_loader(reader: readers.ShardReader, workers: int, stop: i
         sampler = EpochSampler(Shuffled(COUNT, 6), reader)
         return StatefulDataLoader(Numbers(reader, CROP), 8, sampler=sampler, num_workers=workers)
 
-    expected = [[numbered(batch) for batch in loader] for loader in (make(),)][0]
+    expected = [numbered(batch) for batch in make()]
     loader = make()
     stream = iter(loader)
     start = [next(stream) for _ in range(stop)]

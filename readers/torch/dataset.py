@@ -35,11 +35,11 @@ _SUBSTITUTE_STREAM = 1 << 20
 class ImageDataset(Dataset[tuple[Any, int]]):
     """(image, label) by number; label is -1 where a sample has none.
 
-    transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed, epoch,
-    position) when the indices come from `EpochSampler`; or any callable that takes an image. albumentations transforms
-    are called the way they want to be. decode: "RGB", or None for the encoded bytes. output: what a callable gets and,
-    without one, what comes out: "tensor" (uint8 [3, h, w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3];
-    albumentations), or "pil" (torchvision.transforms). target_transform: applied to labels.
+    transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
+    epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
+    transforms are called the way they want to be. decode: "RGB", or None for the encoded bytes. output: what a callable
+    gets and, without one, what comes out: "tensor" (uint8 [3, h, w]; torchvision.transforms.v2), "numpy" (uint8
+    [h, w, 3]; albumentations), or "pil" (torchvision.transforms). target_transform: applied to labels.
 
     on_error: "raise"; "skip", which makes batches smaller (with a DataLoader's batch_size, not with single samples); or
     "substitute" (another sample). `bad_samples` counts both, in all workers; `report` tells and forgets.

@@ -48,11 +48,11 @@ class EpochSampler(Sampler[int]):
     """The samples of one rank, epoch after epoch: each iteration is the next epoch.
 
     Ranks take positions in turn, so after k samples on every rank of W the first k x W positions of the epoch are done:
-    that number, and no more, is what a resume needs. rank and world_size: found in torch.distributed, torchrun, Slurm or
-    MPI when not given. tail: "drop_last", "pad" or "exact" (see `readers.order.Schedule`).
+    that number, and no more, is what a resume needs. rank and world_size: found in torch.distributed, torchrun, Slurm
+    or MPI when not given. tail: "drop_last", "pad" or "exact" (see `readers.order.Schedule`).
 
-    Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader asks for more indices
-    than it has handed out; for that one, `state_after` names a place by the samples that training has seen.
+    Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader asks for more
+    indices than it has handed out; for that one, `state_after` names a place by the samples that training has seen.
     reader: lets the state say which set it belongs to.
     """
 
