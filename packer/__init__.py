@@ -12,6 +12,7 @@ from packer.conversion.options import Reencode
 from packer.conversion.run import ConvertResult, convert
 from packer.extraction import ExtractResult, extract
 from packer.inspection import InspectResult, inspect
+from packer.orders import OrderReport, compare_orders
 from packer.sources import open_source
 from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
@@ -21,9 +22,11 @@ __all__ = [
     "ExtractResult",
     "IndexResult",
     "InspectResult",
+    "OrderReport",
     "Reencode",
     "VerifyResult",
     "__version__",
+    "compare_orders",
     "convert",
     "extract",
     "index",

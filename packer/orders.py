@@ -20,8 +20,8 @@ _WINDOWS = (4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class OrderReport:
-    """One order. amplification: bytes fetched per byte used, by bytes of a request. quality: 1 mixes as well as a global
-    shuffle, 0 not at all. memory_bytes: what a reader holds to read every block once; 0 if order does not matter."""
+    """One order. amplification: bytes fetched per byte used, by bytes of a request. quality: 1 mixes as well as a
+    global shuffle, 0 not at all. memory_bytes: what a reader holds to read every block once; 0 for no blocks."""
 
     name: str
     spec: Mapping[str, Any]

@@ -57,6 +57,25 @@ def test_json_is_one_document_and_nothing_else(tree: Path, tmp_path: Path) -> No
     assert json.loads(packer("extract", tmp_path / "set", "-o", tmp_path / "back", "--json").stdout)["files"] == 45
 
 
+def test_orders_are_compared(tree: Path, tmp_path: Path) -> None:
+    packer("convert", tree, "--to", "hdf5", "-o", tmp_path / "set")
+    shown = packer("order", tmp_path / "set", "--block-bytes", "4KiB", "--window", 2)
+    assert shown.returncode == 0, shown.stderr
+    for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "1.00 ████"):
+        assert text in shown.stdout
+    reports = json.loads(packer("order", tmp_path / "set", "--split", "val", "--json").stdout)
+    assert [report["name"] for report in reports] == [
+        "stored order",
+        "4 blocks",
+        "16 blocks",
+        "64 blocks",
+        "global shuffle",
+    ]
+    assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] > 0.5
+    refused = packer("order", tmp_path / "set", "--split", "nothing")
+    assert refused.returncode == 1 and "no split 'nothing'" in refused.stderr and "Traceback" not in refused.stderr
+
+
 def test_damage_exits_with_1(tree: Path, tmp_path: Path) -> None:
     packer("convert", tree, "--to", "tar", "-o", tmp_path / "set")
     shard = tmp_path / "set/val-000000.tar"

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import make_jpeg
 
 import packer
 import readers
@@ -26,7 +27,6 @@ from readers.decode import decode_image
 from readers.errors import BadSampleError, ResumeError, UnknownNameError
 from readers.loader import ImageLoader
 from readers.order import ClassBalanced, NodeLocal, Sequential, Shuffled
-from tests.conftest import make_jpeg
 
 SIZES = [(40, 32), (32, 40), (57, 33), (64, 64)]  # width, height
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]

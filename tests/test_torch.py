@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import make_jpeg
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -23,7 +24,6 @@ from readers.errors import BadSampleError, ResumeError
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream, Place
-from tests.conftest import make_jpeg
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

@@ -15,7 +15,9 @@ __all__ = ["command"]
 @click.argument("path", metavar="DIR", type=click.Path(exists=True))
 @click.option("--split", help="Default: the only split, or train.")
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
-@click.option("--window", "windows", multiple=True, type=click.IntRange(min=1), help="Blocks in memory at a time; repeatable.")
+@click.option(
+    "--window", "windows", multiple=True, type=click.IntRange(min=1), help="Blocks in memory at a time; repeatable."
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @json_option
 def command(path: str, split: str | None, block_bytes: str, windows: tuple[int, ...], seed: int, as_json: bool) -> None:
@@ -33,10 +35,14 @@ def command(path: str, split: str | None, block_bytes: str, windows: tuple[int, 
 
 def describe(reports: list[OrderReport], block_bytes: str) -> list[str]:
     """The comparison as lines."""
-    lines = ["                     bytes read per byte used                 mixes, against", "order                4 KiB reads   1 MiB reads   memory      a global shuffle"]
+    lines = [
+        "                     bytes read per byte used                 mixes, against",
+        "order                4 KiB reads   1 MiB reads   memory      a global shuffle",
+    ]
     for report in reports:
         small, large = report.amplification.values()
         memory = human_bytes(report.memory_bytes) if report.memory_bytes else ""
-        lines.append(f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s} {report.quality:5.2f} {bar(report.quality, 20)}")
-    lines.append(f"Blocks hold {block_bytes} and are read once. In training: readers.order.block_shuffled(reader, seed, window=…)")
-    return lines
+        costs = f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s}"
+        lines.append(f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}")
+    use = "readers.order.block_shuffled(reader, seed, window=…)"
+    return [*lines, f"Blocks hold {block_bytes} and are read once. In training: {use}"]

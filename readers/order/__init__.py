@@ -14,6 +14,7 @@ from readers.order.base import Order
 from readers.order.block import BlockShuffled, block_shuffled
 from readers.order.node_local import NodeLocal
 from readers.order.permutation import Permutation
+from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
 from readers.order.schedule import Schedule
 from readers.order.sequential import Sequential
 from readers.order.shuffled import Shuffled
@@ -29,7 +30,11 @@ __all__ = [
     "ResumeToken",
     "Schedule",
     "Sequential",
+    "ShuffleReport",
     "Shuffled",
     "Weighted",
     "block_shuffled",
+    "describe",
+    "read_amplification",
+    "shuffle_quality",
 ]

@@ -1,0 +1,124 @@
+"""What an order costs and what it is worth: bytes read for each byte used, and how well it mixes.
+
+Read amplification. A disk, a page cache and a network file system fetch whole units (pages of 4 KiB, or the size of a
+request), so a sample alone costs every unit that it touches. A block is read once for all of its samples, in the runs
+that `readers.ranges` makes of it: with the container's headers in between, and without what is far away.
+
+Shuffle quality. Let x be the number of a sample, scaled to (0, 1). The mean of x over a batch of b drawn without
+replacement from n has the variance (1 - 1/n^2) / 12 / b * (n - b) / (n - 1) around 1/2; batches of a stored order that
+is sorted by class or time lie far from it. Quality is that variance over the observed mean square deviation, at most 1:
+1 mixes as well as a global shuffle, and stored order is near 0. It sees position alone, so orders that do not
+draw all samples equally (weighted, class-balanced) rate lower than they mix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from readers.order.base import Int64s, Order
+from readers.order.block import BlockShuffled
+from readers.order.sequential import Sequential
+from readers.ranges import plan_reads
+from readers.sample import Reader
+from readers.selection import SelectedReader
+
+__all__ = ["ShuffleReport", "describe", "read_amplification", "shuffle_quality"]
+
+PAGE_BYTES = 4096
+_SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more
+
+
+@runtime_checkable
+class _Placed(Protocol):
+    """A reader that knows where the bytes lie."""
+
+    def byte_range(self, index: int, field: str = ...) -> tuple[Path, int, int] | None: ...
+
+
+@dataclass(frozen=True)
+class ShuffleReport:
+    """read_amplification: bytes fetched per byte used, from 1 up. shuffle_quality: 0 to 1."""
+
+    read_amplification: float
+    shuffle_quality: float
+
+    def __str__(self) -> str:
+        mixes = f"mixes {self.shuffle_quality:.2f} as well as a global shuffle"
+        return f"reads {self.read_amplification:.2f} bytes per byte used; {mixes}"
+
+
+def describe(order: Order, reader: Reader, *, field: str = "image", request_bytes: int = PAGE_BYTES) -> ShuffleReport:
+    """Both figures for an order over a reader; reads index columns and no payload."""
+    return ShuffleReport(
+        read_amplification(order, reader, field=field, request_bytes=request_bytes), shuffle_quality(order)
+    )
+
+
+def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches: int = 200) -> float:
+    """How well batches of consecutive positions mix the set, 0 to 1; see above for the formula.
+
+    Up to `batches` batches, spread over the epoch; a batch is at most a quarter of it. With 200 batches the estimate
+    varies by about a tenth. A set of fewer than 2 samples has nothing to mix: 1.
+    """
+    n = int(order.spec()["samples"])
+    size = min(batch_size, len(order) // 4, n // 4) or 1
+    starts = np.unique(np.linspace(0, len(order) - size, min(batches, len(order) // size)).astype(np.int64))
+    if n < 2 or not starts.size:
+        return 1.0
+    means = [order.indices(epoch, np.arange(start, start + size, dtype=np.int64)).mean() for start in starts.tolist()]
+    observed = float(np.mean(((np.array(means) + 0.5) / n - 0.5) ** 2))
+    expected = (1 - 1 / n**2) / 12 / size * (n - size) / (n - 1)
+    return 1.0 if observed <= expected else expected / observed
+
+
+def read_amplification(order: Order, reader: Reader, *, field: str = "image", request_bytes: int = PAGE_BYTES) -> float:
+    """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from up to 2,048 samples or blocks.
+
+    Blocks of a `BlockShuffled` order are read once and together, as is stored order; samples of any other order one by
+    one. A reader that does not say where its bytes lie counts as one file a sample. 1 for a set without bytes.
+    """
+    if request_bytes < 1:
+        raise ValueError(f"request_bytes is {request_bytes}, expected at least 1")
+    fetched = used = 0
+    for samples in _reads(order):
+        shard, offset, length = _places(samples, reader, field)
+        plan = plan_reads(shard, offset, length)
+        first = plan.run_offset // request_bytes
+        last = -(-(plan.run_offset + plan.run_length) // request_bytes)
+        fetched += int((last - first)[plan.run_length > 0].sum()) * request_bytes
+        used += int(length.sum())
+    return max(1.0, fetched / used) if used else 1.0
+
+
+def _reads(order: Order) -> Iterator[Int64s]:
+    """The samples of each read, for some reads spread over the set."""
+    if isinstance(order, Sequential):
+        yield np.arange(min(len(order), _SAMPLED), dtype=np.int64)
+    elif isinstance(order, BlockShuffled):
+        wanted = _spread(order.blocks, max(1, _SAMPLED * order.blocks // max(1, len(order))))
+        for block in wanted.tolist():
+            yield np.arange(order.starts[block], order.starts[block + 1])
+    else:
+        yield from order.indices(0, _spread(len(order), _SAMPLED)).reshape(-1, 1)
+
+
+def _spread(count: int, wanted: int) -> Int64s:
+    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(np.int64))
+
+
+def _places(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
+    """(a number for its file, offset, length) of each sample that has the field."""
+    while isinstance(reader, SelectedReader):
+        samples, reader = reader.indices[samples], reader.base
+    if not isinstance(reader, _Placed):
+        return samples, np.zeros_like(samples), np.asarray(reader.sizes(field)[samples])
+    files: dict[Path, int] = {}
+    places = [place for place in (reader.byte_range(i, field) for i in samples.tolist()) if place is not None]
+    rows = [(files.setdefault(path, len(files)), offset, length) for path, offset, length in places]
+    shard, offset, length = np.array(rows, np.int64).reshape(-1, 3).T
+    return shard, offset, length
