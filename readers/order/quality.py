@@ -13,6 +13,7 @@ draw all samples equally (weighted, class-balanced) rate lower than they mix.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +63,16 @@ def describe(order: Order, reader: Reader, *, field: str = "image", request_byte
 def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches: int = 200) -> float:
     """How well batches of consecutive positions mix the set, 0 to 1; see above for the formula.
 
-    Up to `batches` batches, spread over the epoch; a batch is at most a quarter of it. With 200 batches the estimate
-    varies by about a tenth. A set of fewer than 2 samples has nothing to mix: 1.
+    `batches` batches, spread over `epoch` and, in a small set, over the epochs after it; a batch is at most a quarter
+    of one. With 200 batches the estimate varies by about a tenth. A set of fewer than 2 samples has nothing to mix: 1.
     """
     n = int(order.spec()["samples"])
     size = min(batch_size, len(order) // 4, n // 4) or 1
     starts = np.unique(np.linspace(0, len(order) - size, min(batches, len(order) // size)).astype(np.int64))
     if n < 2 or not starts.size:
         return 1.0
-    means = [order.indices(epoch, np.arange(start, start + size, dtype=np.int64)).mean() for start in starts.tolist()]
+    places = itertools.product(range(epoch, epoch + -(-batches // starts.size)), starts.tolist())
+    means = [order.indices(e, np.arange(start, start + size, dtype=np.int64)).mean() for e, start in places]
     observed = float(np.mean(((np.array(means) + 0.5) / n - 0.5) ** 2))
     expected = (1 - 1 / n**2) / 12 / size * (n - size) / (n - 1)
     return 1.0 if observed <= expected else expected / observed
