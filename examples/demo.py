@@ -53,6 +53,26 @@ def drop_from_page_cache(root: Path) -> None:
             cache.drop(path)
 
 
+def load(packed: Path) -> None:
+    """Batches for training, where torch is installed."""
+    try:
+        from readers.loader import ImageLoader
+    except readers.MissingExtraError as error:
+        print(f"no batches for training: {error}")
+        return
+    from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+
+    with readers.open(packed, "train") as reader:
+        loader = ImageLoader(reader, 50, augment=[RandomResizedCrop(160), RandomHorizontalFlip()])
+        started, count = time.perf_counter(), 0
+        for images, _ in loader:
+            count += len(images)
+        seconds = time.perf_counter() - started
+        print(
+            f"  ImageLoader, 160 x 160, {loader.threads} threads  {count / seconds:9,.0f} images/s decoded and augmented"
+        )
+
+
 def main(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     source = out / "images"
@@ -80,6 +100,8 @@ def main(out: Path) -> None:
             drop_from_page_cache(packed)
             print(f"  {to:8s} cold, order known ahead   {rate(reader.stream(order), len(order))}")
             print(f"  {to:8s} page cache, read          {rate((reader.read(i) for i in order), len(order))}")
+
+    load(out / "images-hdf5")
 
     packer.extract(out / "images-tar", out / "back")
     same = filecmp.dircmp(source, out / "back")
