@@ -67,10 +67,8 @@ def load(packed: Path) -> None:
         started, count = time.perf_counter(), 0
         for images, _ in loader:
             count += len(images)
-        seconds = time.perf_counter() - started
-        print(
-            f"  ImageLoader, 160 x 160, {loader.threads} threads  {count / seconds:9,.0f} images/s decoded and augmented"
-        )
+        images_per_second = count / (time.perf_counter() - started)
+        print(f"  ImageLoader at 160 x 160, {loader.threads} threads {images_per_second:9,.0f} images/s")
 
 
 def main(out: Path) -> None:
