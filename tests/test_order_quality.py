@@ -51,6 +51,13 @@ def test_better_mixing_rates_higher() -> None:
     assert rated[-1] > 0.85 and 0.05 < rated[3] < 0.6
 
 
+@pytest.mark.parametrize("window", [8, 32, 128])
+def test_a_block_shuffle_rates_as_its_window_says(window: int) -> None:
+    """window / (window + batch): a batch is drawn from the blocks of one window."""
+    rated = np.mean([shuffle_quality(blocks(window), epoch, batch_size=64) for epoch in range(5)])
+    assert rated == pytest.approx(window / (window + 64), rel=0.3)
+
+
 def test_a_global_shuffle_rates_one_on_average() -> None:
     """Uncapped, over seeds: the formula is the variance that is observed."""
     n, size = 1000, 100

@@ -4,6 +4,10 @@ A block is a run of consecutive samples of about `block_bytes`. An epoch permute
 follow each other are one window, whose samples are permuted among themselves. Storage sees reads of whole blocks, each
 block once an epoch, while a window of them is in memory.
 
+A batch of b samples comes from the blocks of one window, which says how well it mixes: about window / (window + b) as
+well as a global shuffle, by `readers.order.quality`. A set sorted by class wants a window of hundreds of blocks,
+and smaller blocks so that they fit into memory; one that was shuffled when it was packed can do with the default.
+
 Memory: the block table (8 bytes a block), and as much again twice for each of the two epochs used last.
 """
 
