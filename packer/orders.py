@@ -15,7 +15,7 @@ __all__ = ["REQUESTS", "OrderReport", "compare_orders"]
 
 # What one read of a sample fetches: a page of a local disk, and a request to a parallel file system or object store.
 REQUESTS = (4 << 10, 1 << 20)
-_WINDOWS = (4, 16, 64)
+_WINDOWS = (16, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)

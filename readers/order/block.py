@@ -47,7 +47,7 @@ class BlockShuffled(PlainOrder):
     """
 
     starts: Int64s = field(repr=False)
-    window: int = 16
+    window: int = 64
     seed: int = 0
     _epochs: dict[tuple[int, int], _Epoch] = field(init=False, repr=False, default_factory=dict)
 
@@ -126,7 +126,7 @@ def block_starts(sizes: npt.NDArray[Any], block_bytes: int) -> Int64s:
 
 
 def block_shuffled(
-    reader: _Sized, seed: int = 0, block_bytes: int = 8 << 20, window: int = 16, field: str = "image"
+    reader: _Sized, seed: int = 0, block_bytes: int = 8 << 20, window: int = 64, field: str = "image"
 ) -> BlockShuffled:
     """A block shuffle for a reader, by the bytes of one field; reads the column of lengths once."""
     return BlockShuffled(block_starts(reader.sizes(field), block_bytes), window, seed)
