@@ -90,8 +90,11 @@ def pipeline(
     data: Iterable[str] = (),
     **more: Any,
 ) -> Callable[[Callable[[Job], MakeLoader]], Callable[[Job], MakeLoader]]:
-    """Register a row per kind, with the note at the first. data: the sets it reads ("tree": the files). more: as for `contender`; apart: it does
-    not read the same bytes, so nobody is compared with it as a rival."""
+    """Register a row per kind, with the note at the first.
+
+    data: the sets it reads ("tree": the files). more: as for `contender`; apart: it does not read the same bytes, so
+    nobody is compared with it as a rival.
+    """
 
     def register(function: Callable[[Job], MakeLoader]) -> Callable[[Job], MakeLoader]:
         for kind in kinds:
