@@ -12,6 +12,7 @@ import pipeline_sets as sets
 from machine import list_tree
 from pipeline_job import Job, MakeLoader, pipeline
 from pipeline_peers import normalized
+from resizers import scaled_decode
 
 __all__ = ["FFCV", "FFCV_SHORT"]
 
@@ -49,7 +50,8 @@ def _spdl(job: Job, make_batch: Callable[[list[str]], Any]) -> MakeLoader:
     "SPDL threads, simplejpeg + cv2",
     imports="torch spdl.pipeline simplejpeg cv2",
     data=["tree"],
-    note="decodes at a fraction of the size where it can; INTER_AREA where it shrinks, else INTER_LINEAR",
+    note="random boxes are decoded at a fraction of the size where they are large enough, fixed ones in full, whose "
+    "edges would be off by up to a pixel; INTER_AREA where it shrinks, else INTER_LINEAR",
 )
 def spdl_simplejpeg(job: Job) -> MakeLoader:
     import cv2
@@ -61,31 +63,26 @@ def spdl_simplejpeg(job: Job) -> MakeLoader:
         images = np.empty((job.batch, job.size, job.size, 3), np.uint8)
         for path, image in zip(paths, images, strict=True):
             with open(path, "rb") as file:
-                _simplejpeg_into(file.read(), job, image)
+                _into(file.read(), job, image)
         return normalized(images, job) if job.floats else images
 
     return _spdl(job, make_batch)
 
 
-def _simplejpeg_into(data: bytes, job: Job, out: Any) -> None:
+def _into(data: bytes, job: Job, out: Any) -> None:
     import cv2
     import simplejpeg
 
-    size = job.size
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-    top, left, h, w = job.box(height, width)
-    # The smallest scaled decoding in which the box still has `size` pixels.
-    least_height = -(-height * size // h) if h > size else height
-    least_width = -(-width * size // w) if w > size else width
-    image = simplejpeg.decode_jpeg(data, min_height=least_height, min_width=least_width)
-    y, x = image.shape[0] / height, image.shape[1] / width
-    top, left, h, w = int(top * y), int(left * x), max(1, int(h * y)), max(1, int(w * x))
-    method = cv2.INTER_AREA if h > size and w > size else cv2.INTER_LINEAR
-    box = image[top : top + h, left : left + w]
+    image, box = scaled_decode(data, (height, width), job.box(height, width), 0 if job.celeb else job.size)
+    top, left, h, w = box
+    image = image[top : top + h, left : left + w]
+    size = (job.size, job.size)
+    method = cv2.INTER_AREA if h > job.size and w > job.size else cv2.INTER_LINEAR
     if random.random() < 0.5:
-        cv2.resize(box, (size, size), dst=out, interpolation=method)
+        cv2.resize(image, size, dst=out, interpolation=method)
     else:
-        cv2.flip(cv2.resize(box, (size, size), interpolation=method), 1, dst=out)
+        cv2.flip(cv2.resize(image, size, interpolation=method), 1, dst=out)
 
 
 @pipeline(
@@ -102,7 +99,7 @@ def spdl_ffmpeg(job: Job) -> MakeLoader:
         top, left, height, width = job.box(packets.codec.height, packets.codec.width)
         flip = ",hflip" if random.random() < 0.5 else ""
         scale = f"scale={job.size}:{job.size}:flags=bilinear{flip},format=pix_fmts=rgb24"
-        return spdl.io.decode_packets(packets, filter_desc=f"crop={width}:{height}:{left}:{top},{scale}")
+        return spdl.io.decode_packets(packets, filter_desc=f"crop={width}:{height}:{left}:{top}:exact=1,{scale}")
 
     def make_batch(paths: list[str]) -> Any:
         images = spdl.io.to_numpy(spdl.io.convert_frames([decode(path) for path in paths]))
