@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ _SEED = 1
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One library at every size: mean difference, the worst image's, and microseconds an image."""
+    """One library at every size: mean difference, and the worst image's."""
     import numpy as np
 
     figures: dict[str, Any] = {}
@@ -37,14 +36,12 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         place = _place(arguments, size)
         task = Task(**json.loads(place.with_suffix(".json").read_text()))
         expected = np.load(place.with_suffix(".npy"), mmap_mode="r")
-        started = time.perf_counter()
         found = np.stack([np.array(image) for image in chosen.function(task)])
-        seconds = time.perf_counter() - started
         by_image = np.abs(found.astype(np.int16) - expected).mean(axis=(1, 2, 3))
         figures[f"difference_{size}"] = float(by_image.mean())
         figures[f"worst_{size}"] = float(by_image.max())
-        figures[f"us_{size}"] = 1e6 * seconds / len(by_image)
-        figures[f"reduced_{size}"] = sum(box[4] > 1 for box in task.boxes)
+        if chosen.name == OURS:
+            figures[f"reduced_{size}"] = sum(box[4] > 1 for box in task.boxes)
     return figures
 
 
@@ -90,15 +87,14 @@ BENCHMARK = Benchmark(
     columns=(
         *(Column(f"difference_{size}", f"to {size}: mean", "{:.2f}") for size in SIZES),
         *(Column(f"worst_{size}", f"{size}: worst image", "{:.2f}") for size in SIZES),
-        *(Column(f"us_{size}", f"{size}: µs/image") for size in SIZES),
-        *(Column(f"reduced_{size}", f"{size}: boxes reduced by us") for size in SIZES),
+        *(Column(f"reduced_{size}", f"{size}: boxes reduced") for size in SIZES),
     ),
     key=f"difference_{SIZES[-1]}",
     limits=(),
     measure=measure,
     before=before,
     less_is_better=True,
-    claims=tuple(Claim(f"{OURS}: readers.augment", f"difference_{size}", at_most=1.5) for size in SIZES),
+    claims=tuple(Claim(OURS, f"difference_{size}", at_most=1.5) for size in SIZES),
 )
 
 
