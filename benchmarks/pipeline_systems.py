@@ -12,7 +12,7 @@ import pipeline_sets as sets
 from machine import list_tree
 from pipeline_job import Job, MakeLoader, pipeline
 from pipeline_peers import normalized
-from resizers import scaled_decode
+from scaled_jpeg import scaled_decode
 
 __all__ = ["FFCV", "FFCV_SHORT"]
 

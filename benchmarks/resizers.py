@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import NotHere, contender
+from scaled_jpeg import scaled_decode
 
-__all__ = ["OURS", "Task", "reference", "scaled_decode"]
+__all__ = ["OURS", "Task", "reference"]
 
 OURS = "ours: readers.augment"
 
@@ -72,21 +73,6 @@ def ours(task: Task) -> Iterator[Any]:
 def ours_full(task: Task) -> Iterator[Any]:
     boxes = [(*box[:4], 1) for box in task.boxes]
     return ours(Task(task.paths, task.shapes, boxes, task.size))
-
-
-def scaled_decode(
-    data: bytes, shape: tuple[int, int], box: tuple[int, int, int, int], size: int
-) -> tuple[Any, tuple[int, int, int, int]]:
-    """simplejpeg's smallest decoding in which the box still has `size` pixels a side (0: full size), and the box there,
-    rounded to whole pixels."""
-    import simplejpeg
-
-    (height, width), (top, left, h, w) = shape, box
-    least_height = -(-height * size // h) if size and h > size else height
-    least_width = -(-width * size // w) if size and w > size else width
-    image = simplejpeg.decode_jpeg(data, min_height=least_height, min_width=least_width)
-    y, x = image.shape[0] / height, image.shape[1] / width
-    return image, (int(top * y), int(left * x), max(1, int(h * y)), max(1, int(w * x)))
 
 
 def _cv2(task: Task, shrink: str, scaled: bool) -> Iterator[Any]:
