@@ -15,78 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from harness import contender
+from index_set import CLASSES, KEY_DIGITS, MEAN_BYTES, build_index, synthetic_columns
 
 __all__: list[str] = []
 
 LookUp = Callable[[int], Any]
-SHARDS = 100
-CLASSES = 1000
-MEAN_BYTES = 110_000
-KEY_DIGITS = 12
 SAMPLES_PER_CHUNK = 1000
-
-
-def _columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """(offset, length, label) of samples that lie one after the other."""
-    import numpy as np
-
-    lengths = np.random.default_rng(seed).integers(MEAN_BYTES // 2, MEAN_BYTES * 3 // 2, samples)
-    return np.cumsum(lengths) - lengths, lengths, np.arange(samples) % CLASSES
-
-
-def _our_part(first: int, samples: int) -> dict[str, Any]:
-    """The index columns of one shard, with the keys "000000000000", "000000000001", …"""
-    import numpy as np
-
-    offset, length, label = _columns(samples, first)
-    digits = (np.arange(first, first + samples)[:, None] // 10 ** np.arange(KEY_DIGITS - 1, -1, -1)) % 10 + ord("0")
-    suffix = b"+.jpg"
-    return {
-        "label": label.astype("<i8"),
-        "height": np.full(samples, 375, "<u4"),
-        "width": np.full(samples, 500, "<u4"),
-        "components": np.full(samples, 3, "u1"),
-        "process": np.full(samples, 0xC0, "u1"),
-        "orientation": np.full(samples, 1, "u1"),
-        "media": np.full(samples, 1, "u1"),
-        "key": digits.astype("u1").ravel(),
-        "key.offset": np.arange(samples + 1, dtype="<u8") * KEY_DIGITS,
-        "image.offset": offset.astype("<u8"),
-        "image.length": length.astype("<u8"),
-        "image.crc32c": np.arange(samples, dtype="<u4"),
-        "image.name": np.tile(np.frombuffer(suffix, "u1"), samples),
-        "image.name.offset": np.arange(samples + 1, dtype="<u8") * len(suffix),
-    }
-
-
-def _build_ours(folder: Path, samples: int) -> None:
-    from packer.columns import PartMeta, save_part
-    from packer.index_writer import write_index
-    from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo
-
-    counts = [samples * (k + 1) // SHARDS - samples * k // SHARDS for k in range(SHARDS)]
-    parts, shards = [], []
-    for number, count in enumerate(counts):
-        columns = _our_part(sum(counts[:number]), count)
-        size = int(columns["image.length"].sum())
-        shards.append(ShardInfo(f"train-{number:05d}.bin", size, count, 0))
-        parts.append(folder / f"{number}.part")
-        save_part(parts[-1], columns, PartMeta(shards[-1], size))
-        with open(folder / shards[-1].path, "wb") as file:
-            file.truncate(size)
-    write_index(folder / "train.index", parts, counts, ["image"])
-    for part in parts:
-        part.unlink()
-    split = SplitInfo(samples, tuple(shards), "train.index")
-    classes = tuple(f"class {number}" for number in range(CLASSES))
-    info = DatasetInfo("hdf5", {"image": "image"}, classes, {"train": split})
-    (folder / DATASET_FILE).write_text(info.to_json())
 
 
 @contender(
     "ours: readers.open",
     imports="readers",
-    build=_build_ours,
+    build=build_index,
     warm=["dataset.json", "train.index"],
     note="dataset.json, all classes and shards; a look-up also decodes the key",
 )
@@ -101,7 +41,7 @@ def _build_npy(folder: Path, samples: int) -> None:
     import numpy as np
 
     table = np.empty(samples, [("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])
-    table["offset"], table["length"], table["label"] = _columns(samples)
+    table["offset"], table["length"], table["label"] = synthetic_columns(samples)
     np.save(folder / "index.npy", table)
 
 
@@ -114,7 +54,7 @@ def mapped_npy(folder: Path, samples: int) -> LookUp:
 
 
 def _build_sqlite(folder: Path, samples: int) -> None:
-    columns = [column.tolist() for column in _columns(samples)]
+    columns = [column.tolist() for column in synthetic_columns(samples)]
     with sqlite3.connect(folder / "index.db") as connection:
         connection.execute("create table sample(id integer primary key, offset int, length int, label int)")
         connection.executemany("insert into sample values(?,?,?,?)", zip(range(samples), *columns, strict=True))
@@ -133,7 +73,7 @@ def _build_parquet(folder: Path, samples: int) -> None:
     import pyarrow.parquet as pq
 
     names = ("offset", "length", "label")
-    pq.write_table(pa.table(dict(zip(names, _columns(samples), strict=True))), folder / "index.parquet")
+    pq.write_table(pa.table(dict(zip(names, synthetic_columns(samples), strict=True))), folder / "index.parquet")
 
 
 @contender("Parquet, read whole", imports="pyarrow.parquet", build=_build_parquet)

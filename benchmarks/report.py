@@ -2,6 +2,9 @@
 
 A figure is the median over rounds. A ratio is taken within each round, and then its median: both sides have seen
 the same phase of the machine. A claim compares one of our rows with a limit, or with every peer that ran.
+
+Contenders may say, as options, what they are `like`: only peers like a row are its rivals. Those with `apart` are
+nobody's rivals.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-__all__ = ["Claim", "Column", "group_of", "print_report", "save"]
+__all__ = ["PEERS", "Claim", "Column", "group_of", "print_report", "save"]
 
 Results = Mapping[str, list[dict[str, Any]]]
+Contenders = Mapping[str, Any]
 PEERS = "peers"
 
 
@@ -35,7 +39,7 @@ class Column:
 class Claim:
     """Of row's median `column`: at_most an absolute figure, or at_least a multiple of another row's.
 
-    against: that other row, or PEERS for every peer but those named in `but`.
+    against: that other row, or PEERS for every rival among the peers but those named in `but`.
     """
 
     row: str
@@ -68,10 +72,10 @@ def group_of(name: str) -> str:
     return name.partition(":")[0] if name.startswith(("limit:", "ours:")) else "peer"
 
 
-def print_report(benchmark: Described, contenders: Mapping[str, Any], results: Results) -> None:
+def print_report(benchmark: Described, contenders: Contenders, results: Results) -> None:
     """Print table, notes, absentees and claims as Markdown."""
     ran = [name for name in results if _values(results, name, None)]
-    print(f"\n**{benchmark.title}**\n\n" + _table(benchmark, results, ran))
+    print(f"\n**{benchmark.title}**\n\n" + _table(benchmark, contenders, results, ran))
     others = [run["others_cpus"] for name in ran for run in results[name] if "others_cpus" in run]
     if others:
         print(
@@ -83,7 +87,7 @@ def print_report(benchmark: Described, contenders: Mapping[str, Any], results: R
     absent = [f"- {name}: {_why(results[name])}" for name in results if name not in ran]
     if absent:
         print("\nDid not run:\n" + "\n".join(absent))
-    verdicts = [line for claim in benchmark.claims for line in _judge(claim, results, ran)]
+    verdicts = [line for claim in benchmark.claims for line in _judge(claim, contenders, results, ran)]
     if verdicts:
         print("\n| claim | found | |\n|---|---|---|\n" + "\n".join(verdicts))
 
@@ -108,13 +112,31 @@ def _ratio(results: Results, name: str, other: str, key: str) -> float | None:
     return median(found) if found else None
 
 
-def _table(benchmark: Described, results: Results, ran: Iterable[str]) -> str:
+def _rivals(contenders: Contenders, name: str, ran: Iterable[str]) -> list[str]:
+    """The peers that a row is compared with."""
+    like = contenders[name].options.get("like")
+    peers = [contenders[other] for other in ran if group_of(other) == "peer"]
+    return [peer.name for peer in peers if peer.options.get("like") == like and not peer.options.get("apart")]
+
+
+def _ratio_to_best(results: Results, name: str, rivals: Iterable[str], key: str) -> float | None:
+    """As `_ratio`, to whichever of the rivals did best in a round."""
+    found = []
+    for number, run in enumerate(results[name]):
+        rounds = [results[rival][number] for rival in rivals if number < len(results[rival])]
+        best = max((other[key] for other in rounds if other.get(key)), default=None)
+        if best and run.get(key):
+            found.append(run[key] / best)
+    return median(found) if found else None
+
+
+def _table(benchmark: Described, contenders: Contenders, results: Results, ran: list[str]) -> str:
     columns = [column for column in benchmark.columns if any(_values(results, name, column.key) for name in ran)]
-    limits = [(key, limit) for key, limit in benchmark.limits if _values(results, limit, key)]
+    limits = [(key, limit) for key, limit in benchmark.limits if limit == PEERS or _values(results, limit, key)]
     headings = [
         "contender",
         *(column.heading for column in columns),
-        *(f"{key} / `{limit}`" for key, limit in limits),
+        *(f"{key} / " + ("best peer" if limit == PEERS else f"`{limit}`") for key, limit in limits),
     ]
     lines = [_row(headings), "|---" * len(headings) + "|"]
 
@@ -131,7 +153,10 @@ def _table(benchmark: Described, results: Results, ran: Iterable[str]) -> str:
             *(_cell(_values(results, name, column.key), column, benchmark.key) for column in columns),
         ]
         for key, limit in limits:
-            ratio = _ratio(results, name, limit, key)
+            if limit == PEERS:
+                ratio = _ratio_to_best(results, name, _rivals(contenders, name, ran), key)
+            else:
+                ratio = _ratio(results, name, limit, key)
             cells.append("" if ratio is None else f"{ratio:.2f}")
         lines.append(_row(cells))
     return "\n".join(lines)
@@ -156,7 +181,7 @@ def _why(runs: list[dict[str, Any]]) -> str:
     return str(runs[0].get("missing") or f"failed ({runs[0].get('error')})")
 
 
-def _judge(claim: Claim, results: Results, ran: list[str]) -> list[str]:
+def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str]) -> list[str]:
     """Lines that say what was claimed, what was found and whether it holds; none where a side did not run."""
     values = _values(results, claim.row, claim.column)
     if not values:
@@ -166,7 +191,7 @@ def _judge(claim: Claim, results: Results, ran: list[str]) -> list[str]:
         return [_verdict(f"{claim.row}: {claim.column} at most {claim.at_most:g}", found, found <= claim.at_most)]
     rivals = [claim.against]
     if claim.against == PEERS:
-        rivals = [n for n in ran if group_of(n) == "peer" and not any(part in n for part in claim.but)]
+        rivals = [n for n in _rivals(contenders, claim.row, ran) if not any(part in n for part in claim.but)]
     ratios = [(ratio, rival) for rival in rivals if (ratio := _ratio(results, claim.row, rival, claim.column))]
     if not ratios:
         return []

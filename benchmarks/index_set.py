@@ -1,0 +1,96 @@
+"""Sets of ours with as many samples as wanted, made in seconds: an index, and shards that are holes or one image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CLASSES", "KEY_DIGITS", "MEAN_BYTES", "build_index", "synthetic_columns"]
+
+SHARDS = 100
+CLASSES = 1000
+MEAN_BYTES = 110_000
+KEY_DIGITS = 12
+
+
+def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
+    """(offset, length, label) of samples that lie one after the other."""
+    import numpy as np
+
+    lengths = np.random.default_rng(seed).integers(MEAN_BYTES // 2, MEAN_BYTES * 3 // 2, samples)
+    return np.cumsum(lengths) - lengths, lengths, np.arange(samples) % CLASSES
+
+
+def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
+    """Make a set in an empty folder. image: what every sample is, a JPEG; without one, shards are holes."""
+    from packer.columns import PartMeta, save_part
+    from packer.index_writer import write_index
+    from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo
+
+    counts = [samples * (k + 1) // SHARDS - samples * k // SHARDS for k in range(SHARDS)]
+    parts, shards = [], []
+    for number, count in enumerate(counts):
+        columns = _part(sum(counts[:number]), count)
+        size = int(columns["image.length"].sum()) if image is None else len(image)
+        if image is not None:
+            _same_image(columns, image)
+        shards.append(ShardInfo(f"train-{number:05d}.bin", size, count, 0))
+        parts.append(folder / f"{number}.part")
+        save_part(parts[-1], columns, PartMeta(shards[-1], size))
+        with open(folder / shards[-1].path, "wb") as file:
+            file.write(image or b"")
+            file.truncate(size)
+    write_index(folder / "train.index", parts, counts, ["image"])
+    for part in parts:
+        part.unlink()
+    split = SplitInfo(samples, tuple(shards), "train.index")
+    classes = tuple(f"class {number}" for number in range(CLASSES))
+    info = DatasetInfo("hdf5", {"image": "image"}, classes, {"train": split})
+    (folder / DATASET_FILE).write_text(info.to_json())
+
+
+def _part(first: int, samples: int) -> dict[str, Any]:
+    """The index columns of one shard, with the keys "000000000000", "000000000001", …"""
+    import numpy as np
+
+    offset, length, label = synthetic_columns(samples, first)
+    digits = (np.arange(first, first + samples)[:, None] // 10 ** np.arange(KEY_DIGITS - 1, -1, -1)) % 10 + ord("0")
+    suffix = b"+.jpg"
+    return {
+        "label": label.astype("<i8"),
+        "height": np.full(samples, 375, "<u4"),
+        "width": np.full(samples, 500, "<u4"),
+        "components": np.full(samples, 3, "u1"),
+        "process": np.full(samples, 0xC0, "u1"),
+        "orientation": np.full(samples, 1, "u1"),
+        "media": np.full(samples, 1, "u1"),
+        "key": digits.astype("u1").ravel(),
+        "key.offset": np.arange(samples + 1, dtype="<u8") * KEY_DIGITS,
+        "image.offset": offset.astype("<u8"),
+        "image.length": length.astype("<u8"),
+        "image.crc32c": np.arange(samples, dtype="<u4"),
+        "image.name": np.tile(np.frombuffer(suffix, "u1"), samples),
+        "image.name.offset": np.arange(samples + 1, dtype="<u8") * len(suffix),
+    }
+
+
+def _same_image(columns: dict[str, Any], image: bytes) -> None:
+    """Let all samples of a part be the image at the start of the shard."""
+    from crc32c import crc32c
+
+    from readers.headers import MEDIA, parse_header
+
+    header = parse_header(image)
+    values = {
+        "height": header.height,
+        "width": header.width,
+        "components": header.components,
+        "process": header.process,
+        "orientation": header.orientation,
+        "media": MEDIA.index(header.media),
+        "image.offset": 0,
+        "image.length": len(image),
+        "image.crc32c": crc32c(image),
+    }
+    for name, value in values.items():
+        columns[name][:] = value

@@ -1,0 +1,232 @@
+"""Loader: what `ImageLoader` costs apart from decoding, its memory over epochs, and the time to its first batch.
+
+    python benchmarks/loader_overhead.py --tree TREE --work DIR [--rounds 3] …
+
+Decoding is left out by a stub that returns an array of the final size, so nothing is resized either; what remains is
+the order, the plan, reading a small sample, copying it to its place in the batch and the hand-over between threads.
+Sets that are not below --work yet are made first (1.3 GB for ten million samples).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pipeline_sets
+from harness import REPOSITORY, Benchmark, Contender, base_parser, contender, main, slug
+from index_set import build_index
+from machine import cpu_seconds_of_tree, list_tree, prime, pss_of_tree, warm
+from report import Claim, Column
+
+__all__ = ["BENCHMARK", "measure"]
+
+IMPORTS = "torch readers.loader readers.augment.cpu"
+SMALL, MANY = "small", "many"
+SMALL_SAMPLES, SMALL_SIDE, SMALL_BATCH = 200_000, 64, 256
+OVERHEAD_IMAGES = 51_200
+EARLY, LATE = 2, 10
+_PRIME_BYTES = 1 << 28
+
+
+def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: Any) -> Any:
+    """A function that makes the loader over a set that is opened here."""
+    from readers.loader import ImageLoader
+
+    import readers
+    from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+
+    reader = readers.open(folder)
+    flip = [RandomHorizontalFlip()] if options.pop("flip", True) else []
+    options = {"batch_size": 64, "threads": arguments.workers, "seed": 1, **options}
+    return lambda: ImageLoader(reader, augment=[RandomResizedCrop(size), *flip], **options)
+
+
+def _overhead(arguments: argparse.Namespace, threads: int, flip: bool) -> dict[str, float]:
+    import numpy as np
+
+    from readers.augment import cpu
+
+    pixels = np.zeros((SMALL_SIDE, SMALL_SIDE, 3), np.uint8)
+    cpu.decode_image = lambda data, region, scratch, size: pixels
+    make = _loader(_folder(arguments, SMALL), arguments, SMALL_SIDE, batch_size=SMALL_BATCH, threads=threads, flip=flip)
+    return _timed(iter(make()))
+
+
+def _timed(batches: Any) -> dict[str, float]:
+    for _ in range(8):
+        next(batches)
+    count, cpu, started = 0, cpu_seconds_of_tree(), time.perf_counter()
+    while count < OVERHEAD_IMAGES:
+        count += len(next(batches)[0])
+    seconds, cpu = time.perf_counter() - started, cpu_seconds_of_tree() - cpu
+    return {"us": 1e6 * seconds / count, "cpu_us": 1e6 * cpu / count}
+
+
+OVERHEAD = "ours: nothing decoded, 1 thread"
+
+
+@contender(OVERHEAD, imports=IMPORTS, needs=[SMALL], note=f"{SMALL_SIDE} x {SMALL_SIDE}, half of them flipped")
+def overhead(arguments: argparse.Namespace) -> dict[str, float]:
+    return _overhead(arguments, 1, True)
+
+
+@contender("ours: nothing decoded, 1 thread, no flip", imports=IMPORTS, needs=[SMALL])
+def overhead_no_flip(arguments: argparse.Namespace) -> dict[str, float]:
+    return _overhead(arguments, 1, False)
+
+
+@contender("ours: nothing decoded, 2 threads", imports=IMPORTS, needs=[SMALL])
+def overhead_threads(arguments: argparse.Namespace) -> dict[str, float]:
+    return _overhead(arguments, 2, True)
+
+
+class _Ready:
+    """A data set of finished tensors."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.image = torch.zeros((3, SMALL_SIDE, SMALL_SIDE), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return SMALL_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.image, index
+
+
+@contender(
+    "torch DataLoader, 1 worker", imports="torch.utils.data", needs=[], note="the same finished tensor each time"
+)
+def data_loader(arguments: argparse.Namespace) -> dict[str, float]:
+    from torch.utils.data import DataLoader
+
+    return _timed(iter(DataLoader(_Ready(), SMALL_BATCH, shuffle=True, num_workers=1)))
+
+
+def _first_batch(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    before = pss_of_tree()
+    make = _loader(folder, arguments, 224)
+    started = time.perf_counter()
+    next(iter(make()))
+    return {"first_s": time.perf_counter() - started, "more_mb": pss_of_tree() - before}
+
+
+FIRST, FIRST_MANY = "ours: first batch", "ours: first batch of ten million samples"
+
+
+@contender(FIRST, imports=IMPORTS, needs=[pipeline_sets.HDF5], note="64 images, decoded to 224; the set is open")
+def first_batch(arguments: argparse.Namespace) -> dict[str, float]:
+    return _first_batch(_folder(arguments, pipeline_sets.HDF5), arguments)
+
+
+@contender(
+    FIRST_MANY,
+    imports=IMPORTS,
+    needs=[MANY],
+    note="as above; all samples are one image; it adds mapped pages of the index",
+)
+def first_batch_many(arguments: argparse.Namespace) -> dict[str, float]:
+    return _first_batch(_folder(arguments, MANY), arguments)
+
+
+MEMORY = f"ours: {LATE} epochs"
+
+
+@contender(MEMORY, imports=IMPORTS, needs=[pipeline_sets.HDF5], note="in the middle of an epoch; images decoded to 224")
+def memory(arguments: argparse.Namespace) -> dict[str, float]:
+    loader = _loader(_folder(arguments, pipeline_sets.HDF5), arguments, 224)()
+    figures, middle = {}, len(loader) // 2
+    for epoch in range(1, LATE + 1):
+        for step, _ in enumerate(loader):
+            if step == middle:
+                figures[epoch] = pss_of_tree()
+    return {
+        "early_mb": figures[EARLY],
+        "late_mb": figures[LATE],
+        "growth_mb": figures[LATE] - figures[EARLY],
+    }
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    prime(_PRIME_BYTES)
+    found: dict[str, Any] = chosen.function(arguments)
+    return found
+
+
+def _folder(arguments: argparse.Namespace, name: str) -> Path:
+    if name == pipeline_sets.HDF5:
+        return Path(arguments.work) / slug(name)
+    return Path(arguments.work) / f"{name}-{arguments.samples if name == MANY else SMALL_SAMPLES}"
+
+
+def before(chosen: Contender, arguments: argparse.Namespace) -> None:
+    """Make the set a row needs, and have it in the page cache."""
+    if str(REPOSITORY) not in sys.path:
+        sys.path.append(str(REPOSITORY))
+    for name in chosen.options["needs"]:
+        folder = _folder(arguments, name)
+        if name == pipeline_sets.HDF5:
+            pipeline_sets.make(name, arguments.tree, arguments.work, {"main": sys.executable})
+        elif not folder.exists():
+            unfinished = folder.with_name(folder.name + ".tmp")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            build_index(unfinished, *_content(name, arguments))
+            unfinished.rename(folder)
+        warm([folder])
+
+
+def _content(name: str, arguments: argparse.Namespace) -> tuple[int, bytes]:
+    """How many samples, and what each of them is."""
+    path = list_tree(arguments.tree)[0][0]
+    if name == MANY:
+        return arguments.samples, Path(path).read_bytes()
+    from PIL import Image
+
+    memory = io.BytesIO()
+    Image.open(path).convert("RGB").resize((SMALL_SIDE, SMALL_SIDE)).save(memory, "JPEG")
+    return SMALL_SAMPLES, memory.getvalue()
+
+
+BENCHMARK = Benchmark(
+    title="ImageLoader apart from decoding",
+    columns=(
+        Column("us", "µs/image (min–max)", "{:,.1f}"),
+        Column("cpu_us", "CPU µs/image", "{:,.1f}"),
+        Column("first_s", "first batch s", "{:.3f}"),
+        Column("more_mb", "added PSS MB", "{:,.1f}"),
+        Column("early_mb", f"PSS MB in epoch {EARLY}", "{:,.1f}"),
+        Column("late_mb", f"in epoch {LATE}", "{:,.1f}"),
+        Column("growth_mb", "growth", "{:,.1f}"),
+    ),
+    key="us",
+    limits=(),
+    measure=measure,
+    before=before,
+    less_is_better=True,
+    claims=(
+        Claim(OVERHEAD, "us", at_most=15),
+        Claim(FIRST, "first_s", at_most=0.3),
+        Claim(FIRST_MANY, "first_s", at_most=0.3),
+        Claim(MEMORY, "growth_mb", at_most=20),
+    ),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = base_parser(__doc__)
+    options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
+    options.add_argument("--work", required=True, type=Path, help="folder for the sets, or that of pack.py --keep")
+    options.add_argument("--samples", type=int, default=10_000_000, help="of the large set")
+    options.add_argument("--workers", type=int, default=2, help="threads")
+    return options
+
+
+if __name__ == "__main__":
+    main(BENCHMARK, parser())

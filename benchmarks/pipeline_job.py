@@ -1,0 +1,105 @@
+"""What the rows of `pipeline.py` are asked for.
+
+A row is registered once for uint8 and once for float32 batches. Its function gets a `Job`, opens the set, and returns a
+function that makes the loader: an iterable of (images, labels), for one epoch or without end. Images are
+[n, 3, size, size] or [n, size, size, 3]; floats are normalised.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from harness import NotHere, contender, slug
+
+__all__ = ["KINDS", "MANY_EPOCHS", "MODES", "Box", "Job", "MakeLoader", "pipeline"]
+
+KINDS = ("u8", "f32")
+MODES = ("imagenet", "celeb", "recoded")
+# Of samplers that go on by themselves, so that a small set has no pauses between epochs.
+MANY_EPOCHS = 1000
+CELEB_CROP = 148
+CELEB_BOX = (35, 15)
+
+Box: TypeAlias = tuple[int, int, int, int]
+MakeLoader: TypeAlias = Callable[[], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """task: "imagenet" (random box to 224, flip) or "celeb" (the middle 148 of 178 x 218 to 64, flip)."""
+
+    task: str
+    kind: str
+    tree: Path
+    work: Path
+    batch: int
+    workers: int
+
+    @property
+    def celeb(self) -> bool:
+        return self.task == "celeb"
+
+    @property
+    def floats(self) -> bool:
+        return self.kind == "f32"
+
+    @property
+    def size(self) -> int:
+        return 64 if self.celeb else 224
+
+    @property
+    def mean(self) -> list[float]:
+        """Of values 0 to 1, by channel."""
+        return [0.5] * 3 if self.celeb else [0.485, 0.456, 0.406]
+
+    @property
+    def std(self) -> list[float]:
+        return [0.5] * 3 if self.celeb else [0.229, 0.224, 0.225]
+
+    def output(self, name: str) -> str:
+        """A set made by `pipeline_sets`, or left by `pack.py --keep`."""
+        folder = self.work / slug(name)
+        if not folder.is_dir():
+            raise NotHere(f"no {folder}; making it failed")
+        return str(folder)
+
+    def box(self, height: int, width: int, chance: Any = random) -> Box:
+        """(top, left, height, width) to cut out, as torchvision's RandomResizedCrop draws it."""
+        if self.celeb:
+            return (*CELEB_BOX, CELEB_CROP, CELEB_CROP)
+        for _ in range(10):
+            area = height * width * chance.uniform(0.08, 1.0)
+            ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return chance.randint(0, height - h), chance.randint(0, width - w), h, w
+        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+        return (height - h) // 2, (width - w) // 2, h, w
+
+
+def pipeline(
+    name: str,
+    *,
+    kinds: Iterable[str] = KINDS,
+    modes: Iterable[str] = ("imagenet", "celeb"),
+    data: Iterable[str] = (),
+    **more: Any,
+) -> Callable[[Callable[[Job], MakeLoader]], Callable[[Job], MakeLoader]]:
+    """Register a row per kind, with the note at the first.
+
+    data: the sets it reads ("tree": the files). more: as for `contender`; apart: it does not read the same bytes, so
+    nobody is compared with it as a rival.
+    """
+
+    def register(function: Callable[[Job], MakeLoader]) -> Callable[[Job], MakeLoader]:
+        for kind in kinds:
+            contender(f"{name} [{kind}]", like=kind, modes=tuple(modes), data=tuple(data), **more)(function)
+            more["note"] = ""
+        return function
+
+    return register

@@ -1,0 +1,82 @@
+"""Ours in `pipeline.py`: the loader with threads, and the data set in torch's DataLoader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pipeline_sets as sets
+from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
+
+__all__ = ["DATASET", "LOADER", "RECODED"]
+
+LOADER = "ours: ImageLoader"
+RECODED = "ours: ImageLoader, set re-encoded"
+DATASET = "ours: ImageDataset + DataLoader"
+_LOADER_IMPORTS = "torch readers.loader readers.augment"
+_DATASET_IMPORTS = "torch.utils.data readers.torch readers.augment"
+
+
+def _ops(job: Job) -> list[Any]:
+    from readers.augment import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+    crop = [CenterCrop(148), Resize(64)] if job.celeb else [RandomResizedCrop(224)]
+    finish = [Normalize(tuple(job.mean), tuple(job.std))] if job.floats else []
+    return [*crop, RandomHorizontalFlip(), *finish]
+
+
+def _loader(job: Job, name: str) -> MakeLoader:
+    from readers.loader import ImageLoader
+
+    import readers
+
+    reader = readers.open(job.output(name))
+    return lambda: ImageLoader(reader, job.batch, augment=_ops(job), threads=job.workers, seed=1)
+
+
+@pipeline(LOADER, imports=_LOADER_IMPORTS, data=[sets.HDF5], modes=("imagenet", "celeb", "recoded"))
+def image_loader(job: Job) -> MakeLoader:
+    return _loader(job, sets.HDF5)
+
+
+@pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")
+def image_loader_tar(job: Job) -> MakeLoader:
+    return _loader(job, sets.TAR)
+
+
+@pipeline(
+    RECODED,
+    imports=_LOADER_IMPORTS,
+    data=[sets.RECODED],
+    modes=["recoded"],
+    note=f"packed with --resize-short {sets.SHORT_SIDE} --quality {sets.QUALITY}",
+)
+def image_loader_recoded(job: Job) -> MakeLoader:
+    return _loader(job, sets.RECODED)
+
+
+def _data_loader(job: Job, transform: Any) -> MakeLoader:
+    from readers.torch import ImageDataset
+    from torch.utils.data import DataLoader, RandomSampler
+
+    import readers
+
+    dataset = ImageDataset(readers.open(job.output(sets.HDF5)), transform)
+    sampler = RandomSampler(dataset, num_samples=len(dataset) * MANY_EPOCHS)
+    return lambda: DataLoader(dataset, job.batch, sampler=sampler, num_workers=job.workers, drop_last=True)
+
+
+@pipeline(DATASET, imports=_DATASET_IMPORTS, data=[sets.HDF5], note="our ops; worker processes")
+def image_dataset(job: Job) -> MakeLoader:
+    return _data_loader(job, _ops(job))
+
+
+@pipeline(
+    "ours: ImageDataset + transforms.v2 + DataLoader",
+    imports=f"{_DATASET_IMPORTS} torchvision.transforms.v2",
+    data=[sets.HDF5],
+    note="whole images decoded; torchvision's transforms on tensors, antialiased",
+)
+def image_dataset_v2(job: Job) -> MakeLoader:
+    from pipeline_peers import tensor_transforms
+
+    return _data_loader(job, tensor_transforms(job))

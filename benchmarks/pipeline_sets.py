@@ -1,0 +1,121 @@
+"""The sets that the rows of `pipeline.py` read: made once under --work, outside every clock, and kept.
+
+    python pipeline_sets.py NAME TREE OUTPUT      (what `make` runs, with the interpreter that the set needs)
+
+Names and places are those of `pack.py --keep`, so what that left is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import CONTENDERS, REPOSITORY, slug
+from machine import list_tree
+
+__all__ = ["FFCV_FULL", "FFCV_SHORT", "HDF5", "LITDATA", "MDS", "RECODED", "TAR", "TFRECORD", "make"]
+
+HDF5, TAR, TFRECORD = "ours: hdf5", "ours: tar", "ours: tfrecord"
+RECODED = "ours: hdf5, short side 256, quality 90"
+LITDATA, MDS = "litdata optimize", "MosaicML MDS"
+FFCV_FULL, FFCV_SHORT = "FFCV jpg", "FFCV jpg, short side 256"
+SHORT_SIDE, QUALITY = 256, 90
+_SAMPLES_PER_SHARD = 1000
+_TIMEOUT_SECONDS = 3600
+
+
+def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> None:
+    """Make a set where it is not there yet. Raises CalledProcessError, and KeyError without its interpreter."""
+    folder = work / slug(name)
+    if not folder.is_dir():
+        unfinished = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        interpreter = interpreters["ffcv" if name.startswith("FFCV") else "main"]
+        command = [interpreter, os.path.abspath(__file__), name, str(tree), str(unfinished)]
+        # Some writers clean up "their" folders in the temporary directory.
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
+            environment = {**os.environ, "TMPDIR": temporary}
+            subprocess.run(command, check=True, env=environment, timeout=_TIMEOUT_SECONDS, stdout=sys.stderr)
+        unfinished.rename(folder)
+    if name == TFRECORD:
+        for shard in folder.glob("*.tfrecord"):
+            _write_record_index(shard)
+
+
+def _ours(name: str, tree: str, output: str) -> None:
+    import packer
+
+    # Enough shards for libraries that give each worker some of them.
+    options: dict[str, Any] = {"samples_per_shard": _SAMPLES_PER_SHARD}
+    if name == RECODED:
+        options["reencode"] = packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY)
+    packer.convert(tree, name.split()[1].strip(","), output, **options)
+
+
+def _write_record_index(shard: Path) -> None:
+    """`<shard>.idx`: a line "offset size" for each record, which DALI wants."""
+    path = shard.with_name(f"{shard.name}.idx")
+    if path.exists():
+        return
+    size = shard.stat().st_size
+    with open(shard, "rb") as file, open(path, "w") as index:
+        start = 0
+        while start < size:
+            file.seek(start)
+            length = int.from_bytes(file.read(8), "little") + 16
+            index.write(f"{start} {length}\n")
+            start += length
+
+
+class _Pictures:
+    """What FFCV's writer wants: a sequence of (image, label). short_side: make them that small first, as we do."""
+
+    def __init__(self, tree: str, short_side: int | None) -> None:
+        self.items, self.short_side = list_tree(tree), short_side
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        path, label = self.items[index]
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+        factor = (self.short_side or min(image.size)) / min(image.size)
+        if factor < 1:
+            size = round(image.width * factor), round(image.height * factor)
+            image = image.resize(size, Image.Resampling.LANCZOS)
+        return image, label
+
+
+def _ffcv(name: str, tree: str, output: str) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    pictures = _Pictures(tree, SHORT_SIDE if name == FFCV_SHORT else None)
+    fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=QUALITY), "label": IntField()}
+    DatasetWriter(os.path.join(output, "a.beton"), fields, num_workers=2).from_indexed_dataset(pictures)
+
+
+def _main(name: str, tree: str, output: str) -> None:
+    sys.path.append(str(REPOSITORY))
+    if name.startswith("ours:"):
+        _ours(name, tree, output)
+    elif name in (FFCV_FULL, FFCV_SHORT):
+        _ffcv(name, tree, output)
+    else:
+        import pack_peers  # noqa: F401  (registers writers)
+
+        CONTENDERS[name].function(tree, output)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
