@@ -46,14 +46,7 @@ def _spdl(job: Job, make_batch: Callable[[list[str]], Any]) -> MakeLoader:
     return batches
 
 
-@pipeline(
-    "SPDL threads, simplejpeg + cv2",
-    imports="torch spdl.pipeline simplejpeg cv2",
-    data=["tree"],
-    note="random boxes are decoded at a fraction of the size where they are large enough, fixed ones in full, whose "
-    "edges would be off by up to a pixel; INTER_AREA where it shrinks, else INTER_LINEAR",
-)
-def spdl_simplejpeg(job: Job) -> MakeLoader:
+def _spdl_simplejpeg(job: Job, scaled: bool) -> MakeLoader:
     import cv2
     import numpy as np
 
@@ -63,18 +56,44 @@ def spdl_simplejpeg(job: Job) -> MakeLoader:
         images = np.empty((job.batch, job.size, job.size, 3), np.uint8)
         for path, image in zip(paths, images, strict=True):
             with open(path, "rb") as file:
-                _into(file.read(), job, image)
+                _into(file.read(), job, image, scaled)
         return normalized(images, job) if job.floats else images
 
     return _spdl(job, make_batch)
 
 
-def _into(data: bytes, job: Job, out: Any) -> None:
+_CV2 = "INTER_AREA where it shrinks, else INTER_LINEAR"
+_CV2_IMPORTS = "torch spdl.pipeline simplejpeg cv2"
+
+
+@pipeline(
+    "SPDL threads, simplejpeg + cv2",
+    imports=_CV2_IMPORTS,
+    data=["tree"],
+    note=f"random boxes are decoded at a fraction of the size where they are large enough, fixed ones in full; {_CV2}",
+)
+def spdl_simplejpeg(job: Job) -> MakeLoader:
+    return _spdl_simplejpeg(job, not job.celeb)
+
+
+@pipeline(
+    "SPDL threads, simplejpeg scaled + cv2",
+    imports=_CV2_IMPORTS,
+    modes=["celeb"],
+    data=["tree"],
+    apart=True,
+    note=f"decoded at a fraction of the size, to whose pixels the edges of the box are rounded; {_CV2}",
+)
+def spdl_scaled(job: Job) -> MakeLoader:
+    return _spdl_simplejpeg(job, True)
+
+
+def _into(data: bytes, job: Job, out: Any, scaled: bool) -> None:
     import cv2
     import simplejpeg
 
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-    image, box = scaled_decode(data, (height, width), job.box(height, width), 0 if job.celeb else job.size)
+    image, box = scaled_decode(data, (height, width), job.box(height, width), job.size if scaled else 0)
     top, left, h, w = box
     image = image[top : top + h, left : left + w]
     size = (job.size, job.size)
