@@ -35,10 +35,9 @@ _PRIME_BYTES = 1 << 28
 
 def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: Any) -> Any:
     """A function that makes the loader over a set that is opened here."""
-    from readers.loader import ImageLoader
-
     import readers
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+    from readers.loader import ImageLoader
 
     reader = readers.open(folder)
     flip = [RandomHorizontalFlip()] if options.pop("flip", True) else []

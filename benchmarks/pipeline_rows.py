@@ -25,9 +25,8 @@ def _ops(job: Job) -> list[Any]:
 
 
 def _loader(job: Job, name: str) -> MakeLoader:
-    from readers.loader import ImageLoader
-
     import readers
+    from readers.loader import ImageLoader
 
     reader = readers.open(job.output(name))
     return lambda: ImageLoader(reader, job.batch, augment=_ops(job), threads=job.workers, seed=1)
@@ -55,10 +54,10 @@ def image_loader_recoded(job: Job) -> MakeLoader:
 
 
 def _data_loader(job: Job, transform: Any) -> MakeLoader:
-    from readers.torch import ImageDataset
     from torch.utils.data import DataLoader, RandomSampler
 
     import readers
+    from readers.torch import ImageDataset
 
     dataset = ImageDataset(readers.open(job.output(sets.HDF5)), transform)
     sampler = RandomSampler(dataset, num_samples=len(dataset) * MANY_EPOCHS)

@@ -83,9 +83,10 @@ def render(
     out = out if planar else out.permute(0, 3, 1, 2)
     renderer, finish, jobs = Renderer(), Finish(dtype, planar, recipe.normalize), plan.jobs()
     pixels = renderer.chunk(len(images), height, width)
-    for image, job, row in zip(images, jobs, pixels.split(1), strict=True):
+    rows = pixels.split(1)
+    for image, job, row in zip(images, jobs, rows, strict=True):
         renderer.render(png(image), job, (image.height, image.width), row)
-    finish.store(pixels, jobs, out)
+    finish.store(pixels, rows, jobs, out)
     return (pixels.clone() if finish.in_place else out).permute(0, 2, 3, 1)
 
 
@@ -253,7 +254,7 @@ def test_reduced_decoding_stays_close_to_pillow() -> None:
         encoded = io.BytesIO()
         image.save(encoded, "JPEG", quality=95)
         renderer.render(encoded.getvalue(), plan.jobs()[i], (1200, 1600), out)
-        finish.store(out, plan.jobs()[i : i + 1], out)
+        finish.store(out, (out,), plan.jobs()[i : i + 1], out)
         expected = np.asarray(by_pillow(Image.open(encoded), plan, i)).astype(int)
         assert np.abs(expected - out[0].permute(1, 2, 0).numpy()).mean() < 1.5
 

@@ -43,8 +43,9 @@ class Finish:
         """Whether pixels can be made where they will stay."""
         return self.dtype == torch.uint8 and not self.planar
 
-    def store(self, pixels: torch.Tensor, jobs: Sequence[Job], out: torch.Tensor) -> None:
-        """pixels: uint8 [k, 3, height, width], channels last; out: the same shape, or `pixels` itself where in_place.
+    def store(self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job], out: torch.Tensor) -> None:
+        """pixels: uint8 [k, 3, height, width], channels last; rows: `pixels` by image, [1, 3, height, width] each; out:
+        the same shape as pixels, or `pixels` itself where in_place.
 
         A few images at a time: one call serves many small images, and large ones stay in the cache.
         """
@@ -52,9 +53,7 @@ class Finish:
         group = max(1, _GROUP_VALUES // max(1, pixels[0].numel())) if count else 1
         for start in range(0, count, group):
             some = slice(start, start + group)
-            for job, image in zip(jobs[some], pixels[some].split(1), strict=True):
-                if job.flips and not job.steps:
-                    image.copy_(torch.flip(image, [axis + 2 for axis in job.flips]))
+            _flip(rows[some], jobs[some])
             if not self.in_place:
                 self._convert(pixels[some], out[some])
 
@@ -83,6 +82,16 @@ class Finish:
             scale, shift = (values.view(channels).expand(shape).contiguous() for values in (self._scale, self._shift))
             table = self._tables[shape] = (scale, shift)
         return table
+
+
+def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
+    """Flip images in place, those with the same flips in one go. Jobs with pixel ops have done it already."""
+    for flips in {job[3] for job in jobs} - {()}:
+        images = [row for row, job in zip(rows, jobs, strict=True) if job[3] == flips and not job[4]]
+        if len(images) == 1:
+            images[0].copy_(torch.flip(images[0], flips))
+        elif images:
+            torch._foreach_copy_(images, torch.flip(torch.cat(images), flips).split(1))
 
 
 class Renderer:
@@ -123,7 +132,7 @@ class Renderer:
             top, left = corner
             image = image[:, :, top : top + final[0], left : left + final[1]]
         if steps:
-            image = torch.flip(image, [axis + 2 for axis in flips]) if flips else image
+            image = torch.flip(image, flips) if flips else image
             values = image[0].contiguous().to(torch.float32)
             for op, parameters in steps:
                 values = apply_pixel_op(op, parameters, values)

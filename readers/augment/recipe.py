@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,25 +27,25 @@ from readers.augment.ops import (
     RandomVerticalFlip,
     Resize,
 )
-from readers.decode import Region
 
 __all__ = ["Job", "Plan", "Recipe", "Step"]
 
 _FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
 _PIXEL_OPS = (RandomRotation, ColorJitter, GaussianBlur)
-_FLIP_AXES = ((), (1,), (0,), (0, 1))
+_FLIP_AXES = ((), (3,), (2,), (2, 3))
 Step: TypeAlias = tuple[Op, npt.NDArray[np.float64]]
 
 
-class Job(NamedTuple):
-    """What happens to one image: decode `region`, resize it to `resized` (height, width), crop that at `corner`, flip
-    it along `flips` (0 top and bottom, 1 left and right), then apply the pixel ops with these draws."""
-
-    region: Region
-    resized: tuple[int, int]
-    corner: tuple[int, int]
-    flips: tuple[int, ...]
-    steps: tuple[tuple[Op, list[float]], ...]
+# What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the five numbers of a `Region`;
+# resize it to `resized` (height, width), crop that at `corner`, flip it along `flips` (axes of [1, 3, height, width]: 2
+# is top and bottom, 3 left and right), apply the pixel ops with these draws. A plain tuple, as each image has one.
+Job: TypeAlias = tuple[
+    tuple[int, int, int, int, int],
+    tuple[int, int],
+    tuple[int, int],
+    tuple[int, ...],
+    tuple[tuple[Op, list[float]], ...],
+]
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class Plan:
     def jobs(self) -> list[Job]:
         """The plan by image, in Python's own numbers."""
         b = self.boxes
-        columns = (b.top, b.left, b.height, b.width, b.reduce)
-        regions = [Region(*box) for box in zip(*(column.tolist() for column in columns), strict=True)]
+        columns = (b.top.tolist(), b.left.tolist(), b.height.tolist(), b.width.tolist(), b.reduce.tolist())
+        regions = zip(*columns, strict=True)
         resized = zip(b.resized_height.tolist(), b.resized_width.tolist(), strict=True)
         corners = zip(b.crop_top.tolist(), b.crop_left.tolist(), strict=True)
         flips = [_FLIP_AXES[code] for code in (2 * self.vflip + self.hflip).tolist()]
@@ -71,7 +71,7 @@ class Plan:
             ops = [op for op, _ in self.steps]
             draws = zip(*(parameters.tolist() for _, parameters in self.steps), strict=True)
             steps = [tuple(zip(ops, row, strict=True)) for row in draws]
-        return list(map(Job, regions, resized, corners, flips, steps))
+        return list(zip(regions, resized, corners, flips, steps, strict=False))
 
 
 class Recipe:

@@ -21,7 +21,10 @@ DECODER = "cpu"
 
 
 def decode_image(
-    data: Buffer, region: Region | None = None, scratch: Scratch | None = None, size: tuple[int, int] | None = None
+    data: Buffer,
+    region: Region | tuple[int, int, int, int, int] | None = None,
+    scratch: Scratch | None = None,
+    size: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.uint8]:
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3].
 

@@ -16,6 +16,7 @@ import torch
 from readers.augment.recipe import Job
 from readers.blocks import BlockPool
 from readers.errors import BadSampleError
+from readers.sample import Buffer
 
 __all__ = ["BadSample", "Batch", "ImageMemory"]
 
@@ -33,7 +34,8 @@ class BadSample:
 @dataclass(slots=True)
 class Batch:
     """positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: what happens to
-    each. bad_boxes: images that the recipe does not fit, by row. images: [n, 3, height, width]."""
+    each. bad_boxes: images that the recipe does not fit, by row. data: the encoded images, or why one
+    could not be read. images: [n, 3, height, width]."""
 
     step: int
     positions: npt.NDArray[np.int64]
@@ -41,6 +43,7 @@ class Batch:
     sizes: list[tuple[int, int]]
     jobs: list[Job]
     bad_boxes: Mapping[int, BadSampleError]
+    data: Sequence[Buffer | Exception]
     images: torch.Tensor
     pending: int = 0
     skipped: list[int] = field(default_factory=list)

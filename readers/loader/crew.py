@@ -136,5 +136,6 @@ class Crew:
             if error is not None and (batch.error is None or start < batch.error_row):
                 batch.error, batch.error_row = error, start
             if batch.pending == 0:
+                batch.data = ()  # gives the memory back for the batches that follow
                 self._done[batch.step] = batch
                 self._changed.notify_all()

@@ -28,7 +28,9 @@ __all__ = ["ImageLoader", "Layout"]
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
 _ON_ERROR = ("raise", "skip", "substitute")
-_ROWS_AT_ONCE = 16
+# A thread takes some milliseconds of work at a time: fewer small images would cost more in handing over than they do.
+_VALUES_AT_ONCE = 2 << 20
+_MOST_ROWS, _LEAST_ROWS = 64, 8
 
 
 class ImageLoader:
@@ -198,13 +200,14 @@ class _Epoch(Iterator[tuple[Any, ...]]):
             order,
             loader.recipe,
             lambda step: schedule.positions(step, cursor),
+            self._steps,
             loader._finish,
             loader._memory,
             loader.seed,
             loader._epoch,
             loader.on_error,
         )
-        rows = max(1, min(_ROWS_AT_ONCE, -(-loader.batch_size // loader.threads)))
+        rows = _rows_at_once(loader)
         self._crew: Crew | None = Crew(work, loader.threads, self._steps, loader.prefetch, rows)
         self._finalizer = weakref.finalize(self, self._crew.stop)
 
@@ -272,6 +275,12 @@ def _dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
     if dtype == torch.uint8 and recipe.normalize is not None:
         raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
     return dtype
+
+
+def _rows_at_once(loader: ImageLoader) -> int:
+    height, width = loader.recipe.out_size or (224, 224)
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, _VALUES_AT_ONCE // (height * width * 3)))
+    return max(1, min(rows, -(-loader.batch_size // loader.threads)))
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

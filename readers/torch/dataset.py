@@ -12,14 +12,12 @@ import torch
 from torch.utils.data import Dataset
 
 from readers.augment import Recipe
-from readers.augment.cpu import Finish, Renderer
 from readers.augment.draws import Draws
 from readers.augment.ops import Op
 from readers.decode import DECODER, Scratch, decode_image
-from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
-from readers.headers import parse_header
 from readers.sample import Buffer, Reader
+from readers.torch.rendering import OpRenderer, Task
 from readers.torch.sampler import Place
 
 __all__ = ["ImageDataset", "Output"]
@@ -63,18 +61,12 @@ class ImageDataset(Dataset[tuple[Any, int]]):
             )
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
-        self._recipe = Recipe(transform) if isinstance(transform, Sequence) else None
-        if self._recipe is not None and decode is None:
+        self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
+        if self._ops is not None and decode is None:
             raise ValueError("ops need decoded images: leave decode='RGB', or take the ops out")
+        self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
-        self._setup()
-
-    def _setup(self) -> None:
         self._local = threading.local()
-        self._keywords = _wants_keyword(self.transform)
-        if self._recipe is not None:
-            dtype = torch.uint8 if self._recipe.normalize is None else torch.float32
-            self._finish = Finish(dtype, True, self._recipe.normalize)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -90,27 +82,14 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        try:
-            return self._sample(index, self.reader.read(int(index)))
-        except _SAMPLE_ERRORS as error:
-            found = self._instead(index, error)
-            if found is None:
-                raise self._error(index, error, "cannot be skipped one by one; ask for batches") from error
-            return found
+        items = self._items((index,), (self._read_one(int(index)),))
+        if not items:
+            raise BadSampleError(f"sample {int(index)} is bad and cannot be skipped by itself; ask for batches")
+        return items[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """Many samples, read together; what DataLoader calls for a batch."""
-        items = []
-        for index, data in zip(indices, self._read(indices), strict=True):
-            try:
-                if isinstance(data, Exception):
-                    raise data
-                item: tuple[Any, Any] | None = self._sample(index, data)
-            except _SAMPLE_ERRORS as error:
-                item = self._instead(index, error)
-            if item is not None:
-                items.append(item)
-        return items
+        return self._items(indices, self._read(indices))
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
@@ -142,11 +121,13 @@ class ImageDataset(Dataset[tuple[Any, int]]):
 
     def _substitute(self, index: int, error: Exception) -> tuple[Any, Any]:
         """The same sample for the same place of the same epoch, in whatever worker."""
-        seed, epoch, position = _seeds(index) if isinstance(index, Place) else (0, 0, int(index))
-        u = Draws(seed, epoch, np.array([position])).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
+        place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
+        u = Draws(place.seed, place.epoch, np.array([place.position])).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
         for other in (u * len(self)).astype(np.int64).tolist():
+            data = self._read_one(other)
+            other_place = Place(other, place.seed, place.epoch, place.position)
             try:
-                return self._sample(Place(other, seed, epoch, position), self.reader.read(other))
+                return self._sample(other, data, self._tasks((other_place,), (data,))[0])
             except _SAMPLE_ERRORS:
                 continue
         raise self._error(index, error, f"and so were {_SUBSTITUTES} samples in place of it")
@@ -168,14 +149,11 @@ class ImageDataset(Dataset[tuple[Any, int]]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("_local", "_finish"):
-            state.pop(name, None)
-        return state
+        return {name: value for name, value in self.__dict__.items() if name != "_local"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._setup()
+        self._local = threading.local()
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read(self, indices: Sequence[int]) -> Sequence[Buffer | Exception]:
@@ -191,15 +169,32 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         except _SAMPLE_ERRORS as error:
             return error
 
-    def _sample(self, index: int, data: Buffer) -> tuple[Any, Any]:
-        label: Any = int(self.reader.labels[int(index)])
+    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
+        return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
+
+    def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[tuple[Any, Any]]:
+        items = []
+        for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
+            try:
+                item: tuple[Any, Any] | None = self._sample(int(index), encoded, task)
+            except _SAMPLE_ERRORS as error:
+                item = self._instead(index, error)
+            if item is not None:
+                items.append(item)
+        return items
+
+    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None) -> tuple[Any, Any]:
+        for problem in (data, task):
+            if isinstance(problem, Exception):
+                raise problem
+        label: Any = int(self.reader.labels[index])
         if self.target_transform is not None:
             label = self.target_transform(label)
-        return self._image(index, data), label
+        if self._ops is not None:
+            return self._ops.render(data, task), label  # type: ignore[arg-type]
+        return self._transformed(data), label  # type: ignore[arg-type]
 
-    def _image(self, index: int, data: Buffer) -> Any:
-        if self._recipe is not None:
-            return self._render(self._recipe, index, data)
+    def _transformed(self, data: Buffer) -> Any:
         image: Any = bytes(data) if self.decode is None else self._decoded(data)
         if self.transform is None:
             return image
@@ -207,7 +202,9 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decoded(self, data: Buffer) -> Any:
-        pixels = decode_image(data, None, self._tools().scratch).copy()
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = Scratch()
+        pixels = decode_image(data, None, self._local.scratch).copy()
         if self.output == "pil":
             from PIL import Image
 
@@ -215,36 +212,6 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
-
-    def _render(self, recipe: Recipe, index: int, data: Buffer) -> torch.Tensor:
-        header = parse_header(data)
-        size = upright_size(header.height, header.width, header.orientation)
-        seed, epoch, position = _seeds(index)
-        height, width = np.array([size[0]]), np.array([size[1]])
-        plan = recipe.plan(seed, epoch, np.array([position]), height, width)
-        if plan.boxes.bad:
-            raise plan.boxes.bad[0]
-        job = plan.jobs()[0]
-        shape = int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])
-        tools = self._tools().renderer
-        pixels = tools.chunk(1, *shape)
-        tools.render(data, job, size, pixels)
-        out = torch.empty((1, 3, *shape), dtype=self._finish.dtype)
-        self._finish.store(pixels, [job], out)
-        return out[0]
-
-    def _tools(self) -> Any:
-        """What this thread decodes with."""
-        if not hasattr(self._local, "renderer"):
-            self._local.renderer, self._local.scratch = Renderer(), Scratch()
-        return self._local
-
-
-def _seeds(index: int) -> tuple[int, int, int]:
-    """(seed, epoch, position): of a Place, or else drawn from torch's generator, as other transforms do."""
-    if isinstance(index, Place):
-        return index.seed, index.epoch, index.position
-    return 0, int(torch.randint(1 << 62, ())), int(index)
 
 
 def _wants_keyword(transform: object) -> bool:
