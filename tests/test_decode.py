@@ -70,7 +70,7 @@ def test_jpeg_is_as_in_pillow_whole_and_in_part(name: str, mode: str) -> None:
     expected, scratch = pillow_rgb(data), Scratch()
     assert np.array_equal(decode_image(data, None, scratch), expected)
     for region in some_regions(*SIZE):
-        top, left, height, width, _ = region
+        top, left, height, width, *_ = region
         found = decode_image(data, region, scratch)
         assert np.array_equal(found, expected[top : top + height, left : left + width]), region
 
@@ -83,7 +83,7 @@ def test_orientation_is_as_in_pillow(kind: str, orientation: int) -> None:
     expected = pillow_rgb(data)
     assert np.array_equal(decode_image(data), expected)
     for region in some_regions(*expected.shape[:2], count=10):
-        top, left, height, width, _ = region
+        top, left, height, width, *_ = region
         assert np.array_equal(decode_image(data, region), expected[top : top + height, left : left + width])
 
 
@@ -111,7 +111,7 @@ def test_other_media_and_modes_are_as_in_pillow(kind: str, mode: str) -> None:
 def test_reduced_jpeg_has_the_size_and_the_look_of_the_region(reduce: int, orientation: int) -> None:
     data = encoded(picture(480, 640), "JPEG", orientation)
     upright = Image.fromarray(pillow_rgb(data))
-    for top, left, height, width, _ in some_regions(upright.height, upright.width, count=20, step=reduce):
+    for top, left, height, width, *_ in some_regions(upright.height, upright.width, count=20, step=reduce):
         found = decode_image(data, Region(top, left, height, width, reduce))
         assert found.shape == (-(-height // reduce), -(-width // reduce), 3)
         box = upright.crop((left, top, left + width, top + height)).reduce(reduce)
@@ -127,6 +127,15 @@ def test_a_size_that_cannot_be_reduced_exactly_is_still_right(orientation: int) 
     expected = whole if orientation != 1 else np.asarray(Image.fromarray(whole).reduce(4))
     assert found.shape == expected.shape
     assert np.abs(expected.astype(int) - found).mean() < 6
+
+
+def test_coarse_colours_differ_little() -> None:
+    data = encoded(picture(480, 640), "JPEG", quality=90)
+    whole = Region(0, 0, 480, 640)
+    fine, coarse = decode_image(data, whole), decode_image(data, whole._replace(coarse=True))
+    assert not np.array_equal(fine, coarse)
+    small = [np.asarray(Image.fromarray(pixels).resize((320, 240))).astype(int) for pixels in (fine, coarse)]
+    assert np.abs(small[0] - small[1]).mean() < 0.6
 
 
 def test_an_image_that_is_no_jpeg_comes_in_full_size() -> None:

@@ -90,17 +90,17 @@ def loader_threads() -> list[threading.Thread]:
 # --- what a batch is ----------------------------------------------------------------------------------------------
 def test_every_sample_comes_once_in_its_place(reader: readers.ShardReader) -> None:
     loader = ImageLoader(
-        reader, 7, augment=[Resize((24, 24))], tail="exact", fields=("image", "label", "key", "index"), seed=3
+        reader, 7, augment=[Resize((34, 34))], tail="exact", fields=("image", "label", "key", "index"), seed=3
     )
     seen = []
     for images, labels, keys, indices in loader:
-        assert images.dtype == torch.uint8 and images.shape[1:] == (3, 24, 24)
+        assert images.dtype == torch.uint8 and images.shape[1:] == (3, 34, 34)
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert labels.tolist() == reader.labels[indices.numpy()].tolist()
         assert keys == [reader.keys[i] for i in indices.tolist()]
         for image, index in zip(images, indices.tolist(), strict=True):
             whole = torch.from_numpy(decode_image(reader.read(index)).copy()).permute(2, 0, 1)[None]
-            expected = torch.nn.functional.interpolate(whole, (24, 24), mode="bilinear", antialias=True)[0]
+            expected = torch.nn.functional.interpolate(whole, (34, 34), mode="bilinear", antialias=True)[0]
             assert torch.equal(image, expected), index
             seen.append(index)
     assert sorted(seen) == list(range(COUNT)) and seen != list(range(COUNT))

@@ -36,11 +36,11 @@ _FLIP_AXES = ((), (3,), (2,), (2, 3))
 Step: TypeAlias = tuple[Op, npt.NDArray[np.float64]]
 
 
-# What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the five numbers of a `Region`;
+# What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the values of a `Region`;
 # resize it to `resized` (height, width), crop that at `corner`, flip it along `flips` (axes of [1, 3, height, width]: 2
 # is top and bottom, 3 left and right), apply the pixel ops with these draws. A plain tuple, as each image has one.
 Job: TypeAlias = tuple[
-    tuple[int, int, int, int, int],
+    tuple[int, int, int, int, int, bool],
     tuple[int, int],
     tuple[int, int],
     tuple[int, ...],
@@ -61,8 +61,8 @@ class Plan:
     def jobs(self) -> list[Job]:
         """The plan by image, in Python's own numbers."""
         b = self.boxes
-        columns = (b.top.tolist(), b.left.tolist(), b.height.tolist(), b.width.tolist(), b.reduce.tolist())
-        regions = zip(*columns, strict=True)
+        columns = (b.top, b.left, b.height, b.width, b.reduce, b.coarse)
+        regions = zip(*(column.tolist() for column in columns), strict=True)
         resized = zip(b.resized_height.tolist(), b.resized_width.tolist(), strict=True)
         corners = zip(b.crop_top.tolist(), b.crop_left.tolist(), strict=True)
         flips = [_FLIP_AXES[code] for code in (2 * self.vflip + self.hflip).tolist()]

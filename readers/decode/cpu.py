@@ -22,7 +22,7 @@ DECODER = "cpu"
 
 def decode_image(
     data: Buffer,
-    region: Region | tuple[int, int, int, int, int] | None = None,
+    region: Region | tuple[int, int, int, int, int, bool] | None = None,
     scratch: Scratch | None = None,
     size: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.uint8]:
@@ -43,12 +43,12 @@ def decode_image(
     check_pixels(header.height, header.width)
     if region is None:
         region = Region(0, 0, *seen)
-    top, left, height, width, reduce = region
+    top, left, height, width, reduce, coarse = region
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
-        pixels = decode_rows(data, header, frame, bottom, reduce, scratch or Scratch())
+        pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
         if header.orientation != 1:
             pixels = upright(pixels, header.orientation)
     else:

@@ -18,6 +18,8 @@ class Region(NamedTuple):
 
     reduce is 1, 2, 4 or 8. top and left are multiples of it; height and width are too, except where the box ends at
     the edge of the image. The decoded box has ceil(height / reduce) rows and ceil(width / reduce) columns.
+    coarse: colour that a JPEG stores at half the size may be repeated instead of interpolated, which is quicker and
+    hardly seen where the box is then made half as large or less.
     """
 
     top: int
@@ -25,6 +27,7 @@ class Region(NamedTuple):
     height: int
     width: int
     reduce: int = 1
+    coarse: bool = False
 
 
 class Scratch:
