@@ -251,7 +251,9 @@ def test_public_names() -> None:
 )
 def test_no_image(data: bytes, found: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
-    assert refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, pixels, found {found}"
+    assert (
+        refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, pixels, found {found}"
+    )
 
 
 # Orientation
