@@ -34,10 +34,6 @@ class FakeCache:
         key = (fingerprint, kind, slots, place["job"], str(place["directory"]))
         return cls.opened.setdefault(key, cls(slots, capacity_bytes))
 
-    @property
-    def full(self) -> bool:
-        return self.used_bytes >= self.capacity_bytes
-
     def get(self, slot: int) -> memoryview | None:
         found = self.data.get(slot)
         return None if found is None else memoryview(found[0])

@@ -100,7 +100,7 @@ class FillAhead:
         step = _AHEAD_SAMPLES * ranks.local_world_size
         try:
             for first in range(start + _AHEAD_SAMPLES * ranks.local_rank, len(order), step):
-                if self._stopped.is_set() or shelf.store is None or shelf.store.full:
+                if self._stopped.is_set() or not shelf.has_room:
                     return
                 positions = np.arange(first, min(first + _AHEAD_SAMPLES, len(order)), dtype=np.int64)
                 indices = order.indices(epoch, positions)
@@ -133,7 +133,7 @@ def _turned(blocks: list[_Ints]) -> list[_Ints]:
 
 def _fill_block(base: Reader, shelf: Shelf, block: _Ints, name: str) -> int:
     """Bytes stored of a block."""
-    if shelf.store is None or shelf.store.full:
+    if not shelf.has_room:
         return 0
     missing = shelf.missing(block, name)
     if name != "image":

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from readers.cached.choice import Weights, spread
 from readers.cached.keep import Decoded, Encoded, Recoded
-from readers.cached.packing import Measured, measured
+from readers.cached.packing import Measured, may_pay, measured
 from readers.cached.shelf import form_bytes
 from readers.cached.source import indexed, info_of
 from readers.cached.store import Slots
@@ -89,13 +89,11 @@ def _compressed(reader: Reader, slots: Slots, name: str) -> Measured:
         media = reader.image_info(chosen).media
         if len(media) and np.isin(media, _COMPRESSED).mean() > 0.9:
             return Measured(None, 1.0)
+    elif not may_pay(_read(reader, spread(slots.start, slots.stop, _PEEKED), name)):
+        return Measured(None, 1.0)
     sizes = reader.sizes(name)[chosen]
-    chosen, sizes = chosen[sizes > 0], sizes[sizes > 0]
-    peeked = measured(_read(reader, chosen[:_PEEKED], name))
-    if peeked.packing is None:
-        return peeked
-    taken = chosen[np.cumsum(sizes) <= _TAKEN_BYTES]
-    return measured(_read(reader, taken, name)) if len(taken) > _PEEKED else peeked
+    taken = chosen[(sizes > 0) & (np.cumsum(sizes) <= max(_TAKEN_BYTES, int(sizes.max(initial=0))))]
+    return measured(_read(reader, taken, name))
 
 
 def _formed(reader: Reader, slots: Slots, keep: Encoded | Recoded | Decoded) -> tuple[float, float]:

@@ -27,6 +27,8 @@ __all__ = ["Backend", "Capacity", "Place", "cached"]
 Backend: TypeAlias = Literal["file", "memfd", "mpi"]
 Capacity: TypeAlias = int | float | str
 _TERMS_BYTES = 4096
+_SLACK = 200  # one part in so many is left for payloads that are stored again after their bytes went wrong
+_ANY_JOB = "0"
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def cached(
     on the "first" hit of this process, or "always"; wrong ones are dropped and read again. compress: store what is not
     compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
 
-    directory, backend, persist, job, comm: see `cache.SharedByteCache.open`. persist: the memory stays filled when the
-    last process has gone, until `packer cache clean`.
+    directory, backend, job, comm: see `cache.SharedByteCache.open`. persist: the memory stays filled when the last process
+    has gone, until `packer cache clean`; a later job that asks for the same with persist=True begins with what is there.
 
     Where the memory cannot be had, everything passes through, with one warning. Raises ValueError and UnknownNameError
     for arguments that mean nothing.
@@ -114,19 +116,21 @@ def _budget(
 ) -> tuple[int, int]:
     """(threshold, bytes to reserve); 0 bytes for no cache."""
     slots, weights = measures.slots, measures.weights()
-    extra = _TERMS_BYTES + sum(len(packing.dictionary) + 64 for packing in packings.values())
+    terms = _TERMS_BYTES + sum(len(packing.dictionary) + 64 for packing in packings.values())
     asked, share = _asked(capacity)
     if slots.start == slots.stop or share == 0 or asked == 0:
         return 0, 0
     if share is not None:
         wanted = round(share * (slots.stop - slots.start))
         threshold = chosen_below(slots.start, slots.stop, wanted, lambda run: run * 0 + 1)
-        return threshold, extra + Choice(slots.start, slots.stop, threshold).total(weights)
-    whole = extra + Choice(slots.start, slots.stop, EVERYTHING).total(weights)
+        kept = Choice(slots.start, slots.stop, threshold).total(weights)
+        return threshold, terms + kept + kept // _SLACK
+    payload = Choice(slots.start, slots.stop, EVERYTHING).total(weights)
+    whole = terms + payload + payload // _SLACK
     limit = min(whole, int(cache.budget_bytes(directory)) if asked is None else asked)
     if limit >= whole:
         return EVERYTHING, whole
-    threshold = chosen_below(slots.start, slots.stop, max(0, limit - extra), weights)
+    threshold = chosen_below(slots.start, slots.stop, max(0, limit - terms - limit // _SLACK), weights)
     return (threshold, limit) if threshold else (0, 0)
 
 
@@ -163,7 +167,8 @@ def _opened(reader: Reader, kind: str, slots: Slots, size: int, place: Place) ->
             capacity_bytes=size,
             directory=place.directory,
             backend=place.backend,
-            job=place.job,
+            # Jobs have names of their own; what is to outlive one must not be under it.
+            job=_ANY_JOB if place.persist and place.job is None else place.job,
             persist=place.persist,
             comm=place.comm,
         )

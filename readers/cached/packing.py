@@ -14,7 +14,7 @@ from typing import Any
 from readers.headers import sniff
 from readers.sample import Buffer
 
-__all__ = ["Measured", "Packing", "measured"]
+__all__ = ["Measured", "Packing", "may_pay", "measured"]
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _LEVEL = 3
@@ -79,12 +79,18 @@ class Measured:
         self.packing, self.share = packing, share
 
 
+def may_pay(payloads: Sequence[Buffer]) -> bool:
+    """Whether enough of these bytes are not compressed already for it to be worth a closer look."""
+    raw = sum(len(data) for data in payloads if sniff(data) not in _COMPRESSED_MEDIA)
+    return raw > 0 and raw >= (1 - _PAYS) * sum(len(data) for data in payloads)
+
+
 def measured(payloads: Sequence[Buffer]) -> Measured:
     """Try it on some payloads of a field: it pays where it saves a tenth of all bytes."""
     total = sum(len(data) for data in payloads)
     plain = [data for data in payloads if sniff(data) not in _COMPRESSED_MEDIA and len(data)]
     raw = sum(len(data) for data in plain)
-    if not raw or raw < (1 - _PAYS) * total:
+    if not may_pay(payloads):
         return Measured(None, 1.0)
     best, left = Packing(), _stored(Packing(), plain)
     with_dictionary = _trained(plain)

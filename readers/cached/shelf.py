@@ -22,6 +22,7 @@ __all__ = ["CHECKS", "Check", "Shelf"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
+_LEAST_BYTES = 64  # what the shortest payload takes
 _Ints = npt.NDArray[np.int64]
 
 
@@ -121,12 +122,20 @@ class Shelf:
         form = self.form(name, data)
         if self.store is None or name not in self._firsts:
             return form
-        if self.choice.keeps(index) and not self.store.full:
-            self.put(index, name, form)
+        if self.choice.keeps(index) and (self.put(index, name, form) or self._has(self.store, index, name)):
             self.store.count(misses=1)
         else:
             self.store.count(passed=1)
         return form
+
+    @property
+    def has_room(self) -> bool:
+        """Whether anything at all can still be stored."""
+        return self.store is not None and self.store.capacity_bytes - self.store.used_bytes >= _LEAST_BYTES
+
+    def _has(self, store: Store, index: int, name: str) -> bool:
+        first = self._firsts[name]
+        return first is not None and store.has(first + index)
 
     def form(self, name: str, data: Buffer) -> Buffer:
         """What is handed out for a payload. Raises BadSampleError."""
