@@ -67,8 +67,8 @@ def cached(
     on the "first" hit of this process, or "always"; wrong ones are dropped and read again. compress: store what is not
     compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
 
-    directory, backend, job, comm: see `cache.SharedByteCache.open`. persist: the memory stays filled when the last process
-    has gone, until `packer cache clean`; a later job that asks for the same with persist=True begins with what is there.
+    directory, backend, job, comm: see `cache.SharedByteCache.open`. persist: the memory stays filled when the last
+    process has gone, until `packer cache clean`; a later job that asks for the same with persist=True begins with it.
 
     Where the memory cannot be had, everything passes through, with one warning. Raises ValueError and UnknownNameError
     for arguments that mean nothing.
