@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from readers.cached import CachedReader, CachedStats, Decoded, Recoded, cached
+from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
 from readers.errors import (
     BadSampleError,
     DamagedSampleError,
@@ -40,6 +40,7 @@ __all__ = [
     "Buffer",
     "CachedReader",
     "CachedStats",
+    "Capacity",
     "DamagedSampleError",
     "DatasetError",
     "Decoded",
