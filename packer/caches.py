@@ -1,4 +1,4 @@
-"""The caches of this node as `packer cache` sees them: which there are, what they are worth, filling and removing them."""
+"""The caches of this node as `packer cache` sees them: what there is and what it is worth, filling, removing."""
 
 from __future__ import annotations
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-
-pytest_plugins = ["fake_cache"]
 
 
 def make_jpeg(seed: int, size: tuple[int, int] = (32, 24), **options: object) -> bytes:
@@ -48,27 +49,39 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Where a test keeps a cache: its own folder."""
-    request.getfixturevalue("fake_cache")
-    return {"directory": tmp_path, "job": "test"}
+def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
+    before = set(os.listdir("/dev/shm"))
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    yield {"directory": folder, "job": "test"}
+    gc.collect()
+    assert [path.name for path in folder.iterdir()] == []
+    assert set(os.listdir("/dev/shm")) <= before | {name for name in os.listdir("/dev/shm") if "packer" not in name}
 
 
 @pytest.fixture
-def no_room(fake_cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_cache, "room", 10)
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full tmpfs."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
 
 
 @pytest.fixture
-def spoil() -> Any:
+def spoil() -> Callable[..., None]:
     """Flips a byte of a sample in a cache."""
 
     def spoil(reader: Any, index: int, at: int = -1) -> None:
         shelf = reader._shelf
-        slot = shelf.slots.first("image") + index
-        data, crc = shelf.store.data[slot]
-        changed = bytearray(data)
-        changed[at] ^= 1
-        shelf.store.data[slot] = (bytes(changed), crc)
+        view = shelf.store.get(shelf.slots.first("image") + index)
+        place = at % len(view)
+        with open(next(shelf.store._spec.directory.glob("packer-cache*")), "r+b") as file:
+            whole = file.read()
+            start = whole.rindex(bytes(view))
+            file.seek(start + place)
+            file.write(bytes([view[place] ^ 1]))
 
     return spoil

@@ -135,7 +135,7 @@ def test_batches_of_other_forms_are_close(packed: Path, place: dict[str, Any], k
     with readers.open(packed, "train") as base, readers.cached(base, capacity, keep, **place) as reader:
         expected = batches(base, 2, augment=[augment.Resize(16), augment.CenterCrop(16)])
         found = batches(reader, 2, augment=[augment.CenterCrop(16), augment.RandomHorizontalFlip(0)])
-        limit = 2.0 if keep.startswith("decoded") else 9.0
+        limit = 2.0 if keep.startswith("decoded") else 15.0  # 4:2:0 on tiny noise
         for (seen, labels), (pixels, numbers) in zip(found, expected, strict=True):
             assert labels == numbers and np.abs(seen.astype(int) - pixels).mean() < limit
 
@@ -157,7 +157,7 @@ def test_tokens_are_of_one_form(packed: Path, place: dict[str, Any]) -> None:
         token = loader_module.ImageLoader(base, 8, seed=4).state_dict()
         encoded, decoded = (readers.cached(base, keep=keep, **place) for keep in ("encoded", "decoded"))
         loader_module.ImageLoader(encoded, 8, seed=4).load_state_dict(token)
-        with pytest.raises(readers.ResumeError, match="fingerprint"):
+        with pytest.raises(readers.ResumeError, match="the resume token is of the data set"):
             loader_module.ImageLoader(decoded, 8, seed=4).load_state_dict(token)
         encoded.close()
         decoded.close()

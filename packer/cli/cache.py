@@ -53,8 +53,8 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
 @click.option("--split", metavar="NAME", help="Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
-@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, recoded:256@90 (short side "
-              "and JPEG quality), or decoded:256.")  # fmt: skip
+@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, recoded:256@90 (short "
+              "side and JPEG quality), or decoded:256.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Default: one per CPU.")
 @click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
 @directory_option

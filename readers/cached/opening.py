@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import cache
@@ -127,7 +128,7 @@ def _budget(
         return threshold, terms + kept + kept // _SLACK
     payload = Choice(slots.start, slots.stop, EVERYTHING).total(weights)
     whole = terms + payload + payload // _SLACK
-    limit = min(whole, int(cache.budget_bytes(directory)) if asked is None else asked)
+    limit = min(whole, int(cache.budget_bytes(Path(directory))) if asked is None else asked)
     if limit >= whole:
         return EVERYTHING, whole
     threshold = chosen_below(slots.start, slots.stop, max(0, limit - terms - limit // _SLACK), weights)
@@ -165,7 +166,7 @@ def _opened(reader: Reader, kind: str, slots: Slots, size: int, place: Place) ->
             kind=kind,
             slots=len(slots),
             capacity_bytes=size,
-            directory=place.directory,
+            directory=Path(place.directory),
             backend=place.backend,
             # Jobs have names of their own; what is to outlive one must not be under it.
             job=_ANY_JOB if place.persist and place.job is None else place.job,

@@ -18,7 +18,7 @@ from readers.cached.store import Slots, Store, Terms
 from readers.headers.pixels import HEADER_BYTES
 from readers.sample import Buffer, ImageInfo
 
-__all__ = ["CHECKS", "Check", "Shelf"]
+__all__ = ["CHECKS", "Check", "Shelf", "form_bytes"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
