@@ -132,7 +132,8 @@ def _budget(
     if limit >= whole:
         return EVERYTHING, whole
     threshold = chosen_below(slots.start, slots.stop, max(0, limit - terms - limit // _SLACK), weights)
-    return (threshold, limit) if threshold else (0, 0)
+    fits = any(len(run) for run in Choice(slots.start, slots.stop, threshold).kept())
+    return (threshold, limit) if fits else (0, 0)
 
 
 def _asked(capacity: Capacity) -> tuple[int | None, float | None]:

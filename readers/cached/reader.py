@@ -121,11 +121,11 @@ class CachedReader(Selectable):
     # --- reading ------------------------------------------------------------------------------------------------
     def read(self, index: int, field: str = "image") -> Buffer:
         """The bytes of one field of one sample, from the cache or from the base."""
-        if index < 0:
-            index = self._from_end(index)
         found = self._shelf.found(index, field)
         if found is not None:
             return found
+        if index < 0:
+            return self.read(self._from_end(index), field)
         if index >= len(self.base):
             raise IndexError(f"sample {index} is outside the {len(self)} of {self}")
         return self._shelf.stored(index, field, self.base.read(index, field))

@@ -5,6 +5,7 @@ Everything above a store of opaque bytes and below a reader. A shelf never reads
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,7 @@ __all__ = ["CHECKS", "Check", "Shelf", "form_bytes"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
+_COUNTED_TOGETHER = 64
 _LEAST_BYTES = 64  # what the shortest payload takes
 _Ints = npt.NDArray[np.int64]
 
@@ -44,14 +46,36 @@ class Shelf:
     def __post_init__(self) -> None:
         self.choice = Choice(self.slots.start, self.slots.stop, self.terms.threshold)
         self._firsts = {name: self.slots.first(name) for name in self.slots.fields}
+        self._plain: dict[str, int] = {}  # fields whose bytes are handed out as they lie there
+        if self.store is not None and self.check == "never":
+            self._fetch = self.store.get
+            self._plain = {n: at for n, at in self._firsts.items() if at is not None and n not in self.terms.packings}
+        self._hit_bytes: deque[int] = deque()
 
     # --- out ----------------------------------------------------------------------------------------------------
     def found(self, index: int, name: str) -> Buffer | None:
-        """A payload that is here, as it is handed out; None otherwise. index: 0 or more."""
-        data = self._get(index, name)
-        if data is not None and self.store is not None:
-            self.store.count(hits=1, hit_bytes=len(data))
+        """A payload that is here, as it is handed out; None otherwise, and for an index below 0."""
+        first = self._plain.get(name)
+        if first is None:
+            data = self._get(index, name)
+        else:
+            data = self._fetch(first + index) if self.slots.start <= index < self.slots.stop else None
+        if data is not None:
+            self._hit_bytes.append(len(data))
+            if len(self._hit_bytes) >= _COUNTED_TOGETHER:
+                self.count_hits()
         return data
+
+    def count_hits(self) -> None:
+        """Tell the store of hits that have not been counted yet: each costs it a lock."""
+        hits = size = 0
+        try:
+            while True:  # each is taken by one thread only
+                size += self._hit_bytes.popleft()
+                hits += 1
+        except IndexError:
+            if hits and self.store is not None:
+                self.store.count(hits=hits, hit_bytes=size)
 
     def found_many(self, indices: _Ints, name: str) -> list[Buffer | None]:
         """The same for many samples, counted once."""
@@ -151,6 +175,7 @@ class Shelf:
 
     def close(self) -> None:
         if self.store is not None:
+            self.count_hits()
             self.store.close()
 
     # --- sizes --------------------------------------------------------------------------------------------------
