@@ -17,8 +17,8 @@ class CachedStats:
     samples: of the set, or of this node's part. kept: those that have a place; present: those that are there (their
     images). capacity_bytes, used_bytes: of the payloads. hits, hit_bytes: reads that the cache served. misses: reads of
     samples that have a place and were not there yet. passed: reads of samples without a place. puts, put_bytes: what
-    was stored. dropped: what was found wrong. users: processes that have it open. Hits of single reads are counted 64 at
-    a time, so a process that ends without closing may leave that many out.
+    was stored. dropped: what was found wrong. users: processes that have it open. Hits of single reads are counted 64
+    at a time, so a process that ends without closing may leave that many out.
     """
 
     kind: str
