@@ -6,7 +6,9 @@ A row is a function of a `Job`. All of them give RandomResizedCrop(224) and a fl
 
 from __future__ import annotations
 
+import math
 import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ NONE = "no cache"
 PER_WORKER = "a dictionary in each worker"
 STOCACHING = "stocaching, decoded"
 CROP, KEPT = 224, 256
+_LOG_RATIO = math.log(4 / 3)
 
 
 @dataclass(frozen=True)
@@ -132,18 +135,17 @@ def per_worker(job: Job) -> Any:
     return augmented(DictReader(job.base()))
 
 
-@contender(STOCACHING, imports="torch stocaching torchvision", note="our decoder, its cache, torchvision's transforms")
+@contender(
+    STOCACHING, imports="torch stocaching", note="our decoder, its cache, torch's uint8 resize as torchvision's v2"
+)
 def stochastic(job: Job) -> Any:
     import torch
     from stocaching import SharedCache
-    from torchvision.transforms import v2
 
     from readers.decode import decode_image
 
     base = job.base()
     cache = SharedCache(size_limit_gib=64, dataset_len=len(base), data_dims=(3, KEPT, KEPT), dtype=torch.uint8)
-    shrink = v2.Resize((KEPT, KEPT), antialias=True)
-    change = v2.Compose([v2.RandomResizedCrop(CROP, antialias=True), v2.RandomHorizontalFlip()])
 
     class Stochastic(torch.utils.data.Dataset):  # type: ignore[type-arg]
         reader = base
@@ -154,8 +156,32 @@ def stochastic(job: Job) -> Any:
         def __getitem__(self, index: int) -> Any:
             image = cache.get_slot(index)
             if image is None:
-                image = shrink(torch.from_numpy(decode_image(base.read(index)).copy()).permute(2, 0, 1))
+                whole = torch.from_numpy(decode_image(base.read(index)).copy()).permute(2, 0, 1)
+                image = resized(whole, KEPT)
                 cache.set_slot(index, image)
-            return change(image), int(base.labels[index])
+            return changed(image), int(base.labels[index])
 
     return Stochastic()
+
+
+def resized(image: Any, side: int) -> Any:
+    """uint8 [3, h, w] to a square, bilinear with antialiasing: what torchvision.transforms.v2 calls."""
+    import torch
+
+    options = {"mode": "bilinear", "antialias": True, "align_corners": False}
+    return torch.nn.functional.interpolate(image[None], (side, side), **options)[0]
+
+
+def changed(image: Any) -> Any:
+    """RandomResizedCrop and a flip, as torchvision.transforms.v2 has them."""
+    _, height, width = image.shape
+    for _ in range(10):
+        area, ratio = height * width * random.uniform(0.08, 1.0), math.exp(random.uniform(-_LOG_RATIO, _LOG_RATIO))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            break
+    else:
+        w, h = width, height
+    top, left = random.randint(0, height - h), random.randint(0, width - w)
+    image = resized(image[:, top : top + h, left : left + w], CROP)
+    return image.flip(-1) if random.random() < 0.5 else image
