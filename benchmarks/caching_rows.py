@@ -135,9 +135,7 @@ def per_worker(job: Job) -> Any:
     return augmented(DictReader(job.base()))
 
 
-@contender(
-    STOCACHING, imports="torch stocaching", note="our decoder, its cache, torch's uint8 resize as torchvision's v2"
-)
+@contender(STOCACHING, imports="torch stocaching", note="our decoder, its cache, torchvision's arithmetic")
 def stochastic(job: Job) -> Any:
     import torch
     from stocaching import SharedCache

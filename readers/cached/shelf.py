@@ -146,10 +146,12 @@ class Shelf:
         form = self.form(name, data)
         if self.store is None or name not in self._firsts:
             return form
-        if self.choice.keeps(index) and (self.put(index, name, form) or self._has(self.store, index, name)):
-            self.store.count(misses=1)
-        else:
+        if not (self.choice.keeps(index) and (self.put(index, name, form) or self._has(self.store, index, name))):
             self.store.count(passed=1)
+            return form
+        self.store.count(misses=1)
+        if name in self._plain:  # what lies in the cache already need not lie in this process too
+            return self._fetch(self._plain[name] + index) or form
         return form
 
     @property
