@@ -80,7 +80,8 @@ def cached(
     slots = _slots(reader, fields, partition)
     measures = measure(reader, slots, form, compress)
     packings = {name: found.packing for name, found in measures.fields.items() if found.packing is not None}
-    threshold, size = _budget(capacity, measures, packings, directory)
+    where = Path(directory) if backend == "file" else None
+    threshold, size = _budget(capacity, measures, packings, where)
     terms = Terms(threshold, packings, measures.rate)
     store: Store | None = None
     if size:
@@ -113,7 +114,7 @@ def _slots(reader: Reader, fields: Sequence[str] | None, partition: tuple[int, i
 
 
 def _budget(
-    capacity: Capacity, measures: Measures, packings: dict[str, Packing], directory: str | os.PathLike[str]
+    capacity: Capacity, measures: Measures, packings: dict[str, Packing], directory: Path | None
 ) -> tuple[int, int]:
     """(threshold, bytes to reserve); 0 bytes for no cache."""
     slots, weights = measures.slots, measures.weights()
@@ -128,7 +129,7 @@ def _budget(
         return threshold, terms + kept + kept // _SLACK
     payload = Choice(slots.start, slots.stop, EVERYTHING).total(weights)
     whole = terms + payload + payload // _SLACK
-    limit = min(whole, int(cache.budget_bytes(Path(directory))) if asked is None else asked)
+    limit = min(whole, int(cache.budget_bytes(directory)) if asked is None else asked)
     if limit >= whole:
         return EVERYTHING, whole
     threshold = chosen_below(slots.start, slots.stop, max(0, limit - terms - limit // _SLACK), weights)
