@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +76,24 @@ class TestFile(SharedCacheSuite):
 
     def test_at_exit(self) -> None:
         script = (
-            "import sys, cache; kept = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3, capacity_bytes=9,"
-            " directory=sys.argv[1]); kept.put(0, b'x'); view = kept.get(0)"
+            "import sys, cache; it = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3, capacity_bytes=99,"
+            " directory=sys.argv[1]); it.put(0, b'x'); view = it.get(0)"
         )
         subprocess.run([sys.executable, "-W", "error", "-c", script, str(self.folder)], check=True, timeout=60)
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_at_exit_with_workers(self, method: str) -> None:
+        """They are ended by multiprocessing, by a signal, and must not be the last users."""
+        code = "import os, sys, test_shared_cache as it; it.keep_a_worker(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, str(self.folder), method]
+        subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parent)
+
+    def test_a_worker_that_outlives_its_parent(self) -> None:
+        """It is the last user then, and ends in order."""
+        code = "import os, sys, test_shared_cache as it; it.orphan_a_worker(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(self.folder)]
+        done = subprocess.run(command, timeout=60, cwd=Path(__file__).parent, capture_output=True, check=True)
+        assert done.stdout == b"last"
 
     def test_persisting(self) -> None:
         with self.open(persist=True) as cache:
@@ -118,6 +135,35 @@ class TestFile(SharedCacheSuite):
             assert cache.get(0) is None
             lock.let_go(TABLE)
             assert cache.put(1, b"y") and cache.put(0, b"z") and cache.get(0) == b"z"
+
+
+def read_and_wait(cache: SharedByteCache, ready: Any) -> None:
+    assert cache.get(0) == b"x" and cache.stats().users == 2
+    ready.set()
+    time.sleep(60)
+
+
+def keep_a_worker(folder: str, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
+    cache.put(0, b"x")
+    ready = context.Event()
+    context.Process(target=read_and_wait, args=(cache, ready), daemon=True).start()
+    assert ready.wait(20)
+
+
+def end_last(cache: SharedByteCache, parent: int) -> None:
+    give_up = time.monotonic() + 30
+    while os.getppid() == parent and time.monotonic() < give_up:
+        time.sleep(0.01)
+    sys.stdout.write("last" if cache.get(0) == b"x" and cache.stats().users == 1 else "not")
+
+
+def orphan_a_worker(folder: str) -> None:
+    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
+    cache.put(0, b"x")
+    multiprocessing.get_context("fork").Process(target=end_last, args=(cache, os.getpid())).start()
+    os.kill(os.getpid(), signal.SIGKILL) if os.fork() == 0 else os._exit(0)
 
 
 class TestMemfd(SharedCacheSuite):

@@ -47,7 +47,8 @@ class SharedByteCache:
         self._words: memoryview | _Closed = segment.slots.words
         self._arena: memoryview | _Closed = segment.arena
         self._start, self._end, self._layout = layout.arena_at, layout.arena_end, layout
-        self._leave: Callable[[], object] = weakref.finalize(self, self._member.leave)
+        self._leave = weakref.finalize(self, self._member.leave)
+        self._leave.atexit = False  # too early: see `cache.shared.membership`
 
     @classmethod
     def open(

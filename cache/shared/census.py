@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache.shared.errors import ForeignCacheError
-from cache.shared.file import NAME, is_gone, open_file
+from cache.shared.file import NAME, open_file, remove_unused
 from cache.shared.layout import MAGIC, read_header
 from cache.shared.locks import USE, Descriptor
 from cache.shared.segment import Segment
@@ -57,15 +57,8 @@ def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
 
 def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
     """Remove the segments of this user that nobody uses, with `all` those that persist too; which they were."""
-    removed = []
-    for path, file in _files(Path(directory)):
-        if not file.try_alone(USE) or is_gone(file, path):
-            continue
-        info = _described(path, file)
-        if all or not info.persist:
-            path.unlink()
-            removed.append(info)
-    return removed
+    found = _files(Path(directory))
+    return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, Descriptor]]:

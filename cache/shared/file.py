@@ -30,9 +30,9 @@ from cache.shared.budget import lies_in_memory
 from cache.shared.errors import CacheBusyError, CacheFullError, ForeignCacheError
 from cache.shared.layout import MAGIC, read_header
 from cache.shared.locks import USE, Descriptor, wait_shared
-from cache.shared.segment import Segment, Spec, map_segment
+from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
 
-__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "reserve"]
+__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
@@ -101,6 +101,21 @@ def is_gone(lock: Descriptor, path: Path) -> bool:
         return not os.path.samestat(os.fstat(lock.number), os.lstat(path))
     except FileNotFoundError:
         return True
+
+
+def remove_unused(path: Path, *, persistent: bool = False) -> bool:
+    """Remove a segment of ours that nobody uses, even one that persists if so told; whether that was done."""
+    lock = open_file(path)
+    if lock is None or os.pread(lock.number, len(MAGIC), 0) not in (MAGIC, bytes(len(MAGIC)), b""):
+        return False
+    if (
+        not lock.try_alone(USE)
+        or is_gone(lock, path)
+        or (os.pread(lock.number, 8, PERSIST_AT) not in (bytes(8), b"") and not persistent)
+    ):
+        return False
+    path.unlink()
+    return True
 
 
 def reserve(descriptor: Descriptor, size: int, where: str, *, in_memory: bool) -> None:
