@@ -17,14 +17,13 @@ from pathlib import Path
 
 from cache.shared.errors import ForeignCacheError
 from cache.shared.file import NAME, open_file, remove_unused
-from cache.shared.layout import MAGIC, read_header
+from cache.shared.layout import begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor
 from cache.shared.segment import Segment
 from cache.shared.users import CacheStats, Users
 
 __all__ = ["CacheInfo", "clean_caches", "list_caches"]
 
-_BEGINNINGS = (MAGIC, bytes(len(MAGIC)), b"")
 _NO_ARENA = memoryview(b"")
 
 
@@ -66,7 +65,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, Descriptor]]:
         if NAME.fullmatch(path.name):
             with contextlib.suppress(ForeignCacheError):
                 file = open_file(path)
-                if file is not None and os.pread(file.number, len(MAGIC), 0) in _BEGINNINGS:
+                if file is not None and begins_like_ours(file.number):
                     yield path, file
 
 
