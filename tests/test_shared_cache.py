@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, in_child, sample
 
 from cache import CacheFullError, ForeignCacheError, SharedByteCache
+from cache.shared.file import open_file
 from cache.shared.locks import TABLE
 
 
@@ -123,6 +123,45 @@ class TestFile(SharedCacheSuite):
         with self.open(capacity_bytes=0) as cache:
             assert not cache.put(0, b"x") and cache.full and cache.get(0) is None
 
+    def test_a_slot_that_is_being_filled(self) -> None:
+        """Empty to all who look, and closed to all who would fill it, the filler's own process included."""
+        with self.open() as cache, self.open() as other:
+            segment, asked = cache._user().segment, []
+            write = segment.write
+
+            def slow_write(start: int, data: memoryview) -> None:
+                for user in (cache, other):
+                    asked.append((user.get(0), user.has(0), user.put(0, b"y"), user.check(0)))
+                write(start, data)
+
+            segment.write = slow_write  # type: ignore[method-assign]
+            assert cache.put(0, b"x") and cache.get(0) == other.get(0) == b"x"
+            assert asked == [(None, False, False, False)] * 2 and cache.stats().puts == 1
+
+    def test_removed_between_opening_and_locking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last user was quicker: what has been opened has no name any more, so a new one is made."""
+        self.open(persist=True).close()
+        (path,) = self.folder.iterdir()
+
+        def open_and_lose(path: Path) -> Any:
+            found = open_file(path)
+            monkeypatch.undo()
+            path.unlink()
+            return found
+
+        monkeypatch.setattr("cache.shared.file.open_file", open_and_lose)
+        with self.open() as cache, self.open() as other:
+            assert cache.put(0, b"x") and other.get(0) == b"x" and path.exists()
+
+    def test_killed_after_the_word_went_out(self) -> None:
+        """The claim is still there; when the slot is dropped its room must not go to the next fill."""
+        with self.open() as cache:
+            cache.put(0, b"first")
+            view, table = cache.get(0), cache._user().segment.slots
+            table.pending[0], table.owners[0] = table.words[0], 1 << 20 | 7
+            cache.drop(0)
+            assert cache.put(0, b"other") and cache.get(0) == b"other" and view == b"first"
+
     def test_a_stuck_lock_costs_puts_and_nothing_else(self) -> None:
         """Its holder was stopped in the middle: half a second once, then nobody waits."""
         with self.open() as cache, self.open() as other:
@@ -163,7 +202,7 @@ def orphan_a_worker(folder: str) -> None:
     cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
     cache.put(0, b"x")
     multiprocessing.get_context("fork").Process(target=end_last, args=(cache, os.getpid())).start()
-    os.kill(os.getpid(), signal.SIGKILL) if os.fork() == 0 else os._exit(0)
+    os._exit(0)
 
 
 class TestMemfd(SharedCacheSuite):
