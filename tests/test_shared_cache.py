@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, in_child, sample
 
 from cache import CacheFullError, ForeignCacheError, SharedByteCache
+from cache.shared.file import open_file
 from cache.shared.locks import TABLE
 
 
@@ -73,10 +76,24 @@ class TestFile(SharedCacheSuite):
 
     def test_at_exit(self) -> None:
         script = (
-            "import sys, cache; kept = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3, capacity_bytes=9,"
-            " directory=sys.argv[1]); kept.put(0, b'x'); view = kept.get(0)"
+            "import sys, cache; it = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3, capacity_bytes=99,"
+            " directory=sys.argv[1]); it.put(0, b'x'); view = it.get(0)"
         )
         subprocess.run([sys.executable, "-W", "error", "-c", script, str(self.folder)], check=True, timeout=60)
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_at_exit_with_workers(self, method: str) -> None:
+        """They are ended by multiprocessing, by a signal, and must not be the last users."""
+        code = "import os, sys, test_shared_cache as it; it.keep_a_worker(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, str(self.folder), method]
+        subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parent)
+
+    def test_a_worker_that_outlives_its_parent(self) -> None:
+        """It is the last user then, and ends in order."""
+        code = "import os, sys, test_shared_cache as it; it.orphan_a_worker(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(self.folder)]
+        done = subprocess.run(command, timeout=60, cwd=Path(__file__).parent, capture_output=True, check=True)
+        assert done.stdout == b"last"
 
     def test_persisting(self) -> None:
         with self.open(persist=True) as cache:
@@ -106,6 +123,45 @@ class TestFile(SharedCacheSuite):
         with self.open(capacity_bytes=0) as cache:
             assert not cache.put(0, b"x") and cache.full and cache.get(0) is None
 
+    def test_a_slot_that_is_being_filled(self) -> None:
+        """Empty to all who look, and closed to all who would fill it, the filler's own process included."""
+        with self.open() as cache, self.open() as other:
+            segment, asked = cache._user().segment, []
+            write = segment.write
+
+            def slow_write(start: int, data: memoryview) -> None:
+                for user in (cache, other):
+                    asked.append((user.get(0), user.has(0), user.put(0, b"y"), user.check(0)))
+                write(start, data)
+
+            segment.write = slow_write  # type: ignore[method-assign]
+            assert cache.put(0, b"x") and cache.get(0) == other.get(0) == b"x"
+            assert asked == [(None, False, False, False)] * 2 and cache.stats().puts == 1
+
+    def test_removed_between_opening_and_locking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last user was quicker: what has been opened has no name any more, so a new one is made."""
+        self.open(persist=True).close()
+        (path,) = self.folder.iterdir()
+
+        def open_and_lose(path: Path) -> Any:
+            found = open_file(path)
+            monkeypatch.undo()
+            path.unlink()
+            return found
+
+        monkeypatch.setattr("cache.shared.file.open_file", open_and_lose)
+        with self.open() as cache, self.open() as other:
+            assert cache.put(0, b"x") and other.get(0) == b"x" and path.exists()
+
+    def test_killed_after_the_word_went_out(self) -> None:
+        """The claim is still there; when the slot is dropped its room must not go to the next fill."""
+        with self.open() as cache:
+            cache.put(0, b"first")
+            view, table = cache.get(0), cache._user().segment.slots
+            table.pending[0], table.owners[0] = table.words[0], 1 << 20 | 7
+            cache.drop(0)
+            assert cache.put(0, b"other") and cache.get(0) == b"other" and view == b"first"
+
     def test_a_stuck_lock_costs_puts_and_nothing_else(self) -> None:
         """Its holder was stopped in the middle: half a second once, then nobody waits."""
         with self.open() as cache, self.open() as other:
@@ -118,6 +174,35 @@ class TestFile(SharedCacheSuite):
             assert cache.get(0) is None
             lock.let_go(TABLE)
             assert cache.put(1, b"y") and cache.put(0, b"z") and cache.get(0) == b"z"
+
+
+def read_and_wait(cache: SharedByteCache, ready: Any) -> None:
+    assert cache.get(0) == b"x" and cache.stats().users == 2
+    ready.set()
+    time.sleep(60)
+
+
+def keep_a_worker(folder: str, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
+    cache.put(0, b"x")
+    ready = context.Event()
+    context.Process(target=read_and_wait, args=(cache, ready), daemon=True).start()
+    assert ready.wait(20)
+
+
+def end_last(cache: SharedByteCache, parent: int) -> None:
+    give_up = time.monotonic() + 30
+    while os.getppid() == parent and time.monotonic() < give_up:
+        time.sleep(0.01)
+    sys.stdout.write("last" if cache.get(0) == b"x" and cache.stats().users == 1 else "not")
+
+
+def orphan_a_worker(folder: str) -> None:
+    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
+    cache.put(0, b"x")
+    multiprocessing.get_context("fork").Process(target=end_last, args=(cache, os.getpid())).start()
+    os._exit(0)
 
 
 class TestMemfd(SharedCacheSuite):

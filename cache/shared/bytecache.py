@@ -5,7 +5,7 @@ copy or a system call. What does not fit is not taken, and nobody ever waits for
 laid out as in `cache.shared.layout`; the rules of filling are in `cache.shared.slots`.
 
 Whoever opens a segment owns it together with all others who have: it is removed with its last user, unless it persists.
-Views outlive `close`, and even the segment's name; the memory goes with the last of them.
+Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class SharedByteCache:
         self._words: memoryview | _Closed = segment.slots.words
         self._arena: memoryview | _Closed = segment.arena
         self._start, self._end, self._layout = layout.arena_at, layout.arena_end, layout
-        self._leave: Callable[[], object] = weakref.finalize(self, self._member.leave)
+        self._leave = weakref.finalize(self, self._member.leave)
+        self._leave.atexit = False  # too early: see `cache.shared.membership`
 
     @classmethod
     def open(
@@ -207,7 +208,7 @@ class SharedByteCache:
         right = view is not None and crc32c.crc32c(view) == crc
         if member.settle(slot, word, right) and not right:
             self._add((_DROPPED, 1))
-        return view if right else None
+        return view if right and table.words[slot] == word else None  # not out: its room may go to another fill
 
     def _add(self, *counts: tuple[int, int]) -> None:
         member = self._user()

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache.shared.errors import ForeignCacheError
-from cache.shared.file import NAME, is_gone, open_file
-from cache.shared.layout import MAGIC, read_header
+from cache.shared.file import NAME, open_file, remove_unused
+from cache.shared.layout import begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor
 from cache.shared.segment import Segment
 from cache.shared.users import CacheStats, Users
 
 __all__ = ["CacheInfo", "clean_caches", "list_caches"]
 
-_BEGINNINGS = (MAGIC, bytes(len(MAGIC)), b"")
 _NO_ARENA = memoryview(b"")
 
 
@@ -57,15 +56,8 @@ def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
 
 def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
     """Remove the segments of this user that nobody uses, with `all` those that persist too; which they were."""
-    removed = []
-    for path, file in _files(Path(directory)):
-        if not file.try_alone(USE) or is_gone(file, path):
-            continue
-        info = _described(path, file)
-        if all or not info.persist:
-            path.unlink()
-            removed.append(info)
-    return removed
+    found = _files(Path(directory))
+    return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, Descriptor]]:
@@ -73,7 +65,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, Descriptor]]:
         if NAME.fullmatch(path.name):
             with contextlib.suppress(ForeignCacheError):
                 file = open_file(path)
-                if file is not None and os.pread(file.number, len(MAGIC), 0) in _BEGINNINGS:
+                if file is not None and begins_like_ours(file.number):
                     yield path, file
 
 

@@ -28,11 +28,11 @@ from typing import Any
 from cache.node import available_memory_bytes
 from cache.shared.budget import lies_in_memory
 from cache.shared.errors import CacheBusyError, CacheFullError, ForeignCacheError
-from cache.shared.layout import MAGIC, read_header
+from cache.shared.layout import begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor, wait_shared
-from cache.shared.segment import Segment, Spec, map_segment
+from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
 
-__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "reserve"]
+__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
@@ -103,6 +103,21 @@ def is_gone(lock: Descriptor, path: Path) -> bool:
         return True
 
 
+def remove_unused(path: Path, *, persistent: bool = False) -> bool:
+    """Remove a segment of ours that nobody uses, even one that persists if so told; whether that was done."""
+    lock = open_file(path)
+    if lock is None or not begins_like_ours(lock.number):
+        return False
+    if (
+        not lock.try_alone(USE)
+        or is_gone(lock, path)
+        or (os.pread(lock.number, 8, PERSIST_AT) not in (bytes(8), b"") and not persistent)
+    ):
+        return False
+    path.unlink()
+    return True
+
+
 def reserve(descriptor: Descriptor, size: int, where: str, *, in_memory: bool) -> None:
     """Give a file its pages. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
@@ -151,7 +166,7 @@ def _taken_over(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
     try:
         found = read_header(lock.number, str(path))
     except ForeignCacheError:
-        if os.pread(lock.number, len(MAGIC), 0) != MAGIC:
+        if not begins_like_ours(lock.number):
             raise
         found = None
     if found is None or found[0].capacity_bytes < spec.capacity_bytes or found[2] != spec.identity.digest:

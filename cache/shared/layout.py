@@ -57,6 +57,7 @@ __all__ = [
     "USER_BYTES",
     "Identity",
     "Layout",
+    "begins_like_ours",
     "make_header",
     "padded",
     "read_header",
@@ -166,6 +167,12 @@ def make_header(identity: Identity, layout: Layout) -> bytes:
     fixed = _FIXED.pack(MAGIC, VERSION, _ORDER_MARK, *sizes, time.time_ns(), identity.digest, len(text), 0)
     fixed = fixed[:-4] + struct.pack("=I", _checksum(fixed, text))
     return bytes(len(MAGIC)) + fixed[len(MAGIC) :].ljust(_TEXT_AT - len(MAGIC), b"\0") + text
+
+
+def begins_like_ours(descriptor: int) -> bool:
+    """Whether a file begins with the magic, or with what was there before or is left of it."""
+    head = os.pread(descriptor, len(MAGIC), 0)
+    return MAGIC.startswith(head) or head == bytes(len(head))
 
 
 def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], bytes] | None:

@@ -12,9 +12,12 @@ import os
 import threading
 import weakref
 from functools import cache
+from multiprocessing import util
+from pathlib import Path
 
 import crc32c
 
+from cache.shared.file import remove_unused
 from cache.shared.layout import word_of
 from cache.shared.locks import USE, Descriptor, Mutex, wait_shared
 from cache.shared.segment import Backend, Segment
@@ -23,7 +26,9 @@ from cache.shared.users import Users
 __all__ = ["Membership", "leave_all"]
 
 _FORK_WAIT_S = 2.0
+_LAST = -100
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()
+_left_to_others: set[Path] = set()  # whom a signal may have ended by the time that we do
 
 
 class Membership:
@@ -34,7 +39,7 @@ class Membership:
         self._lock: Descriptor | None = None
         self.counting = threading.Lock()
         self._sign_on(lock)
-        _watch_forks()
+        _watch()
         _members.add(self)
 
     def leave(self) -> None:
@@ -45,6 +50,8 @@ class Membership:
         lock.let_go(USE)  # first, so that of two who leave at once one comes second and gets it alone
         if lock.try_alone(USE):
             self.backend.leave_last(self.segment)
+        elif self.segment.path is not None:
+            _left_to_others.add(self.segment.path)
 
     def fill(self, slot: int, data: memoryview) -> bool:
         """Claim the slot, write, publish. False where it is taken, the arena is full or the lock stuck."""
@@ -112,16 +119,27 @@ class Membership:
 
 
 def leave_all() -> None:
-    """End this process's use of every segment."""
+    """End this process's use of every segment, as happens at exit."""
     for member in list(_members):
         member.leave()
+    while _left_to_others:
+        with contextlib.suppress(OSError):
+            remove_unused(_left_to_others.pop())
 
 
 def _fork_all() -> None:
     for member in list(_members):
         member.fork()
+    _leave_at_exit()
+
+
+def _leave_at_exit(_: object = None) -> None:
+    """Once this process's own children have been ended and joined: a worker that is killed can remove nothing."""
+    util.Finalize(None, leave_all, exitpriority=_LAST)
 
 
 @cache
-def _watch_forks() -> None:
+def _watch() -> None:
     os.register_at_fork(after_in_child=_fork_all)
+    util.register_after_fork(leave_all, _leave_at_exit)  # a Process forgets what its parent was to do at exit
+    _leave_at_exit()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import tempfile
 from collections.abc import Mapping
@@ -39,11 +40,7 @@ class MpiBackend:
             raise ImportError("the MPI cache needs mpi4py and an MPI: run  pip install mpi4py mpich") from error
         comm = (spec.comm or MPI.COMM_WORLD).Split_type(MPI.COMM_TYPE_SHARED)
         layout = _agreed(comm, spec)
-        try:
-            window = MPI.Win.Allocate_shared(layout.total_bytes if comm.rank == 0 else 0, 1, comm=comm)
-        except MPI.Exception as error:
-            raise CacheFullError(errno.ENOMEM, f"no window of {layout.total_bytes} bytes: {error}") from error
-        memory = memoryview(window.Shared_query(0)[0]).cast("B")
+        memory = _window(MPI, comm, layout)
         lock = _common_file(comm)
         segment = Segment(
             layout,
@@ -67,6 +64,17 @@ class MpiBackend:
 
     def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, Descriptor]:
         raise TypeError("a cache in an MPI window cannot be attached to")
+
+
+def _window(mpi: Any, comm: Any, layout: Layout) -> memoryview:
+    """Memory of the first rank, as each rank has it mapped."""
+    if comm.size == 1:  # MPI takes that from the heap, which forked children would not share
+        return memoryview(mmap.mmap(-1, layout.total_bytes))
+    try:
+        window = mpi.Win.Allocate_shared(layout.total_bytes if comm.rank == 0 else 0, 1, comm=comm)
+    except mpi.Exception as error:
+        raise CacheFullError(errno.ENOMEM, f"no window of {layout.total_bytes} bytes: {error}") from error
+    return memoryview(window.Shared_query(0)[0]).cast("B")
 
 
 def _agreed(comm: Any, spec: Spec) -> Layout:

@@ -21,9 +21,10 @@ from cache.shared.layout import HEADER_BYTES, MAGIC, Identity, Layout, make_head
 from cache.shared.locks import Descriptor
 from cache.shared.slots import SlotTable
 
-__all__ = ["Backend", "Segment", "Spec", "map_segment"]
+__all__ = ["PERSIST_AT", "Backend", "Segment", "Spec", "map_segment"]
 
-_STATE, _PERSIST, _CRASHES, _TABLE_CRC = 1024 // 8, 1040 // 8, 1048 // 8, 1056 // 8
+PERSIST_AT = 1040
+_STATE, _PERSIST, _CRASHES, _TABLE_CRC = 1024 // 8, PERSIST_AT // 8, 1048 // 8, 1056 // 8
 _BOOT_AT, _BOOT_BYTES = 1064, 16
 _IN_USE, _CLOSED = 1, 2
 

@@ -74,7 +74,8 @@ class SlotTable:
 
     def claim(self, slot: int, length: int, users: Users) -> int | None:
         """Where to write; None where the slot is taken or the arena has no room."""
-        if self.words[slot] or (self.owners[slot] and users.is_alive(self.owners[slot])):
+        owner = self.owners[slot]
+        if self.words[slot] or owner == SUSPECT or (owner and users.is_alive(owner)):
             return None
         start = self._room_kept(slot, length)
         if start is None:
