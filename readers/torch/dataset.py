@@ -16,10 +16,9 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.draws import Draws
 from readers.augment.ops import Op
 from readers.decode import DECODER, Scratch, decode_image
-from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
-from readers.headers import parse_header
 from readers.sample import Buffer, Reader
+from readers.torch.rendering import render_many
 from readers.torch.sampler import Place
 
 __all__ = ["ImageDataset", "Output"]
@@ -101,11 +100,16 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """Many samples, read together; what DataLoader calls for a batch."""
         items = []
-        for index, data in zip(indices, self._read(indices), strict=True):
+        found: Sequence[Any] = self._read(indices)
+        if self._recipe is not None:
+            draws = _seeds_of(indices)
+            found = render_many(self._recipe, self._finish, self._tools().renderer, draws, found)
+        for index, data in zip(indices, found, strict=True):
             try:
                 if isinstance(data, Exception):
                     raise data
-                item: tuple[Any, Any] | None = self._sample(index, data)
+                image = data if self._recipe is not None else self._image(index, data)
+                item: tuple[Any, Any] | None = (image, self._label(index))
             except _SAMPLE_ERRORS as error:
                 item = self._instead(index, error)
             if item is not None:
@@ -192,10 +196,11 @@ class ImageDataset(Dataset[tuple[Any, int]]):
             return error
 
     def _sample(self, index: int, data: Buffer) -> tuple[Any, Any]:
-        label: Any = int(self.reader.labels[int(index)])
-        if self.target_transform is not None:
-            label = self.target_transform(label)
-        return self._image(index, data), label
+        return self._image(index, data), self._label(index)
+
+    def _label(self, index: int) -> Any:
+        label = int(self.reader.labels[int(index)])
+        return label if self.target_transform is None else self.target_transform(label)
 
     def _image(self, index: int, data: Buffer) -> Any:
         if self._recipe is not None:
@@ -217,21 +222,10 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def _render(self, recipe: Recipe, index: int, data: Buffer) -> torch.Tensor:
-        header = parse_header(data)
-        size = upright_size(header.height, header.width, header.orientation)
-        seed, epoch, position = _seeds(index)
-        height, width = np.array([size[0]]), np.array([size[1]])
-        plan = recipe.plan(seed, epoch, np.array([position]), height, width)
-        if plan.boxes.bad:
-            raise plan.boxes.bad[0]
-        job = plan.jobs()[0]
-        shape = int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])
-        tools = self._tools().renderer
-        pixels = tools.chunk(1, *shape)
-        tools.render(data, job, size, pixels)
-        out = torch.empty((1, 3, *shape), dtype=self._finish.dtype)
-        self._finish.store(pixels, [job], out)
-        return out[0]
+        (image,) = render_many(recipe, self._finish, self._tools().renderer, [_seeds(index)], [data])
+        if isinstance(image, Exception):
+            raise image
+        return image
 
     def _tools(self) -> Any:
         """What this thread decodes with."""
@@ -245,6 +239,12 @@ def _seeds(index: int) -> tuple[int, int, int]:
     if isinstance(index, Place):
         return index.seed, index.epoch, index.position
     return 0, int(torch.randint(1 << 62, ())), int(index)
+
+
+def _seeds_of(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The same for the images of a batch; torch's generator is asked once for all that are no Place."""
+    drawn = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
+    return [_seeds(index) if isinstance(index, Place) else (0, drawn, row) for row, index in enumerate(indices)]
 
 
 def _wants_keyword(transform: object) -> bool:
