@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 
+from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
 from readers.errors import (
     BadSampleError,
     DamagedSampleError,
@@ -37,8 +38,12 @@ __all__ = [
     "NO_LABEL",
     "BadSampleError",
     "Buffer",
+    "CachedReader",
+    "CachedStats",
+    "Capacity",
     "DamagedSampleError",
     "DatasetError",
+    "Decoded",
     "FolderReader",
     "FormatError",
     "ImageInfo",
@@ -47,6 +52,7 @@ __all__ = [
     "OutputError",
     "PackerError",
     "Reader",
+    "Recoded",
     "ResumeError",
     "Sample",
     "SelectedReader",
@@ -55,6 +61,7 @@ __all__ = [
     "StaleIndexError",
     "UnknownNameError",
     "WorkerError",
+    "cached",
     "open",
     "open_folder",
 ]

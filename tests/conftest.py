@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,3 +46,42 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files_of(root: Path) -> dict[str, bytes]:
     """Every file below a folder, by relative path."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
+    before = set(os.listdir("/dev/shm"))
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    yield {"directory": folder, "job": "test"}
+    gc.collect()
+    assert [path.name for path in folder.iterdir()] == []
+    assert set(os.listdir("/dev/shm")) <= before | {name for name in os.listdir("/dev/shm") if "packer" not in name}
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full tmpfs."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+
+@pytest.fixture
+def spoil() -> Callable[..., None]:
+    """Flips a byte of a sample in a cache."""
+
+    def spoil(reader: Any, index: int, at: int = -1) -> None:
+        shelf = reader._shelf
+        view = shelf.store.get(shelf.slots.first("image") + index)
+        place = at % len(view)
+        with open(next(shelf.store._spec.directory.glob("packer-cache*")), "r+b") as file:
+            whole = file.read()
+            start = whole.rindex(bytes(view))
+            file.seek(start + place)
+            file.write(bytes([view[place] ^ 1]))
+
+    return spoil

@@ -106,8 +106,17 @@ SMALL = {
     "gif": IMAGES["gif-palette"][1],
     "bmp": IMAGES["bmp-colour"][1],
     "tiff": IMAGES["tiff-colour"][1],
+    "pixels": b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes(),
 }
-MAGICS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBP", b"GIF89a", b"II*\0", b"MM\0+")
+MAGICS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"RIFF\x40\0\0\0WEBP",
+    b"GIF89a",
+    b"II*\0",
+    b"MM\0+",
+    b"\x89PXL\r\n\x1a\n",
+)
 
 
 def outcome(data: bytes | memoryview) -> ImageHeader | None:
@@ -224,9 +233,9 @@ def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
 
 def test_public_names() -> None:
     assert set(headers.__all__) == {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "sniff"}
-    assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff")
+    assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
     assert tuple(SUFFIX) == MEDIA[1:]
-    assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif"]
+    assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif", "pixels"]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +251,9 @@ def test_public_names() -> None:
 )
 def test_no_image(data: bytes, found: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
-    assert refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, found {found}"
+    assert (
+        refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, pixels, found {found}"
+    )
 
 
 # Orientation

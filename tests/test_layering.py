@@ -16,11 +16,11 @@ import packer
 
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
-HEAVY = ("click", "h5py", "torch", "PIL", "pyarrow", "webdataset", "tfrecord", "packer")
-OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia")
+HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
+OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
-    "cache": set(),
-    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch"},
+    "cache": {"numpy", "crc32c", "mpi4py"},
+    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard"},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.

@@ -24,6 +24,7 @@ _COMMANDS = {
     "verify": "Check every byte of a packed set.",
     "extract": "Write the original files back.",
     "order": "Compare ways to shuffle a packed set.",
+    "cache": "Caches of this node: list, fill, remove.",
 }
 
 

@@ -13,6 +13,7 @@ from packer.conversion.options import Reencode
 from readers.errors import BadSampleError
 from readers.headers import SUFFIX, ImageHeader, parse_header
 from readers.sample import Buffer
+from readers.shrink import shrunk
 
 __all__ = ["reencode", "target_size"]
 
@@ -28,9 +29,7 @@ def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
         factor = options.resize_short / min(width, height)
     else:
         return width, height
-    if factor >= 1:
-        return width, height
-    return max(1, round(width * factor)), max(1, round(height * factor))
+    return shrunk(width, height, factor)
 
 
 def reencode(image: Buffer, header: ImageHeader, name: str, options: Reencode) -> tuple[Buffer, ImageHeader, str]:

@@ -16,6 +16,7 @@ from readers.augment.ops import Normalize
 from readers.augment.pixels import apply_pixel_op
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
+from readers.decode.raw import lent
 from readers.sample import Buffer
 
 __all__ = ["Finish", "Renderer"]
@@ -119,7 +120,7 @@ class Renderer:
         pixels = decode_image(data, region, self._scratch, size)
         if min(pixels.strides) < 0:
             pixels = np.ascontiguousarray(pixels)
-        image = torch.from_numpy(pixels.transpose(2, 0, 1)[None])
+        image = torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])
         final = (out.shape[2], out.shape[3])
         if pixels.shape[:2] != resized:
             direct = resized == final and not steps

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from readers.decode.jpeg import decode_rows
 from readers.decode.orient import upright, upright_size
 from readers.decode.pillow import decode_whole
+from readers.decode.raw import pixels_of
 from readers.decode.region import Region, Scratch, check_pixels
 from readers.errors import BadSampleError
 from readers.headers import parse_header, sniff
@@ -29,8 +30,9 @@ def decode_image(
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3].
 
     region: the part that is wanted (None: all of it). Only JPEGs can be reduced; of other images the box comes in full
-    size. scratch: memory to use; the result may lie in it, and lasts until its next use. size: the (height, width) that
-    the index promises for the upright image. Raises BadSampleError.
+    size. scratch: memory to use; the result may lie in it, and lasts until its next use. Of an image that is decoded
+    already the result is a read-only view of `data`. size: the (height, width) that the index promises for the upright
+    image. Raises BadSampleError.
     """
     frame = 0
     if sniff(data) == "jpeg":
@@ -52,6 +54,6 @@ def decode_image(
         if header.orientation != 1:
             pixels = upright(pixels, header.orientation)
     else:
-        pixels, reduce = decode_whole(data, header), 1
+        pixels, reduce = (pixels_of if header.media == "pixels" else decode_whole)(data, header), 1
     top, left, height, width = top // reduce, left // reduce, -(-height // reduce), -(-width // reduce)
     return pixels[top : top + height, left : left + width]

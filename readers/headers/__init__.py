@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from readers.errors import BadSampleError
-from readers.headers import bmp, gif, jpeg, png, tiff, webp
+from readers.headers import bmp, gif, jpeg, pixels, png, tiff, webp
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
 __all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "sniff"]
@@ -27,6 +27,7 @@ _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "gif": gif.parse,
     "bmp": bmp.parse,
     "tiff": tiff.parse,
+    "pixels": pixels.parse,
 }
 _HEAD_BYTES = 18
 
@@ -47,7 +48,7 @@ def sniff(data: Buffer) -> str:
     # Two letters are too few: a caption may begin with them.
     if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in bmp.VERSIONS:
         return "bmp"
-    return ""
+    return "pixels" if head.startswith(pixels.MAGIC) else ""
 
 
 def parse_header(data: Buffer) -> ImageHeader:

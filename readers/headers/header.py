@@ -15,8 +15,16 @@ __all__ = ["MEDIA", "SUFFIX", "Buffer", "ImageHeader", "bad", "check_size", "tru
 Buffer: TypeAlias = bytes | memoryview
 
 # The position is the code that an index column stores: append, never reorder.
-MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff")
-SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
+MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
+SUFFIX = {
+    "jpeg": "jpg",
+    "png": "png",
+    "webp": "webp",
+    "gif": "gif",
+    "bmp": "bmp",
+    "tiff": "tif",
+    "pixels": "pixels",
+}
 
 
 class ImageHeader(NamedTuple):

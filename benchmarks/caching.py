@@ -1,0 +1,303 @@
+"""What a cache is worth: images/s of whole loaders, memory, the cost of a hit and of a miss, and slow sources.
+
+    epochs   a DataLoader (--workers), or ImageLoader with --threads: images/s of the first and of later epochs
+    memory   --workers processes that have all read everything: growth of their PSS over what is kept
+    reads    one process: a hit, next to slices of a map and to pread; a miss, next to the source's own read
+    slow     a source with a delay per sample: first and second epoch by share of the set that is kept
+
+Each works on a packed set (--set), whose shards are brought into the page cache before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from caching_rows import NONE, STOCACHING, Job, SourceInMemory, SourceWithDelay
+from harness import CONTENDERS, Benchmark, Contender, NotHere, base_parser, contender, main
+from machine import prime, warm
+from report import Claim, Column
+
+__all__ = ["measure"]
+
+_BATCH = 64
+_PASSES = 5
+_MB = 1e6
+_PLAIN, _PREAD = "limit: slices of a map", "limit: os.pread loop"
+
+
+# --- epochs -------------------------------------------------------------------------------------------------------
+def epochs(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """Images/s of the first epoch, of the best later one, and the growth of all processes' PSS."""
+    import torch
+
+    torch.manual_seed(1)
+    before = pss()
+    dataset = chosen.function(job)
+    loader = _loader(dataset, arguments)
+    rates, grown = [], 0.0
+    for _ in range(arguments.epochs):
+        started, count = time.perf_counter(), 0
+        for images, _labels in loader:
+            count += len(images)
+        rates.append(count / (time.perf_counter() - started))
+        grown = max(grown, pss() - before)
+    _close(dataset)
+    return {"first": rates[0], "later": max(rates[1:]), "pss_mb": grown}
+
+
+def _loader(dataset: Any, arguments: argparse.Namespace) -> Any:
+    if arguments.threads:
+        from readers.loader import ImageLoader
+
+        if not hasattr(dataset, "transform"):
+            raise NotHere("has no reader for ImageLoader")
+        ops = dataset.transform
+        return ImageLoader(dataset.reader, _BATCH, augment=ops, threads=arguments.threads, rank=0, world_size=1)
+    from torch.utils.data import DataLoader
+
+    workers = arguments.workers
+    return DataLoader(dataset, _BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """Growth of the PSS of all processes over what is kept, once each of them has read every sample."""
+    dataset = chosen.function(job)
+    context = multiprocessing.get_context("fork")
+    ready, done, end = context.Barrier(arguments.workers + 1), context.Barrier(arguments.workers + 1), context.Event()
+
+    def read_all() -> None:
+        ready.wait()
+        ready.wait()
+        for index in range(len(dataset)):
+            _touch(dataset, index)
+        done.wait()
+        end.wait()
+
+    workers = [context.Process(target=read_all, daemon=True) for _ in range(arguments.workers)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    before = pss()
+    ready.wait()
+    done.wait()
+    grown = pss() - before
+    end.set()
+    for worker in workers:
+        worker.join()
+    kept = _kept_mb(dataset)
+    _close(dataset)
+    return {"kept_mb": kept, "pss_mb": grown, "pss_of_kept": grown / kept}
+
+
+def _touch(dataset: Any, index: int) -> None:
+    """Every byte that the row keeps of a sample."""
+    if hasattr(dataset, "transform"):
+        bytes(dataset.reader.read(index))
+    else:
+        dataset[index]
+
+
+def _kept_mb(dataset: Any) -> float:
+    reader = dataset.reader
+    if hasattr(reader, "stats"):
+        return float(reader.stats().used_bytes) / _MB
+    if hasattr(dataset, "transform"):
+        return float(reader.sizes().sum()) / _MB
+    return len(dataset) * 3 * 256 * 256 / _MB
+
+
+def pss() -> float:
+    """MB of this process and its children, shared pages divided among those who map them."""
+    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+    return sum(_pss_of(pid) for pid in pids if pid) / _MB
+
+
+def _pss_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# --- reads --------------------------------------------------------------------------------------------------------
+def reads(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """Microseconds a sample, with one copy into a buffer: the best of some passes in random order."""
+    return dict(chosen.function(job))
+
+
+def _timed(read: Callable[[int], Any], samples: int, passes: int = _PASSES) -> float:
+    order = list(range(samples))
+    random.Random(1).shuffle(order)
+    target = memoryview(bytearray(1 << 24))
+    best = float("inf")
+    for _ in range(passes):
+        started = time.perf_counter()
+        for index in order:
+            data = read(index)
+            target[: len(data)] = data
+        best = min(best, time.perf_counter() - started)
+    return 1e6 * best / samples
+
+
+@contender(_PLAIN, mode="reads", note="of a file in /dev/shm that holds the samples end to end")
+def slices(job: Job) -> dict[str, float]:
+    base = job.base()
+    path = Path(f"/dev/shm/benchmark-{os.getpid()}")
+    ends = [0]
+    try:
+        with open(path, "w+b") as file:
+            for data in base.read_many(range(len(base))):
+                file.write(data)
+                ends.append(ends[-1] + len(data))
+            file.flush()
+            view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    finally:
+        path.unlink(missing_ok=True)
+    return _rates(lambda index: view[ends[index] : ends[index + 1]], len(base))
+
+
+@contender(_PREAD, mode="reads", note="of our shards, at our offsets, from the page cache")
+def preads(job: Job) -> dict[str, float]:
+    base = job.base()
+    ranges = [base.byte_range(index) for index in range(len(base))]
+    files = {path: os.open(path, os.O_RDONLY) for path, _, _ in ranges}
+    places = [(files[path], length, offset) for path, offset, length in ranges]
+    return _rates(lambda index: os.pread(*places[index]), len(base))
+
+
+@contender("ours: hit", mode="reads")
+def hits(job: Job) -> dict[str, float]:
+    with job.cached() as reader:
+        reader.prefill()
+        return _rates(reader.read, len(reader))
+
+
+@contender("ours: miss", mode="reads", note="a source in memory, and the time over its own")
+def misses(job: Job) -> dict[str, float]:
+    source = SourceInMemory(job.base())
+    own = _timed(source.read, len(source))
+    with job.cached(source) as reader:
+        return {"over_us": _timed(reader.read, len(source), passes=1) - own}
+
+
+@contender("ours: passed through", mode="reads", note="1 % kept; the time over the source's own")
+def passed(job: Job) -> dict[str, float]:
+    source = SourceInMemory(job.base())
+    own = _timed(source.read, len(source))
+    with job.cached(source, 0.01) as reader:
+        return {"over_us": _timed(reader.read, len(source)) - own}
+
+
+def _rates(read: Callable[[int], Any], samples: int) -> dict[str, float]:
+    seconds = _timed(read, samples)
+    return {"read_us": seconds, "samples_s": 1e6 / seconds}
+
+
+# --- a slow source ------------------------------------------------------------------------------------------------
+def slow(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """Seconds of two epochs in random order, and how far the hit rate of the second is from the share."""
+    share = chosen.options["share"]
+    reader = job.cached(SourceWithDelay(job.base(), arguments.delay / 1e3), share)
+    seconds, hits = [], [0]
+    for epoch in range(2):
+        order = list(range(len(reader)))
+        random.Random(epoch).shuffle(order)
+        started = time.perf_counter()
+        for start in range(0, len(order), _BATCH):
+            reader.read_many(order[start : start + _BATCH])
+        seconds.append(time.perf_counter() - started)
+        hits.append(reader.stats().hits)
+    rate = (hits[2] - hits[1]) / len(reader)
+    reader.close()
+    return {"first_s": seconds[0], "second_s": seconds[1], "hit_rate": rate, "off_share": abs(rate - share)}
+
+
+for percent in (0, 25, 50, 100):
+    contender(f"ours: {percent} %", mode="slow", share=percent / 100)(lambda job: None)
+
+
+# --- the driver ---------------------------------------------------------------------------------------------------
+_MODES: dict[str, Any] = {"epochs": epochs, "memory": memory, "reads": reads, "slow": slow}
+_COLUMNS = {
+    "epochs": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
+               Column("pss_mb", "PSS grown, MB")),
+    "memory": (Column("kept_mb", "kept, MB"), Column("pss_mb", "PSS grown, MB"),
+               Column("pss_of_kept", "of what is kept", "{:.2f}")),
+    "reads": (Column("read_us", "µs", "{:.2f}"), Column("samples_s", "samples/s"),
+              Column("over_us", "µs over the source", "{:.1f}")),
+    "slow": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
+             Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
+}  # fmt: skip
+_KEYS = {"epochs": "later", "memory": "pss_of_kept", "reads": "samples_s", "slow": "second_s"}
+_LIMITS = {"epochs": (("later", NONE),), "reads": (("samples_s", _PLAIN), ("samples_s", _PREAD))}
+_CLAIMS = {
+    "epochs": (Claim("ours: decoded, square", "later", 1.0, STOCACHING), Claim("ours: recoded", "later", 2.5, NONE)),
+    "memory": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
+    "reads": (Claim("ours: hit", "samples_s", 1 / 1.2, _PLAIN), Claim("ours: hit", "samples_s", 0.9, _PREAD),
+              Claim("ours: miss", "over_us", at_most=20)),
+    "slow": tuple(Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)),
+}  # fmt: skip
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row in one mode."""
+    prime(1 << 30)
+    job = Job(arguments.set, arguments.split, "".join(filter(str.isalnum, chosen.name)))
+    figures: dict[str, Any] = _MODES[arguments.mode](chosen, arguments, job)
+    return figures
+
+
+def _close(dataset: Any) -> None:
+    close = getattr(dataset.reader, "close", None)
+    if close is not None:
+        close()
+
+
+def parser() -> argparse.ArgumentParser:
+    options = base_parser(__doc__)
+    options.add_argument("--set", required=True, type=Path, help="a packed set")
+    options.add_argument("--split")
+    options.add_argument("--mode", required=True, choices=tuple(_MODES))
+    options.add_argument("--workers", type=int, default=2, help="processes of the DataLoader, or that read")
+    options.add_argument("--threads", type=int, default=0, help="ImageLoader with so many threads instead")
+    options.add_argument("--epochs", type=int, default=3)
+    options.add_argument("--delay", type=float, default=2.0, help="milliseconds a sample takes of the slow source")
+    return options
+
+
+def _rows(mode: str) -> Iterable[str]:
+    """The rows of a mode; those that name none are whole data sets."""
+    for name, row in CONTENDERS.items():
+        belongs = row.options.get("mode")
+        if belongs == mode or (belongs is None and mode in ("epochs", "memory") and (mode, name) != ("memory", NONE)):
+            yield name
+
+
+if __name__ == "__main__":
+    arguments = parser().parse_args()
+    for name in set(CONTENDERS) - set(_rows(arguments.mode)):
+        del CONTENDERS[name]
+    mode = arguments.mode
+    where = f", {arguments.threads} threads" if arguments.threads else f", {arguments.workers} workers"
+    main(
+        Benchmark(
+            title=f"Cache, {mode}{where if mode in ('epochs', 'memory') else ''}",
+            columns=_COLUMNS[mode],
+            key=_KEYS[mode],
+            limits=_LIMITS.get(mode, ()),
+            measure=measure,
+            before=lambda chosen, given: warm([given.set]),
+            claims=_CLAIMS[mode],
+            less_is_better=mode in ("memory", "slow"),
+        ),
+        parser(),
+    )

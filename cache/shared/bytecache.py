@@ -1,0 +1,233 @@
+"""A cache of opaque bytes that all processes of a node share: a fixed number of slots, nothing is ever evicted.
+
+A slot is filled once, by whoever comes first, and read from then on as a view of the shared memory: without a lock, a
+copy or a system call. What does not fit is not taken, and nobody ever waits for anybody else's fill. The bytes are
+laid out as in `cache.shared.layout`; the rules of filling are in `cache.shared.slots`.
+
+Whoever opens a segment owns it together with all others who have: it is removed with its last user, unless it persists.
+Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, cast
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+
+from cache.shared.backends import backend_named
+from cache.shared.errors import ClosedCacheError
+from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, Identity
+from cache.shared.locks import Descriptor
+from cache.shared.membership import Membership
+from cache.shared.segment import Backend, Segment, Spec
+from cache.shared.slots import SlotTable
+from cache.shared.users import SUSPECT, CacheStats
+
+__all__ = ["Buffer", "SharedByteCache"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "JOB_ID")
+_HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
+
+
+class SharedByteCache:
+    """One segment, as this process uses it. Made by `open`; threads may share it, forks and pickles work."""
+
+    def __init__(self, backend: Backend, spec: Spec, segment: Segment, lock: Descriptor) -> None:
+        layout = segment.layout
+        self._backend, self._spec = backend, spec
+        self._member: Membership | None = Membership(backend, segment, lock)
+        self._words: memoryview | _Closed = segment.slots.words
+        self._arena: memoryview | _Closed = segment.arena
+        self._start, self._end, self._layout = layout.arena_at, layout.arena_end, layout
+        self._leave = weakref.finalize(self, self._member.leave)
+        self._leave.atexit = False  # too early: see `cache.shared.membership`
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        fingerprint: str,
+        kind: str,
+        slots: int,
+        capacity_bytes: int,
+        directory: str | Path = "/dev/shm",
+        backend: str | Backend = "file",
+        job: str | None = None,
+        persist: bool = False,
+        comm: Any = None,
+    ) -> SharedByteCache:
+        """The segment of this (user, job, fingerprint, kind, slots), made where there is none.
+
+        A segment that is in use is taken with the capacity it has. `fingerprint` names the data set, `kind` what is
+        kept of it; together with `job` (default: of the batch system, else "0") they have at most some 800
+        characters. backend: "file" (in `directory`, a tmpfs), "memfd" (a new one, for this process and its children),
+        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own.
+
+        Raises CacheFullError where there is no room for it, ForeignCacheError where something else stands in its place,
+        CacheBusyError where another process is stuck making it, FileNotFoundError without the directory.
+        """
+        identity = Identity(os.geteuid(), _job() if job is None else job, fingerprint, kind, slots)
+        spec = Spec(identity, capacity_bytes, Path(directory), persist, comm)
+        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        return cls(chosen, spec, *chosen.attach(spec))
+
+    def get(self, slot: int) -> memoryview | None:
+        """A read-only view of the bytes, which stays as it is for ever; None where there are none (yet)."""
+        word = self._words[slot]
+        if word and slot >= 0:
+            start = word >> LENGTH_BITS << 6
+            stop = start + (word & LENGTH_MASK)
+            if self._start <= start and stop <= self._end:
+                return self._arena[start:stop]
+        return self._searched(slot)
+
+    def has(self, slot: int) -> bool:
+        """Whether the slot is filled; after a crash, bytes yet to be checked count too."""
+        table = self._table(slot)
+        return table.words[slot] != 0 or table.owners[slot] == SUSPECT
+
+    def present(self) -> npt.NDArray[np.bool_]:
+        """`has` of every slot, bool [slots]."""
+        return self._user().segment.slots.present()
+
+    def put(self, slot: int, data: Buffer) -> bool:
+        """Fill the slot with a copy of the bytes. False: no room, or somebody else has it or is filling it."""
+        table, member = self._table(slot), self._user()
+        view = memoryview(cast("bytes", data))
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        if table.words[slot] or (table.owners[slot] == SUSPECT and self._settled(slot) is not None):
+            return False
+        if len(view) > MAX_LENGTH or not member.users.number or not table.has_room(slot, len(view)):
+            return False
+        stored = member.fill(slot, view)
+        if stored:
+            self._add((_PUTS, 1), (_PUT_BYTES, len(view)))
+        return stored
+
+    def drop(self, slot: int) -> None:
+        """The bytes are wrong: hand them out no more. The slot can be filled again, the space is lost."""
+        if self.has(slot):
+            self._user().erase(slot)
+            self._add((_DROPPED, 1))
+
+    def check(self, slot: int) -> bool:
+        """Whether there are bytes, and they have the CRC32C that they were stored with. Others are dropped."""
+        table = self._table(slot)
+        word, crc = table.words[slot], table.crcs[slot]
+        if not word:
+            return self.get(slot) is not None  # what a crash left is checked there
+        span = table.span(word)
+        if span is not None and crc32c.crc32c(self._arena[slice(*span)]) == crc:
+            return True
+        if table.words[slot] == word:
+            self.drop(slot)
+        return False
+
+    def count(self, *, hits: int = 0, misses: int = 0, hit_bytes: int = 0, passed: int = 0) -> None:
+        """Add to the statistics, for instance once a batch: `get` counts nothing."""
+        self._add((_HITS, hits), (_MISSES, misses), (_HIT_BYTES, hit_bytes), (_PASSED, passed))
+
+    def stats(self) -> CacheStats:
+        """What all processes have done with the segment since it was made."""
+        return self._user().users.stats()
+
+    @property
+    def slots(self) -> int:
+        """How many samples there can be: slots 0 to slots - 1."""
+        return self._layout.slots
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Size of the arena, which may be larger or smaller than asked for if the segment was there already."""
+        return self._layout.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken of the capacity: samples, at multiples of 64, being filled and lost ones included."""
+        return self._user().segment.slots.tail - self._start
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for one more sample of average size. Smaller ones may still fit."""
+        return self._user().segment.slots.is_full
+
+    def close(self) -> None:
+        """Leave the segment; the last user to leave removes it, unless it persists. Views stay valid."""
+        self._words = self._arena = _Closed()
+        self._leave()
+        self._member = None
+
+    def __enter__(self) -> SharedByteCache:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., SharedByteCache], tuple[Any, ...]]:
+        ticket = self._backend.ticket(self._user().segment)
+        spec = replace(self._spec, capacity_bytes=self.capacity_bytes, comm=None)
+        return _attach_again, (self._backend, spec, ticket)
+
+    def __repr__(self) -> str:
+        told = "closed" if self._member is None else f"{self.used_bytes} of {self.capacity_bytes} bytes used"
+        return f"<SharedByteCache {self._backend.name} {self._spec.identity.kind!r}, {self.slots} slots, {told}>"
+
+    def _user(self) -> Membership:
+        member = self._member
+        if member is None:
+            raise ClosedCacheError("the cache is closed")
+        return member
+
+    def _table(self, slot: int) -> SlotTable:
+        if not 0 <= slot < self._layout.slots:
+            raise IndexError(f"slot {slot} of a cache of {self._layout.slots} slots")
+        return self._user().segment.slots
+
+    def _searched(self, slot: int) -> memoryview | None:
+        """What `get` does when there is no word that it can use."""
+        table = self._table(slot)
+        word = table.words[slot]
+        if word and table.span(word) is None:  # no process of ours has written that
+            self.drop(slot)
+        return self._settled(slot) if table.owners[slot] == SUSPECT else None
+
+    def _settled(self, slot: int) -> memoryview | None:
+        """Check what a crash left in the slot, and put it out or drop it."""
+        table, member = self._table(slot), self._user()
+        word, crc = table.pending[slot], table.crcs[slot]
+        span = table.span(word)
+        view = self._arena[slice(*span)] if span else None
+        right = view is not None and crc32c.crc32c(view) == crc
+        if member.settle(slot, word, right) and not right:
+            self._add((_DROPPED, 1))
+        return view if right and table.words[slot] == word else None  # not out: its room may go to another fill
+
+    def _add(self, *counts: tuple[int, int]) -> None:
+        member = self._user()
+        with member.counting:
+            for column, count in counts:
+                if count:
+                    member.users.add(column, count)
+
+
+class _Closed:
+    """In place of the memory, so that `get` need not ask whether it is open."""
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise ClosedCacheError("the cache is closed")
+
+
+def _attach_again(backend: Backend, spec: Spec, ticket: Mapping[str, Any]) -> SharedByteCache:
+    return SharedByteCache(backend, spec, *backend.attach_again(spec, ticket))
+
+
+def _job() -> str:
+    return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "0")

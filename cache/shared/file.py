@@ -1,0 +1,195 @@
+"""Segments as files of a tmpfs, shared by everything of one user and job on the node.
+
+`packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a name of its own (the
+same and 16 digits more), locked, linked to where others look, and only then given its space and its header: whoever
+opens it meanwhile waits for the lock, so two that begin at once agree on one and only one of them takes memory. A
+maker that dies leaves a file without magic, which the next one replaces.
+
+Space is reserved when the segment is made, so touching a page never fails (SIGBUS). The capacity is that of its
+making: who finds a segment in use takes it as it is. One that nobody uses is replaced if it is smaller than asked for
+or damaged, and taken over otherwise. Files of other users, links, and files that begin like something else are
+refused and left alone.
+
+The last user removes the file; if all are killed it stays until the next `open` or `cache.clean_caches`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cache.node import available_memory_bytes
+from cache.shared.budget import lies_in_memory
+from cache.shared.errors import CacheBusyError, CacheFullError, ForeignCacheError
+from cache.shared.layout import begins_like_ours, read_header
+from cache.shared.locks import USE, Descriptor, wait_shared
+from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
+
+__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
+
+NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
+_ATTEMPTS = 1000
+_MAKING_S = 600.0  # reserving a terabyte takes minutes
+_STEP_BYTES = 1 << 30
+_NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+class FileBackend:
+    """One file per segment in `spec.directory`."""
+
+    name = "file"
+
+    def attach(self, spec: Spec) -> tuple[Segment, Descriptor]:
+        path = spec.directory / f"packer-cache-{spec.identity.uid}-{spec.identity.digest.hex()[:24]}"
+        for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round somebody has got on
+            lock = open_file(path)
+            if lock is None:
+                lock = _linked(path)
+                segment = _made(lock, path, spec) if lock else None
+            elif lock.try_alone(USE):
+                segment = None if is_gone(lock, path) else _taken_over(lock, path, spec)
+            else:
+                wait_shared(lock, USE, _MAKING_S, str(path))
+                segment = None if is_gone(lock, path) else _joined(lock, path, spec)
+            if lock is not None and segment is not None:
+                lock.try_shared(USE)
+                return segment, lock
+        raise CacheBusyError(f"{path} is made and removed again and again by other processes")
+
+    def leave_last(self, segment: Segment) -> None:
+        assert segment.path is not None
+        if is_gone(segment.anchor, segment.path):
+            return
+        if segment.persist:
+            segment.seal()
+        else:
+            segment.path.unlink()
+
+    def ticket(self, segment: Segment) -> Mapping[str, Any]:
+        return {}
+
+    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, Descriptor]:
+        return self.attach(spec)
+
+
+def open_file(path: Path) -> Descriptor | None:
+    """A file of ours at that path; None without one. Raises ForeignCacheError for what is not ours."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        found = Descriptor(os.open(path, flags))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ForeignCacheError(error.errno, f"not a segment that we may open: {error.strerror}", str(path)) from error
+    facts = os.fstat(found.number)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        told = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
+        raise ForeignCacheError(f"{path} is {told}, expected -rw------- of user {os.geteuid()}")
+    return found
+
+
+def is_gone(lock: Descriptor, path: Path) -> bool:
+    """Whether the path no longer leads to this file."""
+    try:
+        return not os.path.samestat(os.fstat(lock.number), os.lstat(path))
+    except FileNotFoundError:
+        return True
+
+
+def remove_unused(path: Path, *, persistent: bool = False) -> bool:
+    """Remove a segment of ours that nobody uses, even one that persists if so told; whether that was done."""
+    lock = open_file(path)
+    if lock is None or not begins_like_ours(lock.number):
+        return False
+    if (
+        not lock.try_alone(USE)
+        or is_gone(lock, path)
+        or (os.pread(lock.number, 8, PERSIST_AT) not in (bytes(8), b"") and not persistent)
+    ):
+        return False
+    path.unlink()
+    return True
+
+
+def reserve(descriptor: Descriptor, size: int, where: str, *, in_memory: bool) -> None:
+    """Give a file its pages. Raises CacheFullError, with errno."""
+    room = available_memory_bytes() if in_memory else size
+    if size > room:  # the kernel would look for it by killing somebody
+        told = f"no room for a cache segment of {size} bytes: {room} bytes of memory are left"
+        raise CacheFullError(errno.ENOMEM, told, where)
+    try:
+        for start in range(0, size, _STEP_BYTES):  # in steps: a signal makes tmpfs begin the call afresh
+            os.posix_fallocate(descriptor.number, start, min(_STEP_BYTES, size - start))
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        told = f"no room for a cache segment of {size} bytes ({error.strerror}): ask for a smaller capacity"
+        raise CacheFullError(error.errno, told, where) from error
+
+
+def _linked(path: Path) -> Descriptor | None:
+    """A new empty file there, locked alone before anybody can see it; None where another was quicker."""
+    nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    lock = Descriptor(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        if not lock.try_alone(USE):
+            return None  # somebody who cleans up has it
+        os.link(nonce, path)
+    except (FileExistsError, FileNotFoundError):
+        return None
+    finally:
+        nonce.unlink(missing_ok=True)
+    return lock
+
+
+def _made(lock: Descriptor, path: Path, spec: Spec) -> Segment:
+    try:
+        reserve(lock, spec.layout.total_bytes, str(path), in_memory=lies_in_memory(path.parent))
+        segment = map_segment(lock, spec.layout, path)
+        segment.begin(spec)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    return segment
+
+
+def _taken_over(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
+    """What nobody uses any more; None where it was of no use and has been removed."""
+    try:
+        found = read_header(lock.number, str(path))
+    except ForeignCacheError:
+        if not begins_like_ours(lock.number):
+            raise
+        found = None
+    if found is None or found[0].capacity_bytes < spec.capacity_bytes or found[2] != spec.identity.digest:
+        path.unlink()
+        return None
+    segment = map_segment(lock, found[0], path)
+    segment.unseal()
+    return _kept(segment, spec)
+
+
+def _joined(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
+    """What others use; None where its maker died before it was ready."""
+    found = read_header(lock.number, str(path))
+    if found is None:
+        return None
+    if found[2] != spec.identity.digest:
+        raise ForeignCacheError(f"{path} is a segment of {found[1]}, expected {spec.identity}")
+    segment = map_segment(lock, found[0], path)
+    segment.resume()
+    return _kept(segment, spec)
+
+
+def _kept(segment: Segment, spec: Spec) -> Segment:
+    if spec.persist:
+        segment.keep()
+    return segment

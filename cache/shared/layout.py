@@ -1,0 +1,207 @@
+"""The bytes of a segment. All numbers are in the byte order of the machine; sizes and offsets are in bytes.
+
+    at        size        what
+    0         8           magic, stored last when a segment is made: a file without it is half-made
+    8         4           version of this layout
+    12        4           0x01020304, to know the byte order by
+    16        8           slots
+    24        8           capacity: bytes of the arena
+    32        8           bytes of the whole segment
+    40        8           when it was made, ns since 1970
+    48        32          SHA-256 of (version, uid, job, fingerprint, kind, slots)
+    80        4           length of the text below
+    84        4           CRC32C of bytes 8 to 84 and of the text
+    128       896         text: uid, job, fingerprint and kind as a JSON object, for people and for listings
+    1024      8           state: 1 in use or left by a crash, 2 closed by its last user
+    1032      8           tail: where the free part of the arena begins; it only grows
+    1040      8           1 where the segment stays when nobody uses it
+    1048      8           how often it was found after a crash
+    1056      8           CRC32C of tail and slot table when it was closed
+    1064      16          boot id of the kernel that state 2 was written under
+    1080      8           samples that took space of the arena
+    4096      64 · 1024   users, see `cache.shared.users`
+    69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last: who sees a word sees the bytes
+    …         8 · slots   pending: a word that is not out yet: being filled, to be checked, or room left from a fill
+    …         4 · slots   CRC32C of the bytes
+    …         4 · slots   owner:   who is filling; 0 nobody; 0xFFFFFFFF the bytes must be checked before use
+    …         capacity    arena: samples, each at a multiple of 64, in the order they came; never moved or reused
+
+Each column begins at a multiple of 64, the arena and its end at a multiple of the page. A sample has fewer than 2^30
+bytes, a segment at most 2^40. Offsets count from the start of the segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import crc32c
+
+from cache.shared.errors import ForeignCacheError
+
+__all__ = [
+    "ALIGNMENT",
+    "HEADER_BYTES",
+    "LENGTH_BITS",
+    "LENGTH_MASK",
+    "MAGIC",
+    "MAX_LENGTH",
+    "USERS",
+    "USERS_AT",
+    "USER_BYTES",
+    "Identity",
+    "Layout",
+    "begins_like_ours",
+    "make_header",
+    "padded",
+    "read_header",
+    "word_of",
+]
+
+MAGIC = b"\x89PKSEG\r\n"
+VERSION = 1
+HEADER_BYTES = 4096
+USERS_AT = HEADER_BYTES
+USERS = 1024
+USER_BYTES = 64
+ALIGNMENT = 64
+LENGTH_BITS = 30
+LENGTH_MASK = MAX_LENGTH = (1 << LENGTH_BITS) - 1
+_MAX_BYTES = 1 << 40
+_ORDER_MARK = 0x01020304
+_FIXED = struct.Struct("=8sIIQQQQ32sII")
+_TEXT_AT, _TEXT_BYTES = 128, 896
+
+
+def padded(length: int) -> int:
+    """The bytes that a sample takes of the arena; an empty one takes some too, to have an offset of its own."""
+    return max(ALIGNMENT, -(-length // ALIGNMENT) * ALIGNMENT)
+
+
+def word_of(offset: int, length: int) -> int:
+    """offset (a multiple of 64) and length (below 2^30) in one word."""
+    return (offset // ALIGNMENT) << LENGTH_BITS | length
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which segment is meant: processes that agree in all of it share one."""
+
+    uid: int
+    job: str
+    fingerprint: str
+    kind: str
+    slots: int
+
+    def __post_init__(self) -> None:
+        if self.slots < 0:
+            raise ValueError(f"slots must not be negative, not {self.slots}")
+        if len(self.text) > _TEXT_BYTES:
+            raise ValueError(f"job, fingerprint and kind take {len(self.text)} bytes, more than {_TEXT_BYTES}")
+
+    @property
+    def text(self) -> bytes:
+        """What the header tells people."""
+        told = {"uid": self.uid, "job": self.job, "fingerprint": self.fingerprint, "kind": self.kind}
+        return json.dumps(told, separators=(",", ":")).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256; segments of another version of the layout are others."""
+        told = [VERSION, self.uid, self.job, self.fingerprint, self.kind, self.slots]
+        return hashlib.sha256(json.dumps(told).encode()).digest()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in a segment of so many slots and so many bytes."""
+
+    slots: int
+    capacity_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.slots < 0 or self.capacity_bytes < 0:
+            raise ValueError(f"slots and capacity must not be negative: {self.slots}, {self.capacity_bytes}")
+        if self.total_bytes > _MAX_BYTES:
+            raise ValueError(f"a segment has at most {_MAX_BYTES} bytes, not {self.total_bytes}")
+
+    @property
+    def words_at(self) -> int:
+        return USERS_AT + USERS * USER_BYTES
+
+    @property
+    def pending_at(self) -> int:
+        return self.words_at + padded(8 * self.slots)
+
+    @property
+    def crcs_at(self) -> int:
+        return self.pending_at + padded(8 * self.slots)
+
+    @property
+    def owners_at(self) -> int:
+        return self.crcs_at + padded(4 * self.slots)
+
+    @property
+    def arena_at(self) -> int:
+        return _whole_pages(self.owners_at + padded(4 * self.slots))
+
+    @property
+    def arena_end(self) -> int:
+        """The end of what samples may take; the capacity counts, and not the rest of its last page."""
+        return self.arena_at + self.capacity_bytes // ALIGNMENT * ALIGNMENT
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arena_at + max(mmap.PAGESIZE, _whole_pages(self.capacity_bytes))
+
+
+def make_header(identity: Identity, layout: Layout) -> bytes:
+    """The fixed part of the header, without the magic: that is stored when everything else is."""
+    text, sizes = identity.text, (layout.slots, layout.capacity_bytes, layout.total_bytes)
+    fixed = _FIXED.pack(MAGIC, VERSION, _ORDER_MARK, *sizes, time.time_ns(), identity.digest, len(text), 0)
+    fixed = fixed[:-4] + struct.pack("=I", _checksum(fixed, text))
+    return bytes(len(MAGIC)) + fixed[len(MAGIC) :].ljust(_TEXT_AT - len(MAGIC), b"\0") + text
+
+
+def begins_like_ours(descriptor: int) -> bool:
+    """Whether a file begins with the magic, or with what was there before or is left of it."""
+    head = os.pread(descriptor, len(MAGIC), 0)
+    return MAGIC.startswith(head) or head == bytes(len(head))
+
+
+def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], bytes] | None:
+    """(layout, what the text tells with "created_ns", digest); None where the making was never finished.
+
+    Raises ForeignCacheError where this is no segment, not of this version and machine, damaged or of another size.
+    """
+    head = os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0")
+    magic, version, mark, slots, capacity, total, created, digest, length, checksum = _FIXED.unpack_from(head)
+    if magic == bytes(len(MAGIC)):
+        return None
+    if (magic, version, mark) != (MAGIC, VERSION, _ORDER_MARK):
+        raise ForeignCacheError(f"{name} is no cache segment of version {VERSION}: it begins with {head[:16]!r}")
+    text = head[_TEXT_AT : _TEXT_AT + min(length, _TEXT_BYTES)]
+    if _checksum(head[: _FIXED.size], text) != checksum:
+        raise ForeignCacheError(f"{name}: the header is damaged (CRC32C); run  packer cache clean")
+    try:
+        layout, told = Layout(slots, capacity), dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ForeignCacheError(f"{name}: the header makes no sense ({error})") from error
+    size = os.fstat(descriptor).st_size
+    if layout.total_bytes != total or size != total:
+        raise ForeignCacheError(f"{name} has {size} bytes, expected {layout.total_bytes}; run  packer cache clean")
+    return layout, {**told, "created_ns": created}, digest
+
+
+def _checksum(fixed: bytes, text: bytes) -> int:
+    return int(crc32c.crc32c(text, crc32c.crc32c(fixed[len(MAGIC) : _FIXED.size - 4])))
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,178 @@
+"""The caches of this node as `packer cache` sees them: what there is and what it is worth, filling, removing."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cache
+import readers
+from packer.watch import Silent, Watcher
+from readers.errors import OutputError, UnknownNameError
+
+__all__ = ["DIRECTORY", "CacheReport", "WarmResult", "clean_caches", "list_caches", "warm_cache"]
+
+DIRECTORY = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """One cache. set: fingerprint of the data set and, after a slash, its split. kept: what of each sample.
+
+    filled: share of the capacity that is taken; hit_rate: hits per read; users: process id and command of those alive.
+    """
+
+    name: str
+    set: str
+    kept: str
+    job: str
+    capacity_bytes: int
+    used_bytes: int
+    filled: float
+    hits: int
+    misses: int
+    passed: int
+    dropped: int
+    hit_bytes: int
+    puts: int
+    put_bytes: int
+    hit_rate: float
+    users: tuple[tuple[int, str], ...]
+    in_use: bool
+    persist: bool
+    age_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What filling a cache came to. samples: of the split; kept: those that have a place; present: those there now."""
+
+    path: Path
+    split: str
+    kept_as: str
+    samples: int
+    kept: int
+    present: int
+    capacity_bytes: int
+    used_bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
+    """The caches of this user in a directory, or those of them whose name, set or kind has one of `names` in it.
+
+    Raises OSError where there is no such directory, UnknownNameError for a name that none has.
+    """
+    reports = [_report(info) for info in cache.list_caches(Path(directory))]
+    for name in names:
+        if not any(_is_meant(report, name) for report in reports):
+            raise UnknownNameError(f"{directory}: no cache {name!r}; it has {_shown(reports)}")
+    return [report for report in reports if not names or any(_is_meant(report, name) for name in names)]
+
+
+def clean_caches(directory: str | os.PathLike[str] = DIRECTORY, *, everything: bool = False) -> list[CacheReport]:
+    """Remove what nobody uses and nobody wanted to persist; everything: also what persists. Returns what went."""
+    return [_report(info) for info in cache.clean_caches(Path(directory), all=everything)]
+
+
+def warm_cache(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    capacity: readers.Capacity = "auto",
+    keep: str = "encoded",
+    threads: int | None = None,
+    directory: str | os.PathLike[str] = DIRECTORY,
+    job: str | None = None,
+    watcher: Watcher | None = None,
+) -> WarmResult:
+    """Fill a cache that stays: whoever opens the set with the same keep and persist=True begins with it.
+
+    Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
+    """
+    seen = watcher or Silent()
+    started = time.monotonic()
+    with readers.open(path, split) as base, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # having no room is an error here
+        with readers.cached(base, capacity, keep, persist=True, directory=directory, job=job) as reader:
+            before = reader.stats()
+            if not before.capacity_bytes:
+                raise OutputError(
+                    f"{directory}: no room for a cache of {path}; ask for less with --capacity, or see  packer cache ls"
+                )
+            done = [0, 0]
+
+            def progress(samples: int, size: int) -> None:
+                done[:] = samples, size
+
+            seen.packing(before.kept, 0, lambda: (done[0], done[1]))
+            try:
+                reader.prefill(threads, progress=progress)
+            finally:
+                seen.packed()
+            after = reader.stats()
+            return WarmResult(
+                Path(path),
+                base.split,
+                after.kind,
+                after.samples,
+                after.kept,
+                after.present,
+                after.capacity_bytes,
+                after.used_bytes,
+                time.monotonic() - started,
+            )
+
+
+def _report(info: cache.CacheInfo) -> CacheReport:
+    counted = info.stats
+    reads = counted.hits + counted.misses + counted.passed
+    return CacheReport(
+        name=info.name,
+        set=info.fingerprint,
+        kept=info.kind,
+        job=info.job,
+        capacity_bytes=info.capacity_bytes,
+        used_bytes=info.used_bytes,
+        filled=info.used_bytes / max(1, info.capacity_bytes),
+        hits=counted.hits,
+        misses=counted.misses,
+        passed=counted.passed,
+        dropped=counted.dropped,
+        hit_bytes=counted.hit_bytes,
+        puts=counted.puts,
+        put_bytes=counted.put_bytes,
+        hit_rate=counted.hits / max(1, reads),
+        users=tuple((pid, _command(pid)) for pid in info.users),
+        in_use=info.in_use,
+        persist=info.persist,
+        age_s=info.age_s,
+    )
+
+
+def _is_meant(report: CacheReport, name: str) -> bool:
+    return any(name in text for text in (report.name, report.set, report.kept))
+
+
+def _shown(reports: list[CacheReport]) -> str:
+    return ", ".join(report.name for report in reports) or "none"
+
+
+def _command(pid: int) -> str:
+    """The name of a process, "" where it cannot be seen from here."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""`packer cache`: ls, stats, warm, clean."""
+
+from __future__ import annotations
+
+import click
+
+from packer.caches import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
+from packer.cli.progress import watcher
+from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json
+
+__all__ = ["command"]
+
+_BAR = 10
+directory_option = click.option(
+    "--directory", default=DIRECTORY, show_default=True, type=click.Path(exists=True, file_okay=False),
+    help="Where the caches are.",
+)  # fmt: skip
+
+
+@click.group("cache", short_help="Caches of this node: list, fill, remove.")
+def command() -> None:
+    """Shared-memory caches that `readers.cached` makes on this node: what there is, filling one ahead, cleaning up."""
+
+
+@command.command("ls")
+@directory_option
+@json_option
+def list_command(directory: str, as_json: bool) -> None:
+    """List the caches: set, what is kept, size, how full, hit rate, who uses it."""
+    reports = list_caches(directory)
+    if as_json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        click.echo("\n".join(table(reports)) if reports else f"{directory}: no caches")
+
+
+@command.command("stats")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@directory_option
+@json_option
+def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None:
+    """Tell what each cache was worth so far. NAME: a part of its name, its set or of what it keeps."""
+    reports = list_caches(directory, names)
+    if as_json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        lines = [line for report in reports for line in (*details(report), "")]
+        click.echo("\n".join(lines[:-1]) if lines else f"{directory}: no caches")
+
+
+@command.command("warm")
+@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.option("--split", metavar="NAME", help="Default: the only split, or train.")
+@click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
+              "auto: the whole set, or what memory allows.")  # fmt: skip
+@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, recoded:256@90 (short "
+              "side and JPEG quality), or decoded:256.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Default: one per CPU.")
+@click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
+@directory_option
+@json_option
+def warm_command(
+    path: str, split: str | None, capacity: str, keep: str, threads: int | None, job: str | None, directory: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Fill a cache for the set in DIR, which then stays until `packer cache clean --all`.
+
+    In training: readers.cached(reader, keep=…, persist=True).
+    """
+    try:
+        result = warm_cache(
+            path,
+            split,
+            capacity=capacity,
+            keep=keep,
+            threads=threads,
+            directory=directory,
+            job=job,
+            watcher=watcher(as_json),
+        )
+    except ValueError as error:
+        if type(error) is ValueError:
+            raise click.UsageError(str(error)) from error
+        raise
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo(warmed(result))
+
+
+@command.command("clean")
+@click.option("--all", "everything", is_flag=True, help="Also what was made to persist. Never what is in use.")
+@directory_option
+@json_option
+def clean_command(everything: bool, directory: str, as_json: bool) -> None:
+    """Remove caches that nobody uses, such as those of jobs that were killed."""
+    reports = clean_caches(directory, everything=everything)
+    if as_json:
+        print_json([report.to_dict() for report in reports])
+        return
+    size = human_bytes(sum(report.capacity_bytes for report in reports))
+    click.echo(f"{directory}: {len(reports)} caches removed, {size}")
+    for report in reports:
+        click.echo(f"  {report.name}  {_set(report)}  {report.kept}")
+
+
+def table(reports: list[CacheReport]) -> list[str]:
+    """One line for each cache."""
+    rows = [("set", "kept", "size", "full", "", "hits", "", "used by")]
+    for report in reports:
+        full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
+        told = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
+        rows.append((_set(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def details(report: CacheReport) -> list[str]:
+    """All that is known of one cache."""
+    reads = report.hits + report.misses + report.passed
+    kept = "stays when nobody uses it" if report.persist else "goes with its last user"
+    return [
+        f"{report.name}: {report.kept}, made {human_seconds(report.age_s)} ago, {kept}",
+        f"  set      {report.set}" + (f", job {report.job}" if report.job else ""),
+        f"  memory   {human_bytes(report.used_bytes)} of {human_bytes(report.capacity_bytes)}  "
+        f"{report.filled:.0%} {bar(report.filled, 20)}",
+        f"  reads    {reads:,}: {report.hits:,} hits ({human_bytes(report.hit_bytes)}), {report.misses:,} misses, "
+        f"{report.passed:,} passed through  {report.hit_rate:.0%} {bar(report.hit_rate, 20)}",
+        f"  stored   {report.puts:,} ({human_bytes(report.put_bytes)})"
+        + (f", {report.dropped:,} dropped as damaged" if report.dropped else ""),
+        f"  used by  {_users(report)}",
+    ]
+
+
+def warmed(result: WarmResult) -> str:
+    """What was done, in two lines."""
+    rate = result.present / max(result.seconds, 1e-9)
+    return (
+        f"{result.path}: {result.present:,} of {result.samples:,} samples of {result.split} kept as {result.kept_as}, "
+        f"{human_bytes(result.used_bytes)} of {human_bytes(result.capacity_bytes)}\n"
+        f"  {human_seconds(result.seconds)}, {rate:,.0f} samples/s; it stays until  packer cache clean --all"
+    )
+
+
+def _set(report: CacheReport) -> str:
+    fingerprint, slash, split = report.set.partition("/")
+    return f"{fingerprint[:12]}{slash}{split}" if report.set else "(half made)"
+
+
+def _users(report: CacheReport) -> str:
+    if report.users:
+        return ", ".join(f"{pid} {command}".rstrip() for pid, command in report.users)
+    return "somebody" if report.in_use else "nobody, persists" if report.persist else "nobody"

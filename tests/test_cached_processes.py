@@ -1,0 +1,184 @@
+"""One cache, many processes: forked, spawned, and those of a DataLoader; and the loaders that read through it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cached_sources import SlowReader, made_set
+
+import readers
+from readers.order import Shuffled
+
+METHODS = ("fork", "spawn")
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_set(tree, tmp_path_factory.mktemp("processes") / "set")
+
+
+def images(reader: Any) -> list[bytes]:
+    return [bytes(data) for data in reader.read_many(range(len(reader)))]
+
+
+def fill_and_tell(reader: Any) -> tuple[list[bytes], int]:
+    """What a process reads, and how many reads of the source that took."""
+    found = images(reader)
+    return found, len(reader.base.reads)
+
+
+def open_and_tell(path: Path, place: dict[str, Any], capacity: Any) -> list[int]:
+    with readers.open(path, "train") as base, readers.cached(base, capacity, **place) as reader:
+        images(reader)
+        return [i for i in range(36) if reader.kept.keeps(i)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("keep", ["encoded", "decoded:16"])
+def test_what_one_has_read_all_have(packed: Path, place: dict[str, Any], method: str, keep: str) -> None:
+    context = multiprocessing.get_context(method)
+    with readers.open(packed, "train") as base:
+        reader = readers.cached(SlowReader(base), 0.5, keep, **place)
+        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            found, _ = pool.submit(fill_and_tell, reader).result(timeout=60)
+        assert found == expected
+        reader.base.reads.clear()
+        assert images(reader) == expected
+        assert len(reader.base.reads) == 18, "the half that has a place was filled by the other process"
+        with ProcessPoolExecutor(3, mp_context=context) as pool:
+            reader.base.reads.clear()
+            for found, reads in pool.map(fill_and_tell, [reader] * 6, timeout=60):
+                assert found == expected and reads % 18 == 0
+        assert reader.stats().puts >= 18 and reader.stats().present == 18
+        reader.close()
+    assert list(place["directory"].glob("packer-cache*")) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_jobs_agree_on_what_is_kept(packed: Path, place: dict[str, Any], method: str) -> None:
+    """Processes that know nothing of each other, at the same time, with the same options or others."""
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(4, mp_context=context) as pool:
+        tasks = [pool.submit(open_and_tell, packed, {**place, "job": f"job{n % 2}"}, 0.5) for n in range(8)]
+        kept = [task.result(timeout=60) for task in tasks]
+    assert all(some == kept[0] for some in kept) and len(kept[0]) == 18
+    assert list(place["directory"].glob("packer-cache*")) == []
+
+
+def test_a_pickle_is_small(packed: Path, place: dict[str, Any]) -> None:
+    with readers.open(packed, "train") as base, readers.cached(base, **place) as reader:
+        expected = images(reader)
+        text = pickle.dumps(reader)
+        again = pickle.loads(text)
+        assert len(text) < 10_000 and images(again) == expected and again.stats().hits == 36
+        again.close()
+        assert images(reader) == expected
+
+
+def test_a_persistent_cache_is_found_again(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next job too."""
+    with readers.open(packed, "train") as base:
+        monkeypatch.setenv("SLURM_JOB_ID", "17")
+        with readers.cached(base, persist=True, directory=tmp_path) as reader:
+            assert reader.prefill() == 36
+        monkeypatch.setenv("SLURM_JOB_ID", "18")
+        with readers.cached(base, persist=True, directory=tmp_path) as reader:
+            assert reader.stats().present == 36 and images(reader) == images(base)
+            assert reader.stats().misses == 0
+    assert len(list(tmp_path.glob("packer-cache*"))) == 1
+
+
+def test_other_bytes_are_another_cache(tree: Path, tmp_path: Path, place: dict[str, Any]) -> None:
+    """A folder is known by its names and sizes, a set by what it holds."""
+    (tmp_path / "tree").mkdir()
+    for index, path in enumerate(sorted((tree / "train/cat").iterdir())[:2]):
+        (tmp_path / f"tree/{index}.jpg").write_bytes(path.read_bytes())
+    first = readers.cached(readers.open_folder(tmp_path / "tree"), **place)
+    before = images(first)
+    (tmp_path / "tree/1.jpg").write_bytes((tmp_path / "tree/0.jpg").read_bytes() + b"more")
+    second = readers.cached(readers.open_folder(tmp_path / "tree"), **place)
+    assert images(second) == [before[0], before[0] + b"more"]
+    first.close()
+    second.close()
+
+
+# --- loaders ------------------------------------------------------------------------------------------------------
+def batches(reader: Any, epochs: int = 1, **options: Any) -> list[tuple[np.ndarray, list[int]]]:
+    loader_module = pytest.importorskip("readers.loader")
+    augment = pytest.importorskip("readers.augment")
+    ops = options.pop("augment", [augment.RandomResizedCrop(12), augment.RandomHorizontalFlip()])
+    loader = loader_module.ImageLoader(reader, 8, augment=ops, seed=4, rank=0, world_size=1, threads=2, **options)
+    return [(images.numpy().copy(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
+
+
+@pytest.mark.parametrize("capacity", [0.5, 1.0])
+def test_batches_of_encoded_bytes_are_the_same(packed: Path, place: dict[str, Any], capacity: float) -> None:
+    with readers.open(packed, "train") as base, readers.cached(base, capacity, **place) as reader:
+        expected = batches(base, 2)
+        for (seen, labels), (pixels, numbers) in zip(batches(reader, 2), expected, strict=True):
+            assert labels == numbers and np.array_equal(seen, pixels)
+        assert reader.stats().hits > 0
+
+
+@pytest.mark.parametrize("keep", ["recoded:16@97", "decoded:16"])
+@pytest.mark.parametrize("capacity", [0.0, 0.5, 1.0])
+def test_batches_of_other_forms_are_close(packed: Path, place: dict[str, Any], keep: str, capacity: float) -> None:
+    augment = pytest.importorskip("readers.augment")
+    with readers.open(packed, "train") as base, readers.cached(base, capacity, keep, **place) as reader:
+        expected = batches(base, 2, augment=[augment.Resize(16), augment.CenterCrop(16)])
+        found = batches(reader, 2, augment=[augment.CenterCrop(16), augment.RandomHorizontalFlip(0)])
+        limit = 2.0 if keep.startswith("decoded") else 15.0  # 4:2:0 on tiny noise
+        for (seen, labels), (pixels, numbers) in zip(found, expected, strict=True):
+            assert labels == numbers and np.abs(seen.astype(int) - pixels).mean() < limit
+
+
+def test_a_second_epoch_reads_nothing(tree: Path, place: dict[str, Any]) -> None:
+    """Headers included, which a folder has to read files for."""
+    slow = SlowReader(readers.open_folder(tree, "train"))
+    reader = readers.cached(slow, **place)
+    for epoch in range(3):
+        slow.reads.clear()
+        assert len(batches(reader)) == 4
+        assert bool(slow.reads) == (epoch == 0)
+    reader.close()
+
+
+def test_tokens_are_of_one_form(packed: Path, place: dict[str, Any]) -> None:
+    loader_module = pytest.importorskip("readers.loader")
+    with readers.open(packed, "train") as base:
+        token = loader_module.ImageLoader(base, 8, seed=4).state_dict()
+        encoded, decoded = (readers.cached(base, keep=keep, **place) for keep in ("encoded", "decoded"))
+        loader_module.ImageLoader(encoded, 8, seed=4).load_state_dict(token)
+        with pytest.raises(readers.ResumeError, match="the resume token is of the data set"):
+            loader_module.ImageLoader(decoded, 8, seed=4).load_state_dict(token)
+        encoded.close()
+        decoded.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_a_dataloader(packed: Path, place: dict[str, Any], method: str) -> None:
+    torch_readers = pytest.importorskip("readers.torch")
+    from torch.utils.data import DataLoader
+
+    with readers.open(packed, "train") as base, readers.cached(base, keep="decoded:16", **place) as reader:
+        dataset = torch_readers.ImageDataset(reader, [readers_op(16)])
+        sampler = torch_readers.EpochSampler(Shuffled(36, seed=1), reader, rank=0, world_size=1)
+        loader = DataLoader(dataset, 6, sampler=sampler, num_workers=2, multiprocessing_context=method)
+        seen = sorted(label for _, labels in loader for label in labels.tolist())
+        assert seen == sorted(reader.labels.tolist()) and reader.stats().present == 36
+        assert sum(1 for _ in loader) == 6 and reader.stats().hits >= 36
+    assert [name for name in os.listdir(place["directory"]) if name.startswith("packer-cache")] == []
+
+
+def readers_op(size: int) -> Any:
+    from readers.augment import CenterCrop
+
+    return CenterCrop(size)

@@ -1,0 +1,86 @@
+"""`packer cache` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cached_sources import made_set
+
+import readers
+
+
+def packer(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "packer", "cache", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_set(tree, tmp_path_factory.mktemp("cli-cache") / "set")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> tuple[str, Path]:
+    return "--directory", tmp_path
+
+
+def test_from_warm_to_clean(packed: Path, memory: tuple[str, Path]) -> None:
+    done = packer("warm", packed, "--capacity", "50%", "--keep", "decoded:16", *memory)
+    assert done.returncode == 0, done.stderr
+    assert "18 of 36 samples of train kept as decoded-resize_size_16" in done.stdout and "samples/s" in done.stdout
+    with readers.open(packed, "train") as base:
+        reader = readers.cached(base, 0.5, "decoded:16", persist=True, directory=memory[1])
+        assert reader.stats().present == 18
+        reader.read_many(range(36))
+        listed = packer("ls", *memory)
+        for text in ("decoded-resize_size_16 image", "/train", "50%", "█", "python"):
+            assert text in listed.stdout, listed.stdout
+        assert packer("clean", "--all", *memory).stdout.startswith(f"{memory[1]}: 0 caches removed"), "it is in use"
+        reader.close()
+    (report,) = json.loads(packer("ls", "--json", *memory).stdout)
+    assert (report["hits"], report["passed"], report["hit_rate"], report["persist"]) == (18, 18, 0.5, True)
+    assert report["users"] == [] and report["set"].endswith("/train")
+    shown = packer("stats", report["name"][:20], *memory).stdout
+    for text in ("36: 18 hits", "18 passed through", "stays when nobody uses it", "used by  nobody"):
+        assert text in shown
+    assert "nobody, persists" in packer("ls", *memory).stdout
+    assert json.loads(packer("clean", "--json", *memory).stdout) == []
+    gone = packer("clean", "--all", *memory)
+    assert gone.returncode == 0 and "1 caches removed" in gone.stdout and report["name"] in gone.stdout
+    assert packer("ls", *memory).stdout == packer("stats", *memory).stdout == f"{memory[1]}: no caches\n"
+
+
+def test_warm_speaks_json_and_says_nothing_else(packed: Path, memory: tuple[str, Path]) -> None:
+    done = packer("warm", packed, "--split", "val", "--json", *memory)
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert done.stderr == "" and (result["split"], result["samples"], result["present"]) == ("val", 9, 9)
+    again = json.loads(packer("warm", packed, "--split", "val", "--json", *memory).stdout)
+    assert again["present"] == 9 and again["used_bytes"] == result["used_bytes"]
+    packer("clean", "--all", *memory)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("warm", "{packed}", "--capacity", "lots"), 2, "'lots' is no size"),
+        (("warm", "{packed}", "--keep", "gold"), 2, "keep is encoded, recoded:SIDE"),
+        (("warm", "{packed}", "--capacity", "10"), 1, "no room for a cache"),
+        (("warm", "{packed}", "--split", "test"), 1, "no split 'test'; it has train, val"),
+        (("warm", "nowhere"), 2, "Path 'nowhere' does not exist"),
+        (("warm", "{tmp}"), 1, "not a packed set"),
+        (("stats", "nothing"), 1, "no cache 'nothing'; it has none"),
+        (("ls", "--directory", "nowhere"), 2, "'nowhere' does not exist"),
+        (("purge",), 2, "No such command"),
+    ],
+)
+def test_one_clear_message(packed: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
+    given = [argument.format(packed=packed, tmp=tmp_path) for argument in arguments]
+    done = packer(*given, *([] if "--directory" in given or given == ["purge"] else ["--directory", tmp_path]))
+    assert done.returncode == status, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+    assert list(tmp_path.iterdir()) == []

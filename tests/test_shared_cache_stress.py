@@ -1,0 +1,246 @@
+"""The shared cache under load: against a dict, with many processes at once, and with users killed at any moment."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from shared_cache_suite import sample
+
+import cache
+from cache import SharedByteCache
+
+SLOTS = 300
+LIMIT_S = 50
+
+
+def open_in(folder: str | Path, **options: Any) -> SharedByteCache:
+    given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": 4 << 20, "job": "7"}
+    return SharedByteCache.open(**{**given, "directory": folder, **options})
+
+
+class AgainstADict(RuleBasedStateMachine):
+    """Several users of one segment, who come, fill, drop and go, and two oracles: what is there, and what was seen."""
+
+    users = Bundle("users")
+    slots = st.integers(0, 11)
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.keeper = self.opened()
+        self.there: dict[int, bytes] = {}
+        self.taken = 0
+        self.seen: list[tuple[memoryview, bytes]] = []
+
+    def opened(self) -> SharedByteCache:
+        return open_in(self.folder.name, slots=12, capacity_bytes=4000)
+
+    @rule(target=users)
+    def open_another(self) -> SharedByteCache:
+        return self.opened()
+
+    @rule(user=users)
+    def close(self, user: SharedByteCache) -> None:
+        user.close()
+
+    @rule(user=users, slot=slots, data=st.binary(max_size=900))
+    def put(self, user: SharedByteCache, slot: int, data: bytes) -> None:
+        if user._member is None:
+            return
+        need = max(64, -(-len(data) // 64) * 64)
+        fits = self.taken + need <= 4000 // 64 * 64
+        assert user.put(slot, data) == (slot not in self.there and fits)
+        if slot not in self.there and fits:
+            self.there[slot] = data
+            self.taken += need
+
+    @rule(user=users, slot=slots)
+    def drop(self, user: SharedByteCache, slot: int) -> None:
+        if user._member is not None:
+            user.drop(slot)
+            self.there.pop(slot, None)
+
+    @rule(user=users, slot=slots)
+    def look(self, user: SharedByteCache, slot: int) -> None:
+        if user._member is None:
+            return
+        view = user.get(slot)
+        assert view == self.there.get(slot) and user.check(slot) == user.has(slot) == (slot in self.there)
+        if view is not None:
+            self.seen.append((view, self.there[slot]))
+
+    @invariant()
+    def nothing_changes_under_a_reader(self) -> None:
+        assert all(view == data for view, data in self.seen)
+        assert self.keeper.used_bytes == self.taken
+        assert self.keeper.present().nonzero()[0].tolist() == sorted(self.there)
+
+    def teardown(self) -> None:
+        if hasattr(self, "keeper"):
+            self.keeper.close()
+            gc.collect()
+            self.folder.cleanup()
+
+
+TestAgainstADict = AgainstADict.TestCase
+TestAgainstADict.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def fill_and_read(cache: SharedByteCache, seed: int, begin: Any, results: Any) -> None:
+    """All slots in an order of its own; tells which ones it has filled, and what came out wrong."""
+    order = random.Random(seed).sample(range(SLOTS), SLOTS)
+    begin.wait(30)
+    filled, wrong = [], []
+    for slot in order:
+        data = cache.get(slot)
+        if data is None and cache.put(slot, sample(slot)):
+            filled.append(slot)
+        elif data is not None and data != sample(slot):
+            wrong.append(slot)
+    cache.close()
+    results.put((filled, wrong))
+
+
+@pytest.mark.parametrize("backend", ["file", "memfd"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_four_fill_at_once(tmp_path: Path, method: str, backend: str) -> None:
+    """No wrong byte, and every sample stored once."""
+    context = multiprocessing.get_context(method)
+    with open_in(tmp_path, backend=backend) as shared:
+        begin, results = context.Barrier(4), context.Queue()
+        crew = [context.Process(target=fill_and_read, args=(shared, seed, begin, results)) for seed in range(4)]
+        for process in crew:
+            process.start()
+        told = [results.get(timeout=LIMIT_S) for _ in crew]
+        for process in crew:
+            process.join(LIMIT_S)
+            assert process.exitcode == 0
+        assert not any(wrong for _, wrong in told)
+        assert sorted(slot for filled, _ in told for slot in filled) == list(range(SLOTS))
+        assert all(shared.get(slot) == sample(slot) and shared.check(slot) for slot in range(SLOTS))
+        stats = shared.stats()
+        assert stats.puts == SLOTS and stats.users == 1
+        assert shared.used_bytes == sum(-(-len(sample(slot)) // 64) * 64 for slot in range(SLOTS))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_eight_open_at_once(tmp_path: Path) -> None:
+    """They agree on one segment, over and over."""
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        begin, results = context.Barrier(8), context.Queue()
+        crew = [context.Process(target=open_together, args=(tmp_path, n, begin, results)) for n in range(8)]
+        for process in crew:
+            process.start()
+        assert [results.get(timeout=LIMIT_S) for _ in crew] == [8] * 8
+        for process in crew:
+            process.join(LIMIT_S)
+        assert list(tmp_path.iterdir()) == []
+
+
+def open_together(folder: Path, number: int, begin: Any, results: Any) -> None:
+    begin.wait(30)
+    with open_in(folder) as shared:
+        shared.put(number, b"x")
+        begin.wait(30)
+        results.put(int(shared.present().sum()))
+        begin.wait(30)
+
+
+def use_until_killed(folder: Path, seed: int) -> None:
+    """Opens, forks now and then, fills, reads, drops, closes, for ever. Ends with 9 when it sees a wrong byte."""
+    draw = random.Random(seed)
+    try:
+        while True:
+            with open_in(folder) as shared:
+                for _ in range(draw.randrange(400)):
+                    slot = draw.randrange(SLOTS)
+                    data = shared.get(slot)
+                    if data is None:
+                        shared.put(slot, sample(slot))
+                    elif data != sample(slot):
+                        os._exit(9)
+                    if draw.random() < 0.002:
+                        shared.drop(slot)
+    except BaseException:
+        os._exit(8)
+
+
+def test_users_killed_at_any_moment(tmp_path: Path) -> None:
+    """No wrong byte, no slot that cannot be filled, nothing left after a clean."""
+    draw = random.Random(7)
+    context = multiprocessing.get_context("fork")
+    crew: list[Any] = []
+    deadline = time.monotonic() + 8
+    started = 0
+    while time.monotonic() < deadline and started < 120:
+        while len(crew) < 3:
+            started += 1
+            crew.append(context.Process(target=use_until_killed, args=(tmp_path, started)))
+            crew[-1].start()
+        time.sleep(draw.random() * 0.12)
+        for process in draw.sample(crew, draw.choice([1, 1, 1, 3])):
+            process.kill()
+            process.join(LIMIT_S)
+            assert process.exitcode == -signal.SIGKILL, "a wrong byte (9) or an error (8)"
+            crew.remove(process)
+    for process in crew:
+        process.kill()
+        process.join(LIMIT_S)
+    with open_in(tmp_path, capacity_bytes=8 << 20) as shared:
+        for slot in range(SLOTS):
+            assert shared.get(slot) == sample(slot) or shared.put(slot, sample(slot))
+        assert all(shared.get(slot) == sample(slot) and shared.check(slot) for slot in range(SLOTS))
+    cache.clean_caches(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def put_and_die(shared: SharedByteCache, slot: int) -> None:
+    """Killed with the bytes half written."""
+    segment = shared._user().segment
+
+    def write(start: int, data: memoryview) -> None:
+        os.pwrite(segment.anchor.number, b"half", start)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    segment.write = write  # type: ignore[method-assign]
+    shared.put(slot, sample(slot))
+
+
+@pytest.mark.parametrize("backend", ["file", "memfd"])
+def test_a_filler_killed_half_way(tmp_path: Path, backend: str) -> None:
+    """Others see an empty slot, fill it, and get back the room it had taken."""
+    with open_in(tmp_path, backend=backend) as shared:
+        for slot in range(20):
+            process = multiprocessing.get_context("fork").Process(target=put_and_die, args=(shared, slot))
+            process.start()
+            process.join(LIMIT_S)
+            assert process.exitcode == -signal.SIGKILL
+            assert shared.get(slot) is None and not shared.has(slot)
+            used = shared.used_bytes
+            assert shared.put(slot, sample(slot)) and shared.used_bytes == used
+        assert all(shared.get(slot) == sample(slot) for slot in range(20)) and shared.stats().users == 1
+
+
+def test_a_fill_that_fails_keeps_its_room(tmp_path: Path) -> None:
+    with open_in(tmp_path) as shared:
+        segment = shared._user().segment
+        write, segment.write = segment.write, None  # type: ignore[method-assign,assignment]
+        with pytest.raises(TypeError):
+            shared.put(0, sample(0))
+        segment.write = write  # type: ignore[method-assign]
+        used = shared.used_bytes
+        assert used and shared.get(0) is None
+        assert shared.put(0, sample(0)) and shared.get(0) == sample(0) and shared.used_bytes == used
