@@ -37,7 +37,7 @@ class MpiBackend:
         try:
             from mpi4py import MPI
         except ImportError as error:
-            raise ImportError("the MPI cache needs mpi4py and an MPI: run  pip install mpi4py mpich") from error
+            raise ImportError("the MPI cache needs mpi4py and an MPI: run  pip install 'packer[mpi]' mpich") from error
         comm = (spec.comm or MPI.COMM_WORLD).Split_type(MPI.COMM_TYPE_SHARED)
         layout = _agreed(comm, spec)
         memory = _window(MPI, comm, layout)
