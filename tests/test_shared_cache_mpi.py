@@ -80,5 +80,5 @@ def test_three_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(HAS_MPI, reason="mpi4py is installed")
 def test_without_mpi4py() -> None:
-    with pytest.raises(ImportError, match="pip install mpi4py"):
+    with pytest.raises(ImportError, match="pip install 'packer"):
         SharedByteCache.open(fingerprint="f", kind="k", slots=1, capacity_bytes=1, backend="mpi")
