@@ -29,6 +29,7 @@ __all__ = ["measure"]
 
 _BATCH = 64
 _PASSES = 5
+_WAIT = 240.0  # seconds; a process that died is noticed
 _MB = 1e6
 _PLAIN, _PREAD = "limit: slices of a map", "limit: os.pread loop"
 
@@ -49,6 +50,7 @@ def epochs(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
             count += len(images)
         rates.append(count / (time.perf_counter() - started))
         grown = max(grown, pss() - before)
+    del loader, images, _labels  # ends the workers, so that they leave the cache
     _close(dataset)
     return {"first": rates[0], "later": max(rates[1:]), "pss_mb": grown}
 
@@ -70,26 +72,31 @@ def _loader(dataset: Any, arguments: argparse.Namespace) -> Any:
 # --- memory -------------------------------------------------------------------------------------------------------
 def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
     """Growth of the PSS of all processes over what is kept, once each of them has read every sample."""
+    import torch
+
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    made = pss()
     dataset = chosen.function(job)
+    made = pss() - made
     context = multiprocessing.get_context("fork")
     ready, done, end = context.Barrier(arguments.workers + 1), context.Barrier(arguments.workers + 1), context.Event()
 
     def read_all() -> None:
-        ready.wait()
-        ready.wait()
+        ready.wait(_WAIT)
+        ready.wait(_WAIT)
         for index in range(len(dataset)):
             _touch(dataset, index)
-        done.wait()
-        end.wait()
+        done.wait(_WAIT)
+        end.wait(_WAIT)
 
     workers = [context.Process(target=read_all, daemon=True) for _ in range(arguments.workers)]
     for worker in workers:
         worker.start()
-    ready.wait()
+    ready.wait(_WAIT)
     before = pss()
-    ready.wait()
-    done.wait()
-    grown = pss() - before
+    ready.wait(_WAIT)
+    done.wait(_WAIT)
+    grown = pss() - before + made
     end.set()
     for worker in workers:
         worker.join()

@@ -156,7 +156,7 @@ def stochastic(job: Job) -> Any:
             if image is None:
                 whole = torch.from_numpy(decode_image(base.read(index)).copy()).permute(2, 0, 1)
                 image = resized(whole, KEPT)
-                cache.set_slot(index, image)
+                cache.set_slot(index, image, allow_overwrite=True)  # two may decode the same image at a time
             return changed(image), int(base.labels[index])
 
     return Stochastic()
