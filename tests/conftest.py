@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cache import list_caches
+
 
 def make_jpeg(seed: int, size: tuple[int, int] = (32, 24), **options: object) -> bytes:
     """A small JPEG that no other seed gives."""
@@ -51,13 +53,12 @@ def files_of(root: Path) -> dict[str, bytes]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
-    before = set(os.listdir("/dev/shm"))
     folder = tmp_path / "memory"
     folder.mkdir()
     yield {"directory": folder, "job": "test"}
     gc.collect()
     assert [path.name for path in folder.iterdir()] == []
-    assert set(os.listdir("/dev/shm")) <= before | {name for name in os.listdir("/dev/shm") if "packer" not in name}
+    assert [info.name for info in list_caches() if info.job == "test"] == []
 
 
 @pytest.fixture

@@ -82,9 +82,16 @@ def test_a_child_that_dies_costs_nothing(mixed: Path, monkeypatch: pytest.Monkey
     assert examine(groups, 4) == expected
 
 
+def children() -> set[str]:
+    """Process ids; other tests may have left helpers that live as long as the interpreter."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {child for task in tasks for child in (task / "children").read_text().split()}
+
+
 def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers of these children do not fit a pipe, so they are writing when nobody reads any more."""
     monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 20_000)
+    before = children()
     groups = [FolderFiles(str(tmp_path), [str(i) for i in range(60_000)])]
     parent, original = os.getpid(), readers.examine._examine
 
@@ -96,8 +103,7 @@ def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(readers.examine, "_examine", interrupted)
     with bounded(), pytest.raises(KeyboardInterrupt):
         examine(groups, 3)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children() <= before
 
 
 @pytest.mark.usefixtures("small_slices")
