@@ -19,14 +19,14 @@ OURS = "ours: readers.augment"
 
 @dataclass(frozen=True)
 class Task:
-    """boxes: (top, left, height, width, reduce) of each path's image, `reduce` being what our planner allows."""
+    """boxes: (top, left, height, width, reduce, coarse) of each path's image, the last two as our planner allows."""
 
     paths: list[str]
     shapes: list[tuple[int, int]]
-    boxes: list[tuple[int, int, int, int, int]]
+    boxes: list[tuple[int, int, int, int, int, bool]]
     size: int
 
-    def items(self) -> Iterator[tuple[bytes, tuple[int, int], tuple[int, int, int, int, int]]]:
+    def items(self) -> Iterator[tuple[bytes, tuple[int, int], tuple[int, int, int, int, int, bool]]]:
         for path, shape, box in zip(self.paths, self.shapes, self.boxes, strict=True):
             with open(path, "rb") as file:
                 yield file.read(), shape, box
@@ -45,7 +45,7 @@ def reference(task: Task) -> Iterator[Any]:
     import numpy as np
     from PIL import Image
 
-    for data, _, (top, left, height, width, _) in task.items():
+    for data, _, (top, left, height, width, *_) in task.items():
         box = _pil(data).crop((left, top, left + width, top + height))
         yield np.asarray(box.resize((task.size, task.size), Image.Resampling.BILINEAR))
 
@@ -55,13 +55,11 @@ def ours(task: Task) -> Iterator[Any]:
     import torch
 
     from readers.augment.cpu import Renderer
-    from readers.augment.recipe import Job
-    from readers.decode import Region
 
     size, renderer = (task.size, task.size), Renderer()
     for data, shape, box in task.items():
         out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-        renderer.render(data, Job(Region(*box), size, (0, 0), (), ()), tuple(shape), out)
+        renderer.render(data, (box, size, (0, 0), (), ()), tuple(shape), out)
         yield out[0].permute(1, 2, 0).numpy()
 
 
@@ -71,7 +69,7 @@ def ours(task: Task) -> Iterator[Any]:
     note="decoded in full size, which costs more",
 )
 def ours_full(task: Task) -> Iterator[Any]:
-    boxes = [(*box[:4], 1) for box in task.boxes]
+    boxes = [(*box[:4], 1, False) for box in task.boxes]
     return ours(Task(task.paths, task.shapes, boxes, task.size))
 
 
@@ -110,7 +108,7 @@ def torchvision_v2(task: Task) -> Iterator[Any]:
     from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms.v2 import functional as F
 
-    for data, _, (top, left, height, width, _) in task.items():
+    for data, _, (top, left, height, width, *_) in task.items():
         image = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
         out = F.resized_crop(image, top, left, height, width, [task.size, task.size], antialias=True)
         yield out.permute(1, 2, 0).numpy()
@@ -120,7 +118,7 @@ def torchvision_v2(task: Task) -> Iterator[Any]:
 def spdl_ffmpeg(task: Task) -> Iterator[Any]:
     import spdl.io
 
-    for path, (top, left, height, width, _) in zip(task.paths, task.boxes, strict=True):
+    for path, (top, left, height, width, *_) in zip(task.paths, task.boxes, strict=True):
         # exact: the box as it is, not rounded to whole pixels of the colour planes.
         crop = f"crop={width}:{height}:{left}:{top}:exact=1"
         scale = f"scale={task.size}:{task.size}:flags=bilinear,format=pix_fmts=rgb24"
@@ -133,7 +131,7 @@ def ffcv(task: Task) -> Iterator[Any]:
     import numpy as np
     from ffcv.libffcv import resize_crop
 
-    for data, _, (top, left, height, width, _) in task.items():
+    for data, _, (top, left, height, width, *_) in task.items():
         out = np.empty((task.size, task.size, 3), np.uint8)
         resize_crop(np.array(_pil(data)), top, top + height, left, left + width, out)
         yield out

@@ -1,8 +1,11 @@
 """Pack image datasets into HDF5, TFRecord or tar shards with one index; verify, inspect and extract them.
 
-import packer
-packer.convert("imagenette2", to="hdf5")
-assert packer.verify("imagenette2-hdf5").ok
+    import packer
+
+    packer.convert("imagenette2", to="hdf5")
+    assert packer.verify("imagenette2-hdf5").ok
+
+The command line does the same: `packer --help`.
 """
 
 from __future__ import annotations

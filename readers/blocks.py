@@ -11,7 +11,7 @@ from collections import deque
 
 __all__ = ["BlockPool"]
 
-_KEPT_BLOCKS = 8
+_KEPT_BLOCKS = 5
 _KEPT_BYTES = 256 << 20
 _ROUND_BYTES = 1 << 20
 

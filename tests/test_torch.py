@@ -212,6 +212,15 @@ def test_bad_samples_are_replaced(damaged: readers.ShardReader, workers: int) ->
     assert "2 bad samples were replaced by others" in dataset.report()
 
 
+def test_the_sampler_reports_bad_samples(damaged: readers.ShardReader) -> None:
+    dataset = ImageDataset(damaged, on_error="skip")
+    sampler = EpochSampler(Sequential(COUNT), dataset)
+    loader = DataLoader(dataset, 10, sampler=sampler, num_workers=2)
+    assert sum(len(images) for images, _ in loader) == COUNT - len(BAD)
+    with pytest.warns(UserWarning, match="epoch 0: 2 bad samples were skipped, the first is sample"):
+        next(iter(sampler))
+
+
 # --- the sampler --------------------------------------------------------------------------------------------------
 def test_the_sampler_walks_through_epochs() -> None:
     order = Shuffled(COUNT, 3)

@@ -50,6 +50,13 @@ def test_it_learns_digits(digits: Path, tmp_path: Path) -> None:
     assert len(accuracies) == 3 and accuracies[-1] > 90.0, output
 
 
+def test_resnet18_takes_a_few_steps_on_photographs(tree: Path, tmp_path: Path) -> None:
+    packer.convert(tree, to="tar", output=tmp_path / "set")
+    options = ["--size", "48", "--batch-size", "8", "--stop-after", "2", "--checkpoint", str(tmp_path / "run.pt")]
+    run([str(SCRIPT), str(tmp_path / "set"), *options])
+    assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 16
+
+
 def test_two_ranks_begin_and_one_finishes(digits: Path, tmp_path: Path) -> None:
     checkpoint, first, second = tmp_path / "run.pt", tmp_path / "first", tmp_path / "second"
     options = [str(digits), *COMMON, "--batch-size", "32", "--epochs", "1", "--checkpoint", str(checkpoint)]

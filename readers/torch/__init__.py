@@ -1,8 +1,10 @@
-"""PyTorch data sets and samplers over any reader. Needs torch: `pip install 'packer[torch]'`.
+"""PyTorch data sets and samplers over any reader.
 
-dataset = ImageDataset(reader, transform=[RandomResizedCrop(224), RandomHorizontalFlip()])
-sampler = EpochSampler(Shuffled(len(reader), seed=1), reader)
-loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
+    dataset = ImageDataset(reader, transform=[RandomResizedCrop(224), RandomHorizontalFlip()])
+    sampler = EpochSampler(Shuffled(len(reader), seed=1), dataset)
+    loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
+
+Needs torch: `pip install 'packer[torch]'`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ except ImportError as error:
 
 from readers.torch.dataset import ImageDataset
 from readers.torch.iterable import ImageStream
-from readers.torch.sampler import EpochSampler, Place
+from readers.torch.place import Place
+from readers.torch.sampler import EpochSampler
 
 __all__ = ["EpochSampler", "ImageDataset", "ImageStream", "Place"]

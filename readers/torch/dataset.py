@@ -17,8 +17,8 @@ from readers.augment.ops import Op
 from readers.decode import DECODER, Scratch, decode_image
 from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
 from readers.sample import Buffer, Reader
+from readers.torch.place import Place
 from readers.torch.rendering import OpRenderer, Task
-from readers.torch.sampler import Place
 
 __all__ = ["ImageDataset", "Output"]
 
@@ -40,7 +40,8 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     [h, w, 3]; albumentations), or "pil" (torchvision.transforms). target_transform: applied to labels.
 
     on_error: "raise"; "skip", which makes batches smaller (with a DataLoader's batch_size, not with single samples); or
-    "substitute" (another sample). `bad_samples` counts both, in all workers; `report` tells and forgets.
+    "substitute" (another sample). `bad_samples` counts both, in all workers; `report` tells and forgets, and
+    an `EpochSampler` that knows the data set calls it.
     """
 
     def __init__(

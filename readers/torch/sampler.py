@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,26 +15,12 @@ from readers.order import Order, ResumeToken, Schedule
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.sample import Reader
+from readers.torch.dataset import ImageDataset
+from readers.torch.place import Place
 
-__all__ = ["EpochSampler", "Place"]
+__all__ = ["EpochSampler"]
 
 _BLOCK = 1024
-
-
-class Place(int):
-    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
-
-    seed: int
-    epoch: int
-    position: int
-
-    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
-        place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position = seed, epoch, position
-        return place
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position)
 
 
 class _Start(NamedTuple):
@@ -53,13 +40,14 @@ class EpochSampler(Sampler[int]):
 
     Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader asks for more
     indices than it has handed out; for that one, `state_after` names a place by the samples that training has seen.
-    reader: lets the state say which set it belongs to.
+    source: a reader, or the `ImageDataset` that the indices are for. It lets the state say which set it belongs to; a
+    data set also reports its bad samples as a warning, when the epoch after them begins.
     """
 
     def __init__(
         self,
         order: Order,
-        reader: Reader | None = None,
+        source: Reader | ImageDataset | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -72,6 +60,8 @@ class EpochSampler(Sampler[int]):
             rank, world_size = found.rank, found.world_size
         self.order, self.rank, self.world_size = order, rank, world_size
         self.tail: Tail = tail
+        reader = source.reader if isinstance(source, ImageDataset) else source
+        self._dataset = source if isinstance(source, ImageDataset) else None
         self._fingerprint = reader.fingerprint if reader is not None else ""
         self._samples = len(reader) if reader is not None else len(order)
         # Where the next iteration begins, and the one that was begun last.
@@ -99,6 +89,7 @@ class EpochSampler(Sampler[int]):
         return self._schedule(start).samples(start.cursor)
 
     def __iter__(self) -> Iterator[int]:
+        self._report()
         start = self._current = self._next
         self._next = _Start(start.epoch + 1, 0, self.order)
         self._taken, self._finished = 0, False
@@ -141,6 +132,11 @@ class EpochSampler(Sampler[int]):
         start = _Start(token.epoch, token.cursor, order.resumed(token.order))
         self.order = order
         self._begin_at(start)
+
+    def _report(self) -> None:
+        told = self._dataset.report() if self._dataset is not None and self._current is not None else ""
+        if told and self._current is not None:
+            warnings.warn(f"epoch {self._current.epoch}: {told}", stacklevel=3)
 
     def _begin_at(self, start: _Start) -> None:
         self._next, self._current, self._taken, self._finished = start, None, 0, False
