@@ -92,25 +92,23 @@ class Staged:
     @property
     def path(self) -> Path:
         """The local directory. Raises StagingError before it was entered."""
-        with staging_errors():
-            return self._open_session().path
+        return self._entered().path
 
     @property
     def brought(self) -> node.Brought:
         """Bytes and files that this process copied, files it found, files it found damaged."""
-        return self._open_session().brought
+        return self._entered().brought
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the background thread is done; False after `seconds`. Raises StagingError if it failed."""
+        """Wait until all is here; False after `seconds`, or where it was left before. Raises StagingError if it failed."""
         with staging_errors():
-            return self._open_session().wait(seconds)
+            return self._entered().wait(seconds)
 
     def close(self) -> None:
         """Let go of the copy; stops what is still being copied."""
-        session, self._session = self._session, None
-        if session is not None:
+        if self._session is not None:
             with staging_errors():
-                session.close()
+                self._session.close()
 
     def __enter__(self) -> Path:
         self.close()
@@ -125,7 +123,7 @@ class Staged:
     ) -> None:
         self.close()
 
-    def _open_session(self) -> node.Session:
+    def _entered(self) -> node.Session:
         if self._session is None:
             raise StagingError(f"{self.dataset}: is not staged: use  with readers.stage(…) as local")
         return self._session

@@ -62,6 +62,8 @@ class Session:
         self.choice: Choice | None = None
         self.brought = Brought()
         self.error: StagingError | None = None
+        self.done = False
+        self._path: Path | None = None
         self._copy: Copy | None = None
         self._store: Store | None = None
         self._owner = os.getpid()
@@ -70,9 +72,9 @@ class Session:
 
     @property
     def path(self) -> Path:
-        if self._copy is None:
-            raise StagingError("nothing is staged: the session is not open")
-        return self._copy.path
+        if self._path is None:
+            raise StagingError("nothing is staged: the session was never open")
+        return self._path
 
     def open(self) -> Path:
         """Stage; returns the local directory. Raises StagingError and its kinds."""
@@ -85,6 +87,7 @@ class Session:
         self._tell_choice(self.choice)
         try:
             self._copy = copy = self._made(self.choice.target.path)
+            self._path = copy.path
             self.brought = self._bring(copy, request.files)
         except BaseException:
             self.close()
@@ -92,19 +95,19 @@ class Session:
         if request.later:
             self._thread = threading.Thread(target=self._bring_later, args=(copy,), name="staging", daemon=True)
             self._thread.start()
+        else:
+            self.done = True
         if request.later or request.cleanup == "atexit":
             atexit.register(self.close)
         return copy.path
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for what a thread brings; False where it is not done by then. Raises what it ended with."""
+        """Wait for what a thread brings; False where that is not done by then. Raises what it ended with."""
         if self._thread is not None:
             self._thread.join(seconds)
-            if self._thread.is_alive():
-                return False
         if self.error is not None:
             raise self.error
-        return True
+        return self.done
 
     def close(self) -> None:
         """Stop, let go, and clean up where that was asked for. Does nothing in a forked child, or a second time."""
@@ -139,6 +142,7 @@ class Session:
     def _bring_later(self, copy: Copy) -> None:
         try:
             self.brought += self._bring(copy, self.request.later)
+            self.done = True
         except StoppedError:
             pass
         except StagingError as error:
