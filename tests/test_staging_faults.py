@@ -98,9 +98,9 @@ def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
         with pytest.raises(readers.StagingError, match=r"kB needed, .* kB free; a fraction of 0\.\d+ would fit; make"):
             readers.stage(source, small).__enter__()
         assert list(small.iterdir()) == []
-    with tmpfs(tmp_path / "few", "10m", "20") as few:
-        with pytest.raises(readers.StagingError, match=r"inodes needed, \d+ free; make room"):
-            readers.stage(source, few).__enter__()
+    few_inodes = pytest.raises(readers.StagingError, match=r"inodes needed, \d+ free; make room")
+    with tmpfs(tmp_path / "few", "10m", "20") as few, few_inodes:
+        readers.stage(source, few).__enter__()
 
 
 def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
