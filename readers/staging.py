@@ -100,7 +100,7 @@ class Staged:
         return self._entered().brought
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all is here; False after `seconds`, or where it was left before. Raises StagingError if it failed."""
+        """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""
         with staging_errors():
             return self._entered().wait(seconds)
 
