@@ -93,6 +93,23 @@ def test_interrupt(source: Path, tmp_path: Path) -> None:
         assert_whole(again, source)
 
 
+def test_the_time_is_up(source: Path, tmp_path: Path) -> None:
+    """SIGTERM goes to the command; then the copy is removed, and the command's status returned."""
+    script = f"trap 'exit 5' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.05; done"
+    command = [sys.executable, "-m", "packer", "stage", source, "--to", tmp_path, "--cleanup", "atexit", "--"]
+    process = subprocess.Popen([*command, "bash", "-c", script], stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "began").exists, "the command")
+    assert copy_of(tmp_path) is not None
+    process.terminate()
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 5 and "cleaned up: removed" in errors and copy_of(tmp_path) is None
+
+
+def test_a_directory_that_is_gone_at_the_end(source: Path, tmp_path: Path) -> None:
+    with readers.stage(source, tmp_path / "node", cleanup="atexit"):
+        shutil.rmtree(tmp_path / "node")
+
+
 def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "80k") as small:
         with pytest.raises(readers.StagingError, match=r"kB needed, .* kB free; a fraction of 0\.\d+ would fit; make"):

@@ -7,7 +7,7 @@
         ready.json                 files that are here and were checked; written last
         leader                     flock, exclusive: held by the one process that copies
         users                      flock, shared: held by everybody who reads; its mtime is the last use
-        progress                   "bytes-done bytes-in-all", written by the leader
+        progress                   bytes that are here so far, as text, written by the leader
         part-…                     a file on its way
 
 Whoever holds `leader` may add files and write ready.json; whoever gets `users` and `leader` exclusively may remove the

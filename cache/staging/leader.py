@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cache.staging.copies import PART_PREFIX, Copy, Ready
 from cache.staging.crew import work_off
-from cache.staging.errors import NoRoomError, SourceError, StagingError, StoppedError
+from cache.staging.errors import NoRoomError, StagingError, StoppedError
 from cache.staging.files import Checksum, StagedFile, total_bytes
 from cache.staging.mounts import filesystem_type, free_space
 from cache.staging.records import fsync_folder, is_own_folder
@@ -79,11 +79,9 @@ def bring(
         return Brought(found=len(files))
     try:
         return _Leader(copy, source, how, stop, watcher).lead(files)
-    except SourceError:
+    except StagingError:
         raise
     except OSError as error:
-        if isinstance(error, StagingError):
-            raise
         if error.errno in _FULL:
             raise NoRoomError(f"{copy.path}: {error.strerror} in the middle of copying; {_ADVICE}") from error
         raise StagingError(f"{copy.path}: cannot be written: {error.strerror or error}") from error

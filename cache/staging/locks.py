@@ -87,10 +87,12 @@ class FileLock:
 def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock for a short piece of work; waits for others that do the same.
 
-    Raises StagingError where it is not free within `seconds`.
+    Raises StagingError where it is not free within `seconds`, or its directory is gone.
     """
     lock, end = FileLock(path), time.monotonic() + seconds
     while not lock.take():
+        if not path.parent.is_dir():
+            raise StagingError(f"{path.parent}: is gone")
         if time.monotonic() > end:
             raise StagingError(f"{path}: still locked by another process after {seconds:.0f} s")
         time.sleep(0.01)

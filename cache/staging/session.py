@@ -122,7 +122,7 @@ class Session:
         if copy is None or self._store is None:
             return
         copy.let_go()
-        if self.request.cleanup == "atexit":
+        if self.request.cleanup == "atexit" and copy.path.is_dir():  # a batch script's trap may have been quicker
             with self._store.lock():
                 self._tell_removed(remove_copies(self._store, lambda other: other.path == copy.path), "cleaned up")
 

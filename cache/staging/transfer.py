@@ -2,8 +2,10 @@
 
 Bytes go through one buffer of 1 MiB, which stays in the CPU's cache between the three calls. copy_file_range(2) would
 save one copy but refuses to cross filesystems (EXDEV), which staging always does, and reading back for the checksum
-costs that copy again; see docs/staging.md for figures. The kernel is asked to read ahead of us, so that a network
-filesystem sees large requests, and to write behind us, so that the sync at the end has little left to do.
+costs that copy again; see docs/staging.md for figures. Writes are of 128 KiB: for larger ones the kernel wants as large
+pages in its cache, and finding such can take several times as long as copying. The kernel is asked to read ahead of
+us, so that a network filesystem sees large requests, and to write behind us, so that the sync at the end has little
+left to do.
 
 The temporary file belongs to this process until it is renamed; it is removed on errors, and by the next leader.
 """
@@ -24,6 +26,7 @@ from cache.staging.files import Checksum, StagedFile
 __all__ = ["Pace", "checksum_of", "transfer"]
 
 _CHUNK_BYTES = 1 << 20
+_WRITE_BYTES = 1 << 17
 _AHEAD_BYTES = 16 << 20
 _BEHIND_BYTES = 16 << 20
 
@@ -130,7 +133,7 @@ def _stream(reader: int, writer: int, source: Path, file: StagedFile, pace: Pace
 
 def _write_all(writer: int, data: memoryview) -> None:
     while data:
-        data = data[os.write(writer, data) :]
+        data = data[os.write(writer, data[:_WRITE_BYTES]) :]
 
 
 def _check_source(before: os.stat_result, after: os.stat_result, source: Path, file: StagedFile, crc: int) -> None:
