@@ -17,23 +17,28 @@ from packer.extraction import ExtractResult, extract
 from packer.inspection import InspectResult, inspect
 from packer.orders import OrderReport, compare_orders
 from packer.sources import open_source
+from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
 from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
 
 __all__ = [
+    "CleanResult",
     "ConvertResult",
     "ExtractResult",
     "IndexResult",
     "InspectResult",
     "OrderReport",
     "Reencode",
+    "StagedCopy",
     "VerifyResult",
     "__version__",
+    "clean_staged",
     "compare_orders",
     "convert",
     "extract",
     "index",
     "inspect",
     "open_source",
+    "staged_copies",
     "verify",
 ]

@@ -25,14 +25,17 @@ from readers.errors import (
     PackerError,
     ResumeError,
     SourceError,
+    StagingError,
     StaleIndexError,
     UnknownNameError,
     WorkerError,
 )
+from readers.fallback import FallbackReader
 from readers.folder import FolderReader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Reader, Sample
 from readers.selection import SelectedReader
 from readers.shards import Backend, ShardReader
+from readers.staging import Staged, StageOptions, stage
 
 __all__ = [
     "NO_LABEL",
@@ -44,6 +47,7 @@ __all__ = [
     "DamagedSampleError",
     "DatasetError",
     "Decoded",
+    "FallbackReader",
     "FolderReader",
     "FormatError",
     "ImageInfo",
@@ -58,12 +62,16 @@ __all__ = [
     "SelectedReader",
     "ShardReader",
     "SourceError",
+    "StageOptions",
+    "Staged",
+    "StagingError",
     "StaleIndexError",
     "UnknownNameError",
     "WorkerError",
     "cached",
     "open",
     "open_folder",
+    "stage",
 ]
 
 
@@ -73,13 +81,17 @@ def open(
     *,
     backend: Backend = "pread",
     verify: bool = False,
+    fallback: str | os.PathLike[str] | None = None,
 ) -> ShardReader:
     """Open one split of a packed set.
 
     path: the directory that holds dataset.json. split: None takes the only split, or "train". backend: "pread"
-    copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read.
+    copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read. fallback: the
+    set that `path` is a copy of; shards that are not in the copy (yet) are read from there.
     Raises DatasetError, UnknownNameError, StaleIndexError.
     """
+    if fallback is not None:
+        return FallbackReader(path, split, fallback=fallback, backend=backend, verify=verify)
     return ShardReader(path, split, backend=backend, verify=verify)
 
 

@@ -12,6 +12,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── BadSampleError (ValueError)          one image of a source is unreadable or truncated
     ├── SourceError (ValueError)             a source cannot be used as it is
     ├── OutputError (OSError)                the target cannot be written: in use, not ours, full
+    ├── StagingError (OSError)               a set cannot be staged: no place, no room, the source is gone or changed
     ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
     ├── WorkerError (RuntimeError)           a worker process died
     └── MissingExtraError (ImportError)      an optional package is not installed
@@ -30,6 +31,7 @@ __all__ = [
     "PackerError",
     "ResumeError",
     "SourceError",
+    "StagingError",
     "StaleIndexError",
     "UnknownNameError",
     "WorkerError",
@@ -79,6 +81,10 @@ class SourceError(PackerError, ValueError):
 
 class OutputError(PackerError, OSError):
     """The output cannot be written: not ours, in use by another conversion, or the disk is full."""
+
+
+class StagingError(PackerError, OSError):
+    """A set cannot be staged: no fit target, no room, a source that is gone, damaged or changed."""
 
 
 class ResumeError(PackerError, ValueError):

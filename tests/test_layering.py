@@ -123,7 +123,9 @@ def test_no_import_cycles() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("module", ["cache", "readers", "readers.augment", "readers.decode", "readers.order"])
+@pytest.mark.parametrize(
+    "module", ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order"]
+)
 def test_what_an_import_loads(module: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""
     script = f"import sys, {module}; print(*sorted(name.partition('.')[0] for name in sys.modules))"

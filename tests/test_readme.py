@@ -36,7 +36,7 @@ def place(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_is_code_to_run() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 @pytest.mark.parametrize(("needs", "code"), BLOCKS, ids=lambda value: value[:24].split("\n")[0])
@@ -53,8 +53,11 @@ def test_python_blocks(place: Path, needs: str, code: str) -> None:
 
 def test_commands_named_in_the_readme_exist() -> None:
     text = README.read_text(encoding="utf-8")
-    used = set(re.findall(r"packer (convert|index|inspect|verify|extract|order|cache)\b", text))
-    assert used == {"convert", "index", "inspect", "verify", "extract", "order", "cache"}
-    helped = subprocess.run([sys.executable, "-m", "packer", "convert", "--help"], capture_output=True, text=True)
+    commands = ("convert", "index", "inspect", "verify", "extract", "order", "cache", "stage")
+    assert set(re.findall(rf"packer ({'|'.join(commands)})\b", text)) == set(commands)
+    helped = {
+        name: subprocess.run([sys.executable, "-m", "packer", name, "--help"], capture_output=True, text=True).stdout
+        for name in ("convert", "stage")
+    }
     for option in set(re.findall(r"(--(?!deep|against|json|help)[a-z][a-z-]+)", text)):
-        assert option in helped.stdout, f"the README names {option}"
+        assert any(option in shown for shown in helped.values()), f"the README names {option}"

@@ -23,6 +23,7 @@ _COMMANDS = {
     "inspect": "Show what a packed set is.",
     "verify": "Check every byte of a packed set.",
     "extract": "Write the original files back.",
+    "stage": "Copy a packed set to this node's own disk.",
     "order": "Compare ways to shuffle a packed set.",
     "cache": "Caches of this node: list, fill, remove.",
 }

@@ -1,0 +1,215 @@
+"""One process's use of a staged copy: choose a target, hold the copy, see to its files, let go.
+
+    open()   target → store → copy (under the store's lock: quota, record) → users' lock → files
+    close()  background thread stopped and waited for → users' lock released → removed, if asked for and nobody holds it
+
+A session belongs to the process that opened it. Of a fork both keep the users' lock, and only the opener cleans up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cache.staging.copies import Copy, new_copy
+from cache.staging.errors import StagingError, StoppedError
+from cache.staging.files import Manifest, StagedFile
+from cache.staging.leader import Brought, How, bring, still_needed
+from cache.staging.locks import is_locked
+from cache.staging.mounts import filesystem_type, free_space
+from cache.staging.removal import Removed, discard, evictable_bytes, make_room, remove_copies, sweep
+from cache.staging.store import Store, find_store, make_store
+from cache.staging.target import Choice, Need, candidates, choose
+from cache.staging.watch import SilentStaging, StagingWatcher
+
+__all__ = ["CLEANUPS", "Request", "Session"]
+
+CLEANUPS = ("atexit", "never")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to stage and where. files: needed before work starts. later: brought by a thread meanwhile."""
+
+    manifest: Manifest
+    files: Sequence[StagedFile]
+    later: Sequence[StagedFile] = ()
+    to: str | os.PathLike[str] | None = None
+    quota_bytes: int | None = None
+    any_filesystem: bool = False
+    cleanup: str = "never"
+
+    def __post_init__(self) -> None:
+        if self.cleanup not in CLEANUPS:
+            raise ValueError(f"cleanup must be one of {', '.join(CLEANUPS)}, not {self.cleanup!r}")
+
+    @property
+    def all_files(self) -> list[StagedFile]:
+        return [*self.files, *self.later]
+
+
+class Session:
+    """See above. After `open`, `path` is the directory of the copy, `choice` the target, `brought` what was done."""
+
+    def __init__(self, request: Request, how: How, watcher: StagingWatcher | None = None) -> None:
+        self.request, self.watcher = request, watcher or SilentStaging()
+        self.how = replace(how, last=request.manifest.last, since=time.time())
+        self.choice: Choice | None = None
+        self.brought = Brought()
+        self.error: StagingError | None = None
+        self.done = False
+        self._path: Path | None = None
+        self._copy: Copy | None = None
+        self._store: Store | None = None
+        self._owner = os.getpid()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def path(self) -> Path:
+        if self._path is None:
+            raise StagingError("nothing is staged: the session was never open")
+        return self._path
+
+    def open(self) -> Path:
+        """Stage; returns the local directory. Raises StagingError and its kinds."""
+        request = self.request
+        self._owner = os.getpid()
+        self._stop.clear()
+        self.choice = choose(
+            candidates(request.to), self._need, make=request.to is not None, any_filesystem=request.any_filesystem
+        )
+        self._tell_choice(self.choice)
+        try:
+            self._copy = copy = self._made(self.choice.target.path)
+            self._path = copy.path
+            self.brought = self._bring(copy, request.files)
+        except BaseException:
+            self.close()
+            raise
+        if request.later:
+            self._thread = threading.Thread(target=self._bring_later, args=(copy,), name="staging", daemon=True)
+            self._thread.start()
+        else:
+            self.done = True
+        if request.later or request.cleanup == "atexit":
+            atexit.register(self.close)
+        return copy.path
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for what a thread brings; False where that is not done by then. Raises what it ended with."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        if self.error is not None:
+            raise self.error
+        return self.done
+
+    def close(self) -> None:
+        """Stop, let go, and clean up where that was asked for. Does nothing in a forked child, or a second time."""
+        if os.getpid() != self._owner:
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        atexit.unregister(self.close)
+        copy, self._copy = self._copy, None
+        if copy is None or self._store is None:
+            return
+        copy.let_go()
+        if self.request.cleanup == "atexit" and copy.path.is_dir():  # a batch script's trap may have been quicker
+            with self._store.lock():
+                self._tell_removed(remove_copies(self._store, lambda other: other.path == copy.path), "cleaned up")
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _made(self, target: Path) -> Copy:
+        try:
+            self._store = make_store(target)
+            return self._held_copy(self._store)
+        except StagingError:
+            raise
+        except OSError as error:
+            raise StagingError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+    def _bring(self, copy: Copy, files: Sequence[StagedFile]) -> Brought:
+        return bring(copy, self.request.manifest.source, files, self.how, self._stop, self.watcher)
+
+    def _bring_later(self, copy: Copy) -> None:
+        try:
+            self.brought += self._bring(copy, self.request.later)
+            self.done = True
+        except StoppedError:
+            pass
+        except StagingError as error:
+            self.error = error
+            self.watcher.note(f"staging in the background ended: {error}")
+
+    def _need(self, target: Path) -> Need:
+        """What a target must have free, given what is there already."""
+        request = self.request
+        store = find_store(target)
+        name = request.manifest.folder_name
+        copy = next((copy for copy in store.copies() if copy.path.name == name), None) if store else None
+        missing = [file for file in request.all_files if copy is None or not copy.has(file)]
+        needed, inodes = still_needed(missing)
+        parts = sum(part.stat().st_size for part in copy.parts()) if copy and not copy.in_use() else 0
+        joins = copy is not None and (not missing or is_locked(copy.leader.path))
+        evictable = evictable_bytes(store, name) if store and request.quota_bytes is not None else 0
+        return Need(max(0, needed - parts), inodes, joins, evictable)
+
+    def _held_copy(self, store: Store) -> Copy:
+        """The copy's directory, recorded, within the quota and held by us."""
+        manifest = self.request.manifest
+        with store.lock():
+            sweep(store)
+            self._tell_removed(remove_copies(store, self._is_stale), "its source has changed")
+            copy = new_copy(store.path, manifest)
+            if copy.wanted:
+                self.watcher.note(f"{copy.path}: staged before, looking at what is there")
+            try:
+                self._plan(store, copy)
+            except BaseException:
+                if not copy.wanted:
+                    discard(copy)
+                raise
+            if not copy.hold():
+                raise StagingError(f"{copy.path}: was removed while it was opened; stage again")
+            return copy
+
+    def _plan(self, store: Store, copy: Copy) -> None:
+        """Record what is wanted, after others have made room for it."""
+        files = self.request.all_files
+        new = {file.path for file in files} - copy.wanted
+        needed, _ = still_needed([file for file in files if not copy.has(file)])
+
+        def enough() -> bool:
+            return free_space(store.path, filesystem_type(store.path)).bytes >= needed
+
+        if new:
+            planned = copy.planned_bytes + sum(file.bytes for file in files if file.path in new)
+            self._tell_removed(make_room(store, copy.path, planned, self.request.quota_bytes, enough), "quota")
+            copy.wanted |= new
+            copy.save()
+
+    def _is_stale(self, copy: Copy) -> bool:
+        """A copy of the same source as it was before it changed."""
+        manifest = self.request.manifest
+        return copy.source == str(manifest.source) and copy.fingerprint != manifest.fingerprint
+
+    def _tell_choice(self, choice: Choice) -> None:
+        for path, why in choice.refused:
+            self.watcher.note(f"not {path}: {why}")
+        kind = choice.filesystem or "unknown"
+        self.watcher.note(f"staging to {choice.target.path} ({kind}, named by {choice.target.named_by})")
+
+    def _tell_removed(self, removed: list[Removed], why: str) -> None:
+        for gone in removed:
+            if not gone.kept:
+                self.watcher.note(f"{why}: removed {gone.path}")
+            for path in gone.foreign:
+                self.watcher.note(f"{path}: not ours, left there")

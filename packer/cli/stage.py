@@ -1,0 +1,175 @@
+"""`packer stage DATASET`, `packer stage ls`, `packer stage clean`.
+
+The local directory is the only thing on stdout, so that a batch script can say DATA=$(packer stage …).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import readers
+from cache.ranks import detect_ranks
+from cache.staging import CLEANUPS
+from packer.cli.held import run_command
+from packer.cli.progress import ProgressDisplay
+from packer.cli.text import human_bytes, human_seconds, json_option, print_json
+from packer.conversion.options import parse_size
+from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+
+__all__ = ["command", "copies_lines"]
+
+
+class _Stage(click.Group):
+    """What is not the name of a subcommand is a data set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = ["copy", *args]
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        copy = self.commands["copy"]
+        with formatter.section("Options of packer stage DATASET"):
+            records = (option.get_help_record(ctx) for option in copy.params if isinstance(option, click.Option))
+            formatter.write_dl([record for record in records if record is not None])
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in ("ls", "clean")])
+
+
+class _Shown:
+    """Staging on the progress display of all commands; only one process of a node draws."""
+
+    def __init__(self, silent: bool) -> None:
+        self._display = ProgressDisplay(sys.stderr)
+        self._silent = silent
+
+    def note(self, text: str) -> None:
+        if not self._silent:
+            self._display.note(text)
+
+    def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        if not self._silent:
+            self._display.packing(0, total_bytes, lambda: (0, done_bytes()))
+
+    def copied(self) -> None:
+        self._display.packed()
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
+    if value is None or value == "node":
+        return value
+    node, slash, nodes = value.partition("/")
+    if not (slash and node.isdecimal() and nodes.isdecimal() and int(node) < int(nodes)):
+        raise click.BadParameter(f"{value!r} is neither i/n, with i from 0 to n - 1, nor node")
+    return int(node), int(nodes)
+
+
+def _splits(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(name for name in value.split(",") if name)
+
+
+_to_option = click.option("--to", metavar="DIR", help="Directory of this node; may name variables, as '$TMPDIR'. "
+                          "Default: the first fit of $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local, "
+                          "/dev/shm.")  # fmt: skip
+
+
+@click.group("stage", cls=_Stage, short_help="Copy a packed set to this node's own disk.",
+             options_metavar="", subcommand_metavar="DATASET [OPTIONS] [-- COMMAND…] | ls | clean")  # fmt: skip
+def command() -> None:
+    """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
+
+    The local directory is printed on stdout. With a COMMAND, that is run while the copy is held, with the directory in
+    PACKER_STAGED, and its exit status is returned.
+    """
+
+
+@command.command("copy", hidden=True)
+@click.argument("dataset", type=click.Path(exists=True))
+@_to_option
+@click.option("--splits", callback=_splits, metavar="A,B", help="Only these splits.")
+@click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
+              "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
+@click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
+@click.option("--quota", "quota_bytes", callback=_size, metavar="SIZE", help="For all copies in DIR: those that nobody "
+              "uses are removed, least recently used first.")  # fmt: skip
+@click.option("--verify", is_flag=True, help="Also read what is there already, and compare checksums.")
+@click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
+              "and nobody else uses it: atexit. Default: never.")  # fmt: skip
+@click.option("--bandwidth", "bytes_per_second", callback=_size, metavar="SIZE", help="At most this much a second.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads. Default: 2 to 8, as CPUs allow.")
+@click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
+@json_option
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
+def _copy(dataset: str, to: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
+    """Copy DATASET to this node."""
+    if options["cleanup"] == "atexit" and not run:
+        raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage DATASET … -- COMMAND")
+    shown = _Shown(as_json or detect_ranks().local_rank > 0)
+    staging = readers.stage(dataset, to, watcher=shown, **options)
+    started = time.monotonic()
+    with staging as local:
+        brought, seconds = staging.brought, time.monotonic() - started
+        rate = f", {human_bytes(brought.copied_bytes / max(seconds, 1e-9))}/s" if brought.copied else ""
+        shown.note(
+            f"{human_bytes(brought.copied_bytes)} in {brought.copied} files copied, {brought.found} files were there, "
+            f"{human_seconds(seconds)}{rate}"
+        )
+        if as_json:
+            print_json({"path": str(local), "seconds": seconds, **vars(brought)})
+        elif not run:
+            click.echo(str(local))
+        return run_command(run, local) if run else 0
+
+
+@command.command("ls")
+@_to_option
+@json_option
+def _ls(to: str | None, as_json: bool) -> None:
+    """List the staged copies of this node."""
+    copies = staged_copies(to)
+    if as_json:
+        print_json([copy.to_dict() for copy in copies])
+    else:
+        click.echo("\n".join(copies_lines(copies)) or "no staged copies")
+
+
+@command.command("clean")
+@click.argument("dataset", required=False)
+@_to_option
+@click.option("--dry-run", is_flag=True, help="Tell only.")
+@json_option
+def _clean(dataset: str | None, to: str | None, dry_run: bool, as_json: bool) -> None:
+    """Remove staged copies that nobody uses; DATASET: only those of this set."""
+    result = clean_staged(dataset, to, dry_run=dry_run)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        click.echo("\n".join(_cleaned(result, "would remove" if dry_run else "removed")))
+
+
+def copies_lines(copies: list[StagedCopy]) -> list[str]:
+    """The copies as lines, one each."""
+    return [
+        f"{human_bytes(copy.bytes):>8s} of {human_bytes(copy.wanted_bytes):8s} {'in use' if copy.in_use else '':6s}  "
+        f"{human_seconds(max(0.0, time.time() - copy.last_use)):>9s} ago  {copy.path}  of {copy.source}"
+        for copy in copies
+    ]
+
+
+def _cleaned(result: CleanResult, verb: str) -> list[str]:
+    lines = [f"{verb} {copy.path}, {human_bytes(copy.bytes)}" for copy in result.removed]
+    lines += [f"kept {copy.path}: in use" for copy in result.kept]
+    lines += [f"left {path}: not ours" for path in result.foreign]
+    return lines or ["no staged copies"]

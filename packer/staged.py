@@ -1,0 +1,98 @@
+"""The staged copies of this node: which there are, and removing those that nobody uses.
+
+Only directories that carry our marker are looked at; see `cache.staging`. Making a copy is `readers.stage`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
+from readers.errors import StagingError
+from readers.staging import staging_errors
+
+__all__ = ["CleanResult", "StagedCopy", "clean_staged", "staged_copies"]
+
+
+@dataclass(frozen=True)
+class StagedCopy:
+    """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch."""
+
+    path: str
+    source: str
+    bytes: int
+    wanted_bytes: int
+    last_use: float
+    in_use: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """What was removed, and what was kept because somebody uses it."""
+
+    removed: tuple[StagedCopy, ...]
+    kept: tuple[StagedCopy, ...]
+    foreign: tuple[str, ...]  # files in removed copies that were not ours; they are still there
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def staged_copies(to: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
+    """The copies in a target directory (None: in all that staging would look at), least recently used first."""
+    return [_described(copy) for store in _stores(to) for copy in store.copies()]
+
+
+def clean_staged(
+    dataset: str | os.PathLike[str] | None = None, to: str | os.PathLike[str] | None = None, *, dry_run: bool = False
+) -> CleanResult:
+    """Remove the copies of a set (None: all copies) that nobody uses. Raises StagingError."""
+    source = None if dataset is None else os.path.realpath(dataset)
+
+    def chosen(copy: Copy) -> bool:
+        return source is None or source in (copy.source, os.path.realpath(copy.path))
+
+    removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
+    for store in _stores(to):
+        with staging_errors(), store.lock():
+            described = {copy.path: _described(copy) for copy in store.copies()}
+            if not dry_run:
+                sweep(store)
+            for gone in remove_copies(store, chosen, dry_run):
+                (kept if gone.kept else removed).append(described[gone.path])
+                foreign += _paths(gone)
+    return CleanResult(tuple(removed), tuple(kept), tuple(foreign))
+
+
+def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
+    """Our directories in the candidates; those that are not ours are an error only where the user named one."""
+    found: dict[Path, Store] = {}
+    with staging_errors():
+        targets = candidates(to)
+    for target in targets:
+        try:
+            with staging_errors():
+                store = find_store(target.path)
+        except (StagingError, OSError):
+            if to is not None:
+                raise
+            continue
+        if store is not None:
+            found.setdefault(store.path.resolve(), store)
+    return list(found.values())
+
+
+def _described(copy: Copy) -> StagedCopy:
+    return StagedCopy(
+        str(copy.path), copy.source, copy.stored_bytes(), copy.planned_bytes, copy.last_use(), copy.in_use()
+    )
+
+
+def _paths(gone: Removed) -> list[str]:
+    return [str(path) for path in gone.foreign]

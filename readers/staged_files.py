@@ -1,0 +1,131 @@
+"""Which files of a packed set a node needs: the set as a plain list of files, and the part of it that is asked for.
+
+Whole shards are staged, the whole index of each split that is wanted, and `dataset.json` last of all. `part=(i, n)`
+is the share of node i of n under `readers.order.NodeLocal`: every shard that holds a sample of `local_part(i)`. Shards
+at the seams belong to two nodes then, and both stage them. `fraction` takes shards from the front of each split's
+list (or of this node's share) until that much of the bytes is reached, at least one shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cache.staging import Manifest, StagedFile, total_bytes
+from readers.errors import DatasetError, StagingError
+from readers.index import Index
+from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.order.node_local import NodeLocal
+
+__all__ = ["Portion", "SetFiles", "set_files"]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
+
+    splits: tuple[str, ...] | None = None
+    part: tuple[int, int] | None = None
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.part is not None and not 0 <= self.part[0] < self.part[1]:
+            raise ValueError(f"part {self.part[0]}/{self.part[1]}: expected i/n with i from 0 to n - 1")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, not {self.fraction}")
+
+
+@dataclass(frozen=True)
+class SetFiles:
+    """A packed set as files: the manifest of all, and by split its index and its shards in order."""
+
+    info: DatasetInfo
+    manifest: Manifest
+    head: StagedFile
+    indexes: dict[str, list[StagedFile]]
+
+    def shards(self, portion: Portion) -> list[StagedFile]:
+        """The shards of a portion, split by split. Raises UnknownNameError."""
+        chosen = []
+        for name in self.splits(portion):
+            split = self.info.splits[name]
+            listed = [self.manifest.by_path[split.shards[number].path] for number in self._share(split, portion)]
+            limit, sum_bytes = portion.fraction * total_bytes(listed), 0
+            for file in listed:
+                if sum_bytes >= limit and sum_bytes > 0:
+                    break
+                chosen.append(file)
+                sum_bytes += file.bytes
+        return list(dict.fromkeys(chosen))
+
+    def index(self, portion: Portion) -> list[StagedFile]:
+        """The index files of a portion's splits."""
+        return [file for name in self.splits(portion) for file in self.indexes[name]]
+
+    def splits(self, portion: Portion) -> list[str]:
+        if portion.splits is None:
+            return list(self.info.splits)
+        return [self.info.split(name, self.manifest.source)[0] for name in portion.splits]
+
+    def _share(self, split: SplitInfo, portion: Portion) -> Sequence[int]:
+        """Numbers of the shards that hold samples of this node's part."""
+        if portion.part is None:
+            return range(len(split.shards))
+        node, nodes = portion.part
+        samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
+        column = Index(self.manifest.source / split.index, split.samples).column("shard")
+        held = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
+        if len(held) > len(split.shards):
+            raise DatasetError(f"{self.manifest.source / split.index}: names a shard that the split does not have")
+        return [int(number) for number in np.flatnonzero(held)]
+
+
+def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
+    """The files of a packed set. Raises DatasetError, StagingError."""
+    from crc32c import crc32c
+
+    source = Path(os.path.realpath(dataset))
+    text = _bytes_of(source / DATASET_FILE)
+    info = read_dataset_info(source)
+    if text != _bytes_of(source / DATASET_FILE):
+        raise StagingError(f"{source / DATASET_FILE}: is being rewritten; stage again when it is at rest")
+    head = StagedFile(DATASET_FILE, len(text), crc32c(text))
+    digest = hashlib.blake2b(text, digest_size=16)
+    indexes = {}
+    for name, split in info.splits.items():
+        found = _index_files(source, split.index)
+        digest.update(json.dumps([name, [(path, size, changed) for path, size, changed in found]]).encode())
+        indexes[name] = [StagedFile(path, size) for path, size, _ in found]
+    shards = [StagedFile(s.path, s.bytes, s.crc32c) for split in info.splits.values() for s in split.shards]
+    files = {file.path: file for file in (*shards, *(file for found in indexes.values() for file in found), head)}
+    manifest = Manifest(source, source.name, digest.hexdigest(), tuple(files.values()), last=DATASET_FILE)
+    return SetFiles(info, manifest, head, indexes)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # read_dataset_info says what is wrong
+
+
+def _index_files(source: Path, folder: str) -> list[tuple[str, int, int]]:
+    """(path, bytes, time of the last change in ns) of an index's columns, by name."""
+    try:
+        found = []
+        for entry in os.scandir(source / folder):
+            status = entry.stat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((f"{folder}/{entry.name}", status.st_size, status.st_mtime_ns))
+        return sorted(found)
+    except OSError as error:
+        raise DatasetError(
+            f"{source / folder}: the index cannot be listed: {error.strerror}; rebuild it with  packer index"
+        ) from error

@@ -1,0 +1,168 @@
+"""Staging: a packed set, or part of it, copied to this node's own disk once, for all processes of the node.
+
+    with readers.stage("/lustre/sets/imagenet-hdf5", "$SLURM_TMPDIR") as local:
+        reader = readers.open(local, split="train")
+
+Every process of the node calls it. One copies, the others wait; see `cache.staging` for how. The copy lies in
+`TARGET/packer-staged-<uid>/<name>-<fingerprint>/` and stays there unless cleanup="atexit"; a later job on the node, or
+the same one after a requeue, finds it. While the context is open the copy is locked against removal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cache import staging as node
+from cache.node import usable_cpus
+from cache.ranks import detect_ranks
+from readers.errors import StagingError
+from readers.staged_files import Portion, SetFiles, set_files
+
+__all__ = ["StageOptions", "Staged", "stage", "staging_errors"]
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """How a set is staged.
+
+    splits: only these. part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` deals
+    them. fraction: of the bytes. background: return when the index is here, and bring the shards from a thread.
+    verify: also read what is here already and compare checksums (sizes always are). cleanup: "atexit" removes the copy
+    when the last process that uses it leaves, "never" keeps it. quota_bytes: remove least recently used copies that
+    nobody holds until all copies fit. workers: threads. bytes_per_second: a cap for this node. any_filesystem: stage
+    to a filesystem that other nodes share, too.
+    """
+
+    splits: tuple[str, ...] | None = None
+    part: tuple[int, int] | str | None = None
+    fraction: float = 1.0
+    background: bool = False
+    verify: bool = False
+    cleanup: str = "never"
+    quota_bytes: int | None = None
+    workers: int | None = None
+    bytes_per_second: float | None = None
+    any_filesystem: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cleanup not in node.CLEANUPS:
+            raise ValueError(f"cleanup must be one of {', '.join(node.CLEANUPS)}, not {self.cleanup!r}")
+        for name in ("quota_bytes", "workers", "bytes_per_second"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, not {value}")
+        self.portion()
+
+    def portion(self) -> Portion:
+        """What of the set is meant, with "node" replaced by what the launcher says."""
+        part, splits = self.part, self.splits
+        if part == "node":
+            ranks = detect_ranks()
+            part = (ranks.node, ranks.nodes)
+        elif isinstance(part, str):
+            raise ValueError(f"part must be (i, n) or 'node', not {part!r}")
+        return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
+
+    def how(self) -> node.How:
+        from crc32c import crc32c
+
+        workers = self.workers or min(8, max(2, usable_cpus()))
+        return node.How(crc32c, workers=workers, bytes_per_second=self.bytes_per_second, verify=self.verify)
+
+
+class Staged:
+    """A context manager; entering it stages and gives the local directory. It may be entered again."""
+
+    def __init__(
+        self,
+        dataset: str | os.PathLike[str],
+        to: str | os.PathLike[str] | None,
+        options: StageOptions,
+        watcher: node.StagingWatcher | None,
+    ) -> None:
+        self.dataset, self.to, self.options, self.watcher = Path(dataset), to, options, watcher
+        self._session: node.Session | None = None
+
+    @property
+    def path(self) -> Path:
+        """The local directory. Raises StagingError before it was entered."""
+        return self._entered().path
+
+    @property
+    def brought(self) -> node.Brought:
+        """Bytes and files that this process copied, files it found, files it found damaged."""
+        return self._entered().brought
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""
+        with staging_errors():
+            return self._entered().wait(seconds)
+
+    def close(self) -> None:
+        """Let go of the copy; stops what is still being copied."""
+        if self._session is not None:
+            with staging_errors():
+                self._session.close()
+
+    def __enter__(self) -> Path:
+        self.close()
+        with staging_errors():
+            session = node.Session(self._request(set_files(self.dataset)), self.options.how(), self.watcher)
+            path = session.open()
+        self._session = session
+        return path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _entered(self) -> node.Session:
+        if self._session is None:
+            raise StagingError(f"{self.dataset}: is not staged: use  with readers.stage(…) as local")
+        return self._session
+
+    def _request(self, files: SetFiles) -> node.Request:
+        options, portion = self.options, self.options.portion()
+        shards, index = files.shards(portion), files.index(portion)
+        first = [*index, files.head] if options.background else [*shards, *index, files.head]
+        return node.Request(
+            files.manifest,
+            first,
+            later=shards if options.background else (),
+            to=self.to,
+            quota_bytes=options.quota_bytes,
+            any_filesystem=options.any_filesystem,
+            cleanup=options.cleanup,
+        )
+
+
+def stage(
+    dataset: str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = None,
+    *,
+    watcher: node.StagingWatcher | None = None,
+    **options: Any,
+) -> Staged:
+    """Stage a packed set to this node; a context manager that gives the local directory.
+
+    to: a directory of this node, with environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER,
+    /local, /scratch/local and /dev/shm and takes the first that is writable, local and large enough. options: those of
+    `StageOptions`. Raises DatasetError, UnknownNameError, ValueError, and on entering StagingError.
+    """
+    return Staged(dataset, to, StageOptions(**options), watcher)
+
+
+@contextmanager
+def staging_errors() -> Iterator[None]:
+    """Give errors of `cache.staging` our name."""
+    try:
+        yield
+    except node.StagingError as error:
+        raise StagingError(str(error)) from error

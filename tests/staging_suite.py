@@ -1,0 +1,104 @@
+"""What the staging tests share: a small packed set, processes that stage it slowly, and what to expect of a copy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conftest import files_of
+
+import packer
+import readers
+
+DEADLINE = 60.0
+SLOWLY = 60_000  # bytes a second: the small set takes some seconds
+
+SCRIPT = """
+import json, sys, time
+import readers
+source, to, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+linger = options.pop("linger", 0)
+try:
+    with (staging := readers.stage(source, to, **options)) as local:
+        print(json.dumps({"path": str(local), **vars(staging.brought)}), flush=True)
+        with readers.open(local, "train", fallback=source) as reader:
+            print(json.dumps([len(reader.read(i)) for i in range(len(reader))]), flush=True)
+        time.sleep(linger)
+except readers.PackerError as error:
+    print(type(error).__name__, error, file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+class Notes:
+    """A watcher that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+    def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        self.texts.append(f"copying {total_bytes}")
+
+    def copied(self) -> None:
+        pass
+
+    def __contains__(self, part: str) -> bool:
+        return any(part in text for text in self.texts)
+
+
+def pack(tree: Path, out: Path, samples_per_shard: int = 4) -> Path:
+    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=samples_per_shard)
+    return out
+
+
+def start(source: Path, to: Path, **options: Any) -> subprocess.Popen[str]:
+    """A process that stages and reads, in a session of its own."""
+    command = [sys.executable, "-c", SCRIPT, str(source), str(to), json.dumps(options)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a process of `start` staged; it must have ended well."""
+    out, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, errors
+    staged: dict[str, Any] = json.loads(out.splitlines()[0])
+    return staged
+
+
+def wait_for(what: Callable[[], Any], why: str) -> Any:
+    end = time.monotonic() + DEADLINE
+    while not (found := what()):
+        assert time.monotonic() < end, f"waited {DEADLINE} s for {why}"
+        time.sleep(0.005)
+    return found
+
+
+def copy_of(to: Path) -> Path | None:
+    """The only copy in a target."""
+    found = [path.parent for path in to.glob("packer-staged-*/*/.staging")]
+    return found[0] if found else None
+
+
+def leader_of(to: Path) -> int | None:
+    """The process that copies now, by the names of its temporary files."""
+    parts = list(to.glob("packer-staged-*/*/.staging/part-*"))
+    return int(parts[0].name.split("-")[1]) if parts else None
+
+
+def assert_whole(local: Path, source: Path) -> None:
+    """A copy holds the bytes of its source, and nothing half-made."""
+    copied = {path: data for path, data in files_of(local).items() if not path.startswith(".staging/")}
+    assert copied == files_of(source)
+    assert not list((local / ".staging").glob("part-*"))
+    assert packer.verify(local, workers=1).ok
+    with readers.open(local, "train") as copy, readers.open(source, "train") as original:
+        assert [copy.read(i) for i in range(len(copy))] == [original.read(i) for i in range(len(original))]
+        assert copy.fingerprint == original.fingerprint

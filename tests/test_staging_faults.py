@@ -1,0 +1,268 @@
+"""Staging that is killed, interrupted, starved of space or lied to: a clear end, nothing half-made, nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import files_of
+from staging_suite import DEADLINE, SLOWLY, Notes, assert_whole, copy_of, leader_of, pack, result, start, wait_for
+
+import readers
+from cache.staging import StagedFile, transfer
+from cache.staging.crew import work_off
+
+
+@pytest.fixture(scope="module")
+def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
+
+
+@pytest.fixture
+def own(source: Path, tmp_path: Path) -> Path:
+    """A set that a test may spoil."""
+    return Path(shutil.copytree(source, tmp_path / "own"))
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, size: str, inodes: str = "0") -> Iterator[Path]:
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", place]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
+    """Five processes; three times the one that copies is killed after a random while."""
+    processes = [start(source, tmp_path, bytes_per_second=SLOWLY, workers=2) for _ in range(5)]
+    dice = random.Random(os.getpid())
+    for _ in range(3):
+        pid = wait_for(lambda: leader_of(tmp_path), "a leader")
+        time.sleep(dice.uniform(0, 0.3))
+        chosen = next((process for process in processes if process.pid == leader_of(tmp_path)), None)
+        if chosen is None:  # between two files
+            chosen = next(process for process in processes if process.pid == pid)
+        chosen.kill()
+        chosen.communicate()
+        processes.remove(chosen)
+    staged = [result(process) for process in processes]
+    assert {one["path"] for one in staged} == {str(copy_of(tmp_path))}
+    assert sum(one["found"] for one in staged) > 0
+    assert_whole(Path(staged[0]["path"]), source)
+
+
+def test_all_killed_then_resumed(source: Path, tmp_path: Path) -> None:
+    process = start(source, tmp_path, bytes_per_second=SLOWLY, workers=1)
+    wait_for(lambda: len(list(tmp_path.glob("packer-staged-*/*/*.tar"))) >= 3, "three shards")
+    process.kill()
+    process.communicate()
+    local = copy_of(tmp_path)
+    assert local is not None and not (local / "dataset.json").exists() and not (local / ".staging/ready.json").exists()
+    with pytest.raises(readers.DatasetError):
+        readers.open(local)
+    staging = readers.stage(source, tmp_path)
+    with staging as again:
+        assert again == local and staging.brought.found >= 3
+        assert_whole(again, source)
+
+
+def test_interrupt(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "packer", "stage", source, "--to", tmp_path, "--bandwidth", str(SLOWLY)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: leader_of(tmp_path), "copying")
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out) == (130, "")
+    assert "run the same command again to go on" in errors and "Traceback" not in errors
+    local = copy_of(tmp_path)
+    assert local is not None and not list((local / ".staging").glob("part-*")) and not (local / "dataset.json").exists()
+    with readers.stage(source, tmp_path) as again:
+        assert_whole(again, source)
+
+
+def test_the_time_is_up(source: Path, tmp_path: Path) -> None:
+    """SIGTERM goes to the command; then the copy is removed, and the command's status returned."""
+    script = f"trap 'exit 5' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.05; done"
+    command = [sys.executable, "-m", "packer", "stage", source, "--to", tmp_path, "--cleanup", "atexit", "--"]
+    process = subprocess.Popen([*command, "bash", "-c", script], stderr=subprocess.PIPE, text=True)
+    wait_for((tmp_path / "began").exists, "the command")
+    assert copy_of(tmp_path) is not None
+    process.terminate()
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 5 and "cleaned up: removed" in errors and copy_of(tmp_path) is None
+
+
+def test_a_directory_that_is_gone_at_the_end(source: Path, tmp_path: Path) -> None:
+    with readers.stage(source, tmp_path / "node", cleanup="atexit"):
+        shutil.rmtree(tmp_path / "node")
+
+
+def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "80k") as small:
+        with pytest.raises(readers.StagingError, match=r"kB needed, .* kB free; a fraction of 0\.\d+ would fit; make"):
+            readers.stage(source, small).__enter__()
+        assert list(small.iterdir()) == []
+    few_inodes = pytest.raises(readers.StagingError, match=r"inodes needed, \d+ free; make room")
+    with tmpfs(tmp_path / "few", "10m", "20") as few, few_inodes:
+        readers.stage(source, few).__enter__()
+
+
+def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "small", "600k") as small:
+        process = start(source, small, bytes_per_second=SLOWLY, workers=1)
+        wait_for(lambda: len(list(small.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
+        with open(small / "fill", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        _, errors = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 1
+        assert "StagingError" in errors and "No space left on device in the middle of copying; make room" in errors
+        (small / "fill").unlink()
+        staging = readers.stage(source, small)
+        with staging as local:
+            assert staging.brought.found >= 2
+            assert_whole(local, source)
+
+
+def test_a_target_that_is_read_only(source: Path, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "fixed", "10m") as fixed:
+        subprocess.run(["mount", "-o", "remount,ro", fixed], check=True)
+        with pytest.raises(readers.StagingError, match=r"fixed \(not writable\)"):
+            readers.stage(source, fixed).__enter__()
+
+
+def test_a_source_that_vanishes(own: Path, source: Path, tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    process = start(own, node, bytes_per_second=SLOWLY, workers=1)
+    wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
+    own.rename(tmp_path / "away")
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert "cannot be read: No such file or directory; is the source still there?" in errors
+    assert "Traceback" not in errors
+    (tmp_path / "away").rename(own)
+    with readers.stage(own, node) as local:
+        assert_whole(local, source)
+
+
+def test_a_source_file_replaced_in_mid_copy(own: Path, source: Path, tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    process = start(own, node, bytes_per_second=SLOWLY, workers=1)
+    wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 1, "a shard")
+    shard = sorted(own.glob("*.tar"))[-1]
+    good = shard.read_bytes()
+    (tmp_path / "new").write_bytes(good[:-1] + b"x")
+    (tmp_path / "new").rename(shard)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1 and f"{shard}: the CRC32C of its bytes is" in errors
+    local = copy_of(node)
+    assert local is not None and not (local / shard.name).exists() and not (local / "dataset.json").exists()
+    shard.write_bytes(good[:-1])
+    with pytest.raises(readers.StagingError, match=rf"has {len(good) - 1} bytes, {len(good)} expected"):
+        readers.stage(own, node).__enter__()
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "missing", "index"])
+def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None:
+    with readers.stage(source, tmp_path) as local:
+        path = local / ("train.index/label.npy" if how == "index" else "train-000001.tar")
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    notes = Notes()
+    staging = readers.stage(source, tmp_path, verify=how in ("flipped", "index"), watcher=notes)
+    with staging as again:
+        assert again == local and staging.brought.copied == 1
+        assert staging.brought.damaged == (how in ("flipped", "index"))
+        assert (f"{path}: damaged, copied anew" in notes) == (how in ("flipped", "index"))
+        assert_whole(local, source)
+
+
+def test_a_source_that_lies_in_its_index(own: Path, tmp_path: Path) -> None:
+    shutil.rmtree(own / "val.index")
+    with pytest.raises(readers.DatasetError, match=r"val.index: the index cannot be listed"):
+        readers.stage(own, tmp_path / "node").__enter__()
+    text = (own / "dataset.json").read_text().replace("train.index", "../train.index")
+    (own / "dataset.json").write_text(text)
+    with pytest.raises(readers.DatasetError, match="leads outside the set"):
+        readers.stage(own, tmp_path / "node").__enter__()
+
+
+def test_a_crash_at_every_step_that_changes_the_disk(source: Path, tmp_path: Path) -> None:
+    """Whatever the step: what looks whole is whole, and the next staging ends with the same bytes."""
+    expected = files_of(source)
+    script = """
+import os, sys
+import readers
+left = int(sys.argv[3])
+def wrap(function):
+    def step(*args, **kwargs):
+        global left
+        left -= 1
+        if left <= 0:
+            os._exit(9)
+        return function(*args, **kwargs)
+    return step
+for name in ("fsync", "replace", "rename", "mkdir"):
+    setattr(os, name, wrap(getattr(os, name)))
+with readers.stage(sys.argv[1], sys.argv[2], workers=1): pass
+"""
+    crashes = 0
+    for step in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 33, 60, 85, 90, 94, 96, 98, 100, 102, 104, 106, 108, 400):
+        node = tmp_path / str(step)
+        command = [sys.executable, "-c", script, source, node, str(step)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        assert done.returncode in (0, 9), done.stderr
+        crashes += done.returncode == 9
+        local = copy_of(node)
+        if local is not None and (local / "dataset.json").exists():
+            assert {name: data for name, data in files_of(local).items() if name[0] != "."} == expected, step
+        with readers.stage(source, node) as again:
+            assert_whole(again, source)
+    assert crashes >= 15 and done.returncode == 0
+
+
+def test_threads_stop_at_the_first_error() -> None:
+    import threading
+
+    stop, seen = threading.Event(), []
+
+    def work(item: int) -> None:
+        seen.append(item)
+        if item == 3:
+            raise OSError("three")
+
+    with pytest.raises(OSError, match="three"):
+        work_off(range(100_000), work, 3, stop, lambda: None)
+    assert stop.is_set() and len(seen) < 100_000
+    work_off([], work, 3, threading.Event(), lambda: None)
+
+
+def test_a_file_that_grows_while_it_is_copied(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(5000))
+
+    def checksum(data: memoryview, crc: int) -> int:
+        with open(path, "ab") as file:
+            file.write(b"more")
+        return crc
+
+    pace = transfer.Pace(checksum)
+    with pytest.raises(transfer.SourceError, match="was written to while it was being copied"):
+        transfer.transfer(path, StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", pace)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]

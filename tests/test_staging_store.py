@@ -1,0 +1,241 @@
+"""The directory of staged copies: quota, cleaning, locks, and what is never touched: held, foreign, forged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from conftest import files_of
+from staging_suite import Notes, assert_whole, pack, start, wait_for
+
+import packer
+import readers
+from cache.staging import StagingError as NodeError
+from cache.staging.files import Manifest, StagedFile, inside
+from cache.staging.locks import FileLock, is_locked
+
+
+@pytest.fixture(scope="module")
+def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three sets of about the same size."""
+    root = tmp_path_factory.mktemp("sets")
+    return [pack(tree, root / f"set{n}", samples_per_shard=n + 5) for n in range(3)]
+
+
+def size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and ".staging" not in file.parts)
+
+
+def test_least_recently_used_copies_make_room(sets: list[Path], tmp_path: Path) -> None:
+    quota = 2 * max(map(size_of, sets)) + 1000
+    local = []
+    for one in (0, 1, 0, 2):  # set1 is then the one that was not used for longest
+        notes = Notes()
+        with readers.stage(sets[one], tmp_path, quota_bytes=quota, watcher=notes) as path:
+            local.append(path)
+        time.sleep(0.01)
+    assert not local[1].exists() and f"quota: removed {local[1]}" in notes
+    assert_whole(local[0], sets[0])
+    assert_whole(local[3], sets[2])
+    assert [copy.path for copy in packer.staged_copies(tmp_path)] == [str(local[0]), str(local[3])]
+
+
+def test_held_copies_are_never_removed(sets: list[Path], tmp_path: Path) -> None:
+    """Neither by this process's own locks nor by those of another."""
+    quota = 2 * max(map(size_of, sets)) + 1000
+    other = start(sets[0], tmp_path, linger=60)
+    wait_for(
+        lambda: any(copy.in_use and copy.bytes == copy.wanted_bytes for copy in packer.staged_copies(tmp_path)), ""
+    )
+    with readers.stage(sets[1], tmp_path) as mine:
+        with pytest.raises(readers.StagingError, match=r"the quota is [\d,]+; in use: set0-\w+, set1-"):
+            readers.stage(sets[2], tmp_path, quota_bytes=quota).__enter__()
+        cleaned = packer.clean_staged(to=tmp_path)
+        assert not cleaned.removed and len(cleaned.kept) == 2
+        assert_whole(mine, sets[1])
+    other.kill()
+    other.communicate()
+    with readers.stage(sets[2], tmp_path, quota_bytes=quota) as path:
+        assert_whole(path, sets[2])
+    assert len(packer.clean_staged(to=tmp_path).removed) == 2
+
+
+def test_the_last_one_cleans_up(sets: list[Path], tmp_path: Path) -> None:
+    with readers.stage(sets[0], tmp_path, cleanup="atexit") as one:
+        with readers.stage(sets[0], tmp_path, cleanup="atexit") as two:
+            assert one == two
+        assert_whole(one, sets[0])
+    assert not one.exists() and sorted(path.name for path in one.parent.iterdir()) == [".packer-staged", "lock"]
+
+
+def test_clean_one_set(sets: list[Path], tmp_path: Path) -> None:
+    local = []
+    for source in sets[:2]:
+        with readers.stage(source, tmp_path) as path:
+            local.append(path)
+    assert len(packer.clean_staged(to=tmp_path, dry_run=True).removed) == 2 and local[0].exists()
+    result = packer.clean_staged(sets[0], tmp_path)
+    assert [copy.path for copy in result.removed] == [str(local[0])]
+    assert not local[0].exists() and local[1].exists()
+
+
+def test_files_of_others_stay(sets: list[Path], tmp_path: Path) -> None:
+    """In the target, in our directory, and in a copy."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "dataset.json").write_text("precious")
+    with readers.stage(sets[0], tmp_path) as local:
+        store = local.parent
+        (tmp_path / "mine").write_text("1")
+        (store / "notes").write_text("2")
+        (store / "folder").mkdir()
+        (store / "folder/x").write_text("3")
+        (store / "link").symlink_to(outside)
+        (local / "thesis.txt").write_text("4")
+        (local / "train.index/link").symlink_to(outside)
+    result = packer.clean_staged(to=tmp_path)
+    assert sorted(Path(path).name for path in result.foreign) == ["link", "thesis.txt"]
+    left = {Path(name).name: data for name, data in files_of(store).items() if ".staging" not in name}
+    assert left == {".packer-staged": left[".packer-staged"], "lock": b"", "notes": b"2", "x": b"3", "thesis.txt": b"4"}
+    assert (outside / "dataset.json").read_text() == "precious" and (tmp_path / "mine").exists()
+    with readers.stage(sets[0], tmp_path) as again:
+        assert_whole(again, sets[0])
+
+
+def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
+    with readers.stage(sets[0], tmp_path / "node") as local:
+        pass
+    home = tmp_path / "home"
+    shutil.copytree(local.parent, home / local.parent.name)  # all markers copied, for other directories
+    before = files_of(home)
+    with pytest.raises(readers.StagingError, match="holds files but not the marker of a staging directory"):
+        packer.clean_staged(to=home)
+    with pytest.raises(readers.StagingError, match="holds files but not the marker"):
+        readers.stage(sets[0], home).__enter__()
+    shutil.copytree(local, local.parent / "copied")  # and a copied copy inside our directory
+    assert len(packer.clean_staged(to=tmp_path / "node").removed) == 1
+    assert files_of(home) == before and (local.parent / "copied/dataset.json").exists()
+
+
+def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_text("precious")
+    (tmp_path / "node").mkdir()
+    name = f"packer-staged-{os.geteuid()}"
+    (tmp_path / "node" / name).symlink_to(outside)
+    with pytest.raises(readers.StagingError, match="is not a directory that belongs to this user alone"):
+        readers.stage(sets[0], tmp_path / "node").__enter__()
+    (tmp_path / "node" / name).unlink()
+    with readers.stage(sets[0], tmp_path / "node") as local:
+        pass
+    shutil.rmtree(local)
+    local.symlink_to(outside)
+    with pytest.raises(readers.StagingError, match="is not a directory of our own"):
+        readers.stage(sets[0], tmp_path / "node").__enter__()
+    assert packer.clean_staged(to=tmp_path / "node").removed == ()
+    local.unlink()
+    with readers.stage(sets[0], tmp_path / "node", splits=("val",)) as local:
+        (local / "train.index").symlink_to(outside)
+        with pytest.raises(readers.StagingError, match=r"train.index: is not a directory of our own"):
+            readers.stage(sets[0], tmp_path / "node").__enter__()
+    (local / "val-000000.tar").unlink()
+    (local / "val-000000.tar").symlink_to(outside / "x")  # a link in a file's place is replaced, not followed
+    (local / "train.index").unlink()
+    with readers.stage(sets[0], tmp_path / "node") as again:
+        assert_whole(again, sets[0])
+    assert files_of(outside) == {"x": b"precious"}
+
+
+def test_a_record_that_names_paths_outside(sets: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    with readers.stage(sets[0], tmp_path / "node") as local:
+        pass
+    record = json.loads((local / ".staging/copy.json").read_text())
+    record["files"].append(["../../../victim", 8, None])
+    (local / ".staging/copy.json").write_text(json.dumps(record))
+    assert packer.clean_staged(to=tmp_path / "node").removed == ()
+    assert (tmp_path / "victim").read_text() == "precious" and local.exists()
+
+
+def test_directories_of_others_are_refused(sets: list[Path], tmp_path: Path) -> None:
+    store = tmp_path / f"packer-staged-{os.geteuid()}"
+    store.mkdir(mode=0o700)
+    store.chmod(0o777)
+    with pytest.raises(readers.StagingError, match="belongs to this user alone"):
+        readers.stage(sets[0], tmp_path).__enter__()
+    assert list(store.iterdir()) == []
+    if os.geteuid() == 0:
+        store.chmod(0o700)
+        os.chown(store, 12345, 12345)
+        with pytest.raises(readers.StagingError, match="belongs to this user alone"):
+            readers.stage(sets[0], tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("name", ["copy.json", "ready.json", "progress"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": 3}', b"\xff" * 100, b"null"])
+def test_records_are_not_trusted(sets: list[Path], tmp_path: Path, name: str, content: bytes) -> None:
+    with readers.stage(sets[0], tmp_path) as local:
+        pass
+    (local / ".staging" / name).write_bytes(content)
+    if name == "copy.json":
+        with pytest.raises(readers.StagingError, match="holds files but no marker of ours"):
+            readers.stage(sets[0], tmp_path).__enter__()
+        assert packer.staged_copies(tmp_path) == []
+    else:
+        with readers.stage(sets[0], tmp_path) as again:
+            assert_whole(again, sets[0])
+
+
+def test_an_interrupted_removal_is_finished(sets: list[Path], tmp_path: Path) -> None:
+    with readers.stage(sets[0], tmp_path) as local:
+        pass
+    moved = local.with_name(f"removing-1-{local.name}")
+    local.rename(moved)
+    (moved / "dataset.json").unlink()
+    with readers.stage(sets[1], tmp_path):
+        assert not moved.exists()
+
+
+def test_paths_of_a_manifest() -> None:
+    assert [inside(path) for path in ("a", "a/b", "a/../b", "/a", "", "..", "a/", "./a", ".staging/x", "a\0", 3)] == [
+        True, True, *[False] * 9,
+    ]  # fmt: skip
+    file = StagedFile("a", 1)
+    for bad in ({"files": (StagedFile("../a", 1),)}, {"files": (file, file)}, {"fingerprint": "../../x"}):
+        with pytest.raises(NodeError):
+            Manifest(**{"source": Path("/s"), "name": "s", "fingerprint": "0" * 16, "files": (file,), **bad})
+    assert Manifest(Path("/s"), "../ä b/…", "0" * 20, (file,)).folder_name == "b-" + "0" * 16
+
+
+def test_locks(tmp_path: Path) -> None:
+    one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert one.take() and one.take() and not two.take() and not two.take(shared=True) and is_locked(tmp_path / "lock")
+    one.release()
+    assert one.take(shared=True) and two.take(shared=True) and is_locked(tmp_path / "lock")
+    one.release()
+    two.release()
+    assert not is_locked(tmp_path / "lock") and not is_locked(tmp_path / "none")
+    assert not FileLock(tmp_path / "no/such/folder").take()
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+    with pytest.raises(NodeError, match="cannot be opened for locking"):
+        FileLock(tmp_path / "link").take()
+
+
+def test_a_forked_child_does_not_keep_the_leader(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    assert lock.take()
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        lock.release()
+        wait_for(lambda: not is_locked(tmp_path / "lock"), "the child to let go")
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
