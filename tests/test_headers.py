@@ -106,7 +106,6 @@ SMALL = {
     "gif": IMAGES["gif-palette"][1],
     "bmp": IMAGES["bmp-colour"][1],
     "tiff": IMAGES["tiff-colour"][1],
-    "pixels": b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes(),
 }
 MAGICS = (
     b"\xff\xd8\xff",
@@ -232,10 +231,21 @@ def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
 
 
 def test_public_names() -> None:
-    assert set(headers.__all__) == {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "sniff"}
+    assert set(headers.__all__) == {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "sniff"}
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
-    assert tuple(SUFFIX) == MEDIA[1:]
-    assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif", "pixels"]
+    assert tuple(SUFFIX) == MEDIA[1:-1]
+    assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif"]
+
+
+def test_decoded_pixels_are_held_in_memory_and_are_no_file() -> None:
+    data = b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes()
+    for view in (data, memoryview(b"xyz" + data)[3:]):
+        assert headers.parse_held(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
+        assert sniff(view) == "" and "expected the magic of jpeg" in refusal(view)
+    for cut in range(len(data)):
+        with pytest.raises(BadSampleError):
+            headers.parse_held(data[:cut])
+    assert headers.parse_held(SMALL["png"]) == parse_header(SMALL["png"])
 
 
 @pytest.mark.parametrize(
@@ -251,9 +261,7 @@ def test_public_names() -> None:
 )
 def test_no_image(data: bytes, found: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
-    assert (
-        refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, pixels, found {found}"
-    )
+    assert refusal(data) == f"image, byte 0: expected the magic of jpeg, png, webp, gif, bmp, tiff, found {found}"
 
 
 # Orientation

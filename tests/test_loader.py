@@ -213,6 +213,19 @@ def test_other_fields(tmp_path: Path, photos: Path) -> None:
     assert texts == [f"text {i}" for i in range(8)]
 
 
+def test_a_field_that_a_sample_lacks_is_none(tmp_path: Path, photos: Path) -> None:
+    files = sorted(photos.rglob("*.jpg"))[:4]
+    masks = [files[0], "", files[2], ""]
+    rows = ["path,label,mask", *(f"{file},0,{mask}" for file, mask in zip(files, masks, strict=True))]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    packer.convert(tmp_path / "table.csv", to="tar", output=tmp_path / "set")
+    loader = ImageLoader(readers.open(tmp_path / "set"), 4, augment=CROP, shuffle=False, fields=("mask", "image"))
+    ((found, _),) = loader
+    assert [None if mask is None else bytes(mask) for mask in found] == [
+        Path(mask).read_bytes() if mask else None for mask in masks
+    ]
+
+
 def test_a_tensor_goes_to_the_device(reader: readers.ShardReader) -> None:
     images, labels = next(iter(ImageLoader(reader, 4, augment=CROP, device="meta")))
     assert images.device.type == labels.device.type == "meta"
@@ -408,6 +421,34 @@ def test_a_damaged_sample_under_verify(photos: Path, tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="CRC32C"):
             seen = torch.cat([batch[0] for batch in loader]).tolist()
     assert seen == [i for i in range(COUNT) if i not in BAD]
+
+
+@pytest.mark.parametrize("augment", [CROP, [Resize(40), CenterCrop(24)], []], ids=["crop", "centre", "none"])
+def test_files_that_are_no_images(tmp_path: Path, augment: list[Any]) -> None:
+    """Nothing is known of their size before they are decoded."""
+    for i in range(12):
+        (tmp_path / f"{i:02d}.jpg").write_bytes(make_jpeg(i, (64, 64) if i == 7 and augment else (40, 32)))
+    (tmp_path / "00.jpg").write_bytes(b"not an image")
+    (tmp_path / "05.jpg").write_bytes(b"")
+    reader = readers.open_folder(tmp_path)
+    options: dict[str, Any] = {"augment": augment, "shuffle": False}
+    with pytest.warns(UserWarning, match="2 bad samples were skipped, the first is sample 0"):
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="skip", **options)] == [3, 3, 4]
+    with pytest.warns(UserWarning, match="2 bad samples were replaced"):
+        assert [len(images) for images, _ in ImageLoader(reader, 4, on_error="substitute", **options)] == [4, 4, 4]
+    with pytest.raises(BadSampleError, match=r"sample 0 \(00\): image, byte 0"):
+        run(ImageLoader(reader, 4, **options))
+
+
+def test_a_substitute_has_the_size_of_its_batch(tmp_path: Path) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i, (64, 48) if i % 2 else (40, 32)))
+    (tmp_path / "0.jpg").write_bytes(make_jpeg(0, (40, 32))[:-200])
+    reader = readers.open_folder(tmp_path)
+    for seed in range(5):
+        loader = ImageLoader(reader.select(indices=[0, 2, 4, 1]), 1, on_error="substitute", seed=seed)
+        with pytest.warns(UserWarning, match="replaced"):
+            assert len(run(loader)) == 4
 
 
 def test_a_missing_shard_is_never_skipped(packed: Path, tmp_path: Path) -> None:

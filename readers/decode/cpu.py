@@ -11,7 +11,7 @@ from readers.decode.pillow import decode_whole
 from readers.decode.raw import pixels_of
 from readers.decode.region import Region, Scratch, check_pixels
 from readers.errors import BadSampleError
-from readers.headers import parse_header, sniff
+from readers.headers import parse_held, sniff
 from readers.headers.jpeg import parse_frame
 from readers.sample import Buffer
 
@@ -38,7 +38,7 @@ def decode_image(
     if sniff(data) == "jpeg":
         header, frame = parse_frame(data)
     else:
-        header = parse_header(data)
+        header = parse_held(data)
     seen = upright_size(header.height, header.width, header.orientation)
     if size is not None and seen != size:
         raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")

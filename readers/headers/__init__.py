@@ -18,7 +18,7 @@ from readers.errors import BadSampleError
 from readers.headers import bmp, gif, jpeg, pixels, png, tiff, webp
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
-__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "sniff"]
+__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "sniff"]
 
 _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "jpeg": jpeg.parse,
@@ -27,7 +27,6 @@ _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "gif": gif.parse,
     "bmp": bmp.parse,
     "tiff": tiff.parse,
-    "pixels": pixels.parse,
 }
 _HEAD_BYTES = 18
 
@@ -48,7 +47,7 @@ def sniff(data: Buffer) -> str:
     # Two letters are too few: a caption may begin with them.
     if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in bmp.VERSIONS:
         return "bmp"
-    return "pixels" if head.startswith(pixels.MAGIC) else ""
+    return ""
 
 
 def parse_header(data: Buffer) -> ImageHeader:
@@ -61,3 +60,11 @@ def parse_header(data: Buffer) -> ImageHeader:
         found = bytes(data[:8]).hex(" ") or "no bytes"
         raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_PARSERS)}, found {found}")
     return parser(data)
+
+
+def parse_held(data: Buffer) -> ImageHeader:
+    """The header of what a reader hands out: that of a file's bytes, or of pixels that a cache has decoded.
+
+    Pixels lie in memory only. In a file, or a shard, they are no image: `sniff` and `parse_header` do not know them.
+    """
+    return pixels.parse(data) if data[: len(pixels.MAGIC)] == pixels.MAGIC else parse_header(data)

@@ -14,17 +14,9 @@ __all__ = ["MEDIA", "SUFFIX", "Buffer", "ImageHeader", "bad", "check_size", "tru
 
 Buffer: TypeAlias = bytes | memoryview
 
-# The position is the code that an index column stores: append, never reorder.
+# The position is the code that an index column stores: append, never reorder. Pixels are never in a file.
 MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
-SUFFIX = {
-    "jpeg": "jpg",
-    "png": "png",
-    "webp": "webp",
-    "gif": "gif",
-    "bmp": "bmp",
-    "tiff": "tif",
-    "pixels": "pixels",
-}
+SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
 
 
 class ImageHeader(NamedTuple):

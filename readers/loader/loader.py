@@ -21,7 +21,7 @@ from readers.loader.crew import Crew
 from readers.loader.work import EpochWork, OnError
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.schedule import Tail
-from readers.sample import Reader
+from readers.sample import Buffer, Reader
 
 __all__ = ["ImageLoader", "Layout"]
 
@@ -42,7 +42,8 @@ class ImageLoader:
 
     augment: ops of `readers.augment`, drawn by (seed, epoch, position). fields: what a batch is made of, in this order:
     "image"; "label" (int64 [n], -1 without one); "key" (list of str); "index" (int64 [n]); other fields of the set
-    (lists of bytes). dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
+    (lists of bytes, None where a sample lacks it). dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in
+    `augment` makes float32.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
 
     order: positions to samples (default: a global shuffle by `seed`, or as stored with shuffle=False). rank and
@@ -183,7 +184,16 @@ class ImageLoader:
         if name == "key":
             keys = self.reader.keys
             return [keys[i] for i in indices.tolist()]
-        return list(self.reader.read_many(indices, name))
+        try:
+            return list(self.reader.read_many(indices, name))
+        except UnknownNameError:
+            return [self._value(i, name) for i in indices.tolist()]
+
+    def _value(self, index: int, name: str) -> Buffer | None:
+        try:
+            return self.reader.read(index, name)
+        except UnknownNameError:
+            return None  # this sample lacks it
 
 
 class _Epoch(Iterator[tuple[Any, ...]]):

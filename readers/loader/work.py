@@ -61,7 +61,7 @@ class EpochWork:
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
             self.reader.prefetch(self._samples_of(step + 1)[1])
         plan, sizes = self._plan_samples(positions, indices)
-        height, width = self._size(plan, indices)
+        height, width = self._size(plan, sizes, indices)
         images = self.memory.images(len(indices), height, width)
         self._samples.pop(step)
         return Batch(step, positions, indices, sizes, plan.jobs(), plan.boxes.bad, self._read(indices), images)
@@ -82,7 +82,8 @@ class EpochWork:
         info = self.reader.image_info(indices)
         stored = np.array([info.height, info.width], np.int64)
         heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
-        plan = self.recipe.plan(self.seed, self.epoch, positions, heights, widths)
+        # 0 stands for a header that nobody could read; decoding such a sample says what is wrong with it.
+        plan = self.recipe.plan(self.seed, self.epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
         return plan, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
@@ -119,11 +120,11 @@ class EpochWork:
         except _SAMPLE_ERRORS as error:
             return error
 
-    def _size(self, plan: Plan, indices: Int64s) -> tuple[int, int]:
+    def _size(self, plan: Plan, sizes: Sequence[tuple[int, int]], indices: Int64s) -> tuple[int, int]:
         """The one size of all images of a batch. Raises BadSampleError where they differ."""
         if self.recipe.out_size is not None:
             return self.recipe.out_size
-        good = [i for i in range(len(indices)) if i not in plan.boxes.bad]
+        good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
         heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
         if not good:
             return 1, 1
@@ -159,10 +160,10 @@ class EpochWork:
         for other in (draws * len(self.order)).astype(np.int64):
             index = self.order.indices(self.epoch, other[None])
             plan, sizes = self._plan_samples(position, index)
-            if plan.boxes.bad:
+            job, size = plan.jobs()[0], (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
+            if plan.boxes.bad or size != place.shape[2:]:
                 continue
             try:
-                job = plan.jobs()[0]
                 tools.render(self.reader.read(int(index[0])), job, sizes[0], place)
             except _SAMPLE_ERRORS:
                 continue
