@@ -15,7 +15,7 @@ from readers.augment import CenterCrop, Resize
 from readers.cached.choice import EVERYTHING, Choice, chosen_below
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
-from readers.headers import MEDIA, parse_header
+from readers.headers import MEDIA, parse_held
 from readers.order import NodeLocal, Shuffled
 
 KEEPS = ("encoded", "recoded:16@80", "decoded:16")
@@ -60,7 +60,7 @@ def test_what_a_reader_promises(base: Any, keep: str, capacity: Any, place: dict
     assert whole == list(zip(base.keys, base.labels.tolist(), expected, strict=True))
     for column, of_base, some in zip(reader.info, base.info, reader.image_info(INDICES), strict=True):
         assert column.dtype == of_base.dtype == some.dtype and some.tolist() == [column[i] for i in INDICES]
-    headers = [parse_header(image) for image in expected]
+    headers = [parse_held(image) for image in expected]
     told = zip(*(column.tolist() for column in reader.info), strict=True)
     assert [(h[1], h[2], h[3], h[4], h[5], MEDIA.index(h[0])) for h in headers] == list(told)
     sizes = reader.sizes()

@@ -215,7 +215,7 @@ def test_other_fields(tmp_path: Path, photos: Path) -> None:
 
 def test_a_field_that_a_sample_lacks_is_none(tmp_path: Path, photos: Path) -> None:
     files = sorted(photos.rglob("*.jpg"))[:4]
-    masks = [files[0], "", files[2], ""]
+    masks = [files[1], "", files[3], ""]
     rows = ["path,label,mask", *(f"{file},0,{mask}" for file, mask in zip(files, masks, strict=True))]
     (tmp_path / "table.csv").write_text("\n".join(rows))
     packer.convert(tmp_path / "table.csv", to="tar", output=tmp_path / "set")
