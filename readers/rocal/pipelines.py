@@ -11,7 +11,8 @@ from `seed`: they are not those of `readers.augment`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from readers.rocal.graph import Backend, Machine, built
 from readers.rocal.library import Library
 from readers.rocal.source import RocalSource
 
-__all__ = ["celeba", "encoded_images", "resnet_eval", "resnet_train"]
+__all__ = ["Ops", "celeba", "encoded_images", "resnet_eval", "resnet_eval_ops", "resnet_train", "resnet_train_ops"]
+
+Ops: TypeAlias = Callable[[Library, Any], Any]
 
 _MIDDLE = [127.5, 127.5, 127.5]
 _MEAN = [255 * value for value in IMAGENET_MEAN]
@@ -57,24 +60,23 @@ def celeba(
     crop that they do not have.
     """
     _check_one_size(source, crop)
+    _check_probability(flip)
 
-    def graph(rocal: Library) -> Any:
+    def ops(rocal: Library, images: Any) -> Any:
         types = rocal.types
-        middle = rocal.fn.crop(
-            encoded_images(rocal, source), crop=[crop, crop], output_layout=types.NHWC, output_dtype=types.UINT8
-        )
+        middle = rocal.fn.crop(images, crop=[crop, crop], output_layout=types.NHWC, output_dtype=types.UINT8)
         return rocal.fn.resize_mirror_normalize(
             middle,
             resize_width=size,
             resize_height=size,
             mean=_MIDDLE,
             std=_MIDDLE,
-            mirror=_mirror(rocal, flip),
+            mirror=rocal.fn.random.coin_flip(probability=flip),
             output_layout=types.NCHW,
             output_dtype=types.FLOAT,
         )
 
-    return _over(source, graph, Machine(backend, threads, device_id), seed)
+    return _over(source, ops, Machine(backend, threads, device_id), seed)
 
 
 def resnet_train(
@@ -89,19 +91,24 @@ def resnet_train(
 ) -> Any:
     """A random box of 8 to 99 % of the image, of aspect ratio 3/4 to 4/3 (rocAL's own ranges), resized to `size`,
     mirrored with probability `flip`, and normalised by ImageNet's mean and deviation."""
+    return _over(source, resnet_train_ops(size=size, flip=flip), Machine(backend, threads, device_id), seed)
 
-    def graph(rocal: Library) -> Any:
-        types = rocal.types
+
+def resnet_train_ops(*, size: int = 224, flip: float = 0.5) -> Ops:
+    """What `resnet_train` does to decoded images, for other readers: (rocAL, node) -> node."""
+    _check_probability(flip)
+
+    def ops(rocal: Library, images: Any) -> Any:
         box = rocal.fn.resize_crop(
-            encoded_images(rocal, source),
+            images,
             resize_width=size,
             resize_height=size,
-            output_layout=types.NHWC,
-            output_dtype=types.UINT8,
+            output_layout=rocal.types.NHWC,
+            output_dtype=rocal.types.UINT8,
         )
-        return _normalised(rocal, box, size, _mirror(rocal, flip))
+        return _normalised(rocal, box, size, rocal.fn.random.coin_flip(probability=flip))
 
-    return _over(source, graph, Machine(backend, threads, device_id), seed)
+    return ops
 
 
 def resnet_eval(
@@ -114,13 +121,18 @@ def resnet_eval(
     device_id: int | None = None,
 ) -> Any:
     """The short side resized to `resize`, the middle `size` x `size`, normalised by ImageNet's mean and deviation."""
+    return _over(source, resnet_eval_ops(size=size, resize=resize), Machine(backend, threads, device_id), seed=0)
+
+
+def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:
+    """What `resnet_eval` does to decoded images, for other readers: (rocAL, node) -> node."""
     if resize < size:
         raise ValueError(f"resize {resize} is smaller than size {size}: there is no such crop")
 
-    def graph(rocal: Library) -> Any:
+    def ops(rocal: Library, images: Any) -> Any:
         types = rocal.types
         small = rocal.fn.resize(
-            encoded_images(rocal, source),
+            images,
             resize_shorter=resize,
             scaling_mode=types.SCALING_MODE_NOT_SMALLER,
             interpolation_type=types.LINEAR_INTERPOLATION,
@@ -129,7 +141,7 @@ def resnet_eval(
         )
         return _normalised(rocal, small, size, 0)
 
-    return _over(source, graph, Machine(backend, threads, device_id), seed=0)
+    return ops
 
 
 def _normalised(rocal: Library, images: Any, size: int, mirror: Any) -> Any:
@@ -145,13 +157,15 @@ def _normalised(rocal: Library, images: Any, size: int, mirror: Any) -> Any:
     )
 
 
-def _mirror(rocal: Library, probability: float) -> Any:
-    if not 0 <= probability <= 1:
-        raise ValueError(f"flip is a probability, not {probability}")
-    return rocal.fn.random.coin_flip(probability=probability)
+def _check_probability(flip: float) -> None:
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability, not {flip}")
 
 
-def _over(source: RocalSource, graph: Any, machine: Machine, seed: int) -> Any:
+def _over(source: RocalSource, ops: Ops, machine: Machine, seed: int) -> Any:
+    def graph(rocal: Library) -> Any:
+        return ops(rocal, encoded_images(rocal, source))
+
     return built(graph, machine, batch_size=source.batch_size, seed=seed, prefetch=source.options.prefetch)
 
 

@@ -24,11 +24,11 @@ from readers.augment.draws import Draws
 from readers.decode import decode_image
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DatasetError
-from readers.headers import ImageHeader, parse_held
-from readers.sample import Buffer, Reader
+from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
-__all__ = ["Limits", "Vetted", "blank", "limits_of", "substitutes", "vet"]
+__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
 _LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; what is larger still, rocAL crops
@@ -82,6 +82,12 @@ def limits_of(reader: Reader, *, cap: int) -> Limits:
     if not len(height) or not height.any():
         raise DatasetError("the index does not know the size of any image: give max_height and max_width")
     return Limits(min(int(height.max()), cap), min(int(width.max()), cap))
+
+
+def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:
+    """Which images rocAL decodes as they are, by header facts of the index."""
+    jpeg = (info.media == MEDIA.index("jpeg")) & np.isin(info.components, (1, 3)) & np.isin(info.process, _PROCESSES)
+    return np.asarray(jpeg & (info.orientation == 1))
 
 
 def substitutes(seed: int, epoch: int, position: int, length: int) -> list[int]:
