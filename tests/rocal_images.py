@@ -1,4 +1,4 @@
-"""Images that can be told apart after any crop, resize and flip: each has a colour of its own, and its number as label."""
+"""Images that can be told apart after any crop, resize and flip: each has a colour, and its number as label."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
         raise
     except OSError as error:
         raise OutputError(
-            f"{directory} cannot be made: {error}; hard links need the file system of the shards, to which `packer stage` "
-            f"can copy them"
+            f"{directory} cannot be made: {error}; hard links need the file system of the shards, so choose a directory "
+            f"there, or copy the set first (packer stage)"
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Pixels as rocAL makes them: TurboJPEG at the largest of its scales that fits, bilinear resizing without antialiasing."""
+"""Pixels as rocAL makes them: TurboJPEG at the largest of its scales that fits; bilinear, without antialiasing."""
 
 import numpy as np
 import simplejpeg
@@ -11,7 +11,7 @@ def header(data):
     """(height, width, colour) of what TurboJPEG takes for a JPEG, or None."""
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except ValueError:
+    except (ValueError, KeyError):
         return None
     return height, width, colour
 
