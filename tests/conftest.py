@@ -99,7 +99,6 @@ def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "rocal_double"))
     yield importlib.import_module("rocal_pybind")
-    gc.collect()
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         del sys.modules[name]
 
@@ -113,5 +112,4 @@ def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     double = request.getfixturevalue("rocal_double")
     yield double
-    gc.collect()
     assert double.FAULTS == []

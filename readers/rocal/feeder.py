@@ -94,9 +94,10 @@ class Feeder:
             try:
                 self._guarded(iterator.__next__)
             except StopIteration:
-                self._state = "drained"
-                return
-        raise PipelineError(f"rocAL still gives batches, {most} after the last one was fed")
+                if iterator.eos:  # otherwise a failed run, of which rocAL says no more, and its threads wait on
+                    self._state = "drained"
+                    return
+        raise PipelineError(f"rocAL does not end: {most} steps after the last batch it still has some, or fails")
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
         try:

@@ -173,7 +173,7 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
         raise
     except OSError as error:
         raise OutputError(
-            f"{directory} cannot be made: {error}; hard links need the file system of the shards, so choose a directory "
+            f"{directory} cannot be made: {error}; hard links need the file system of the shards, so choose one "
             f"there, or copy the set first (packer stage)"
         ) from error
     finally:

@@ -8,6 +8,7 @@ with RocalLoader(pipeline, source) as loader:
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -124,7 +125,8 @@ class _Epoch(Iterator[tuple[Any, ...]]):
             outputs, labels = self._feeder.run()
             return self._collect(batch, outputs, labels)
         except BaseException:
-            self.close()
+            with contextlib.suppress(PipelineError):  # what went wrong first is what counts; `RocalLoader.close` tells
+                self.close()
             raise
 
     def close(self) -> None:
