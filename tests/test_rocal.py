@@ -108,7 +108,9 @@ def test_a_loop_that_is_left_early(rocal: Any, reader: Any, after: int) -> None:
             for _ in range(after):
                 next(left)
             assert loader.epoch == epoch
-        del left
+            del left
+            if rocal and after:
+                assert not loader._feeder._iterator.loader._handle.waiting, "threads of rocAL wait for input"
         assert len(epoch_of(loader)) == 5 and loader.epoch == 5, "the loops left early were epochs 0 to 3"
     assert reading_threads() == []
 

@@ -22,9 +22,18 @@ MEAN, STD = 255 * np.array([0.485, 0.456, 0.406]), 255 * np.array([0.229, 0.224,
 
 
 def packed(root: Path, to: str, images: dict[int, bytes] | None = None, **options: Any) -> readers.ShardReader:
-    """24 images in shards of 5."""
-    folder_of(root / "images", images or {number: solid(number) for number in range(24)}).close()
-    packer.convert(root / "images", to=to, output=root / to, workers=1, samples_per_shard=5, **options)
+    """24 images in shards of 5. TFRecord wants names without a directory, which a manifest brings."""
+    images = images or {number: solid(number) for number in range(24)}
+    source = root / "images"
+    if to == "tfrecord":
+        source.mkdir(parents=True)
+        for number, data in images.items():
+            (source / f"image{number}.jpg").write_bytes(data)
+        source = source / "list.csv"
+        source.write_text("path,label\n" + "".join(f"image{number}.jpg,{number}\n" for number in images))
+    else:
+        folder_of(source, images).close()
+    packer.convert(source, to=to, output=root / to, workers=1, samples_per_shard=5, **options)
     return readers.open(root / to)
 
 
@@ -73,10 +82,9 @@ def seen(layout: Any, ops: Any) -> list[int]:
 def test_tar(rocal: Any, tmp_path: Path, version: str, offset: int) -> None:
     reader = packed(tmp_path, "tar", label_offset=offset)
     layout = tar_layout(reader, indexes_of(reader, tmp_path, version), tmp_path / "rocal")
-    assert sorted(os.listdir(layout.shards)) == [shard.path for shard in reader.split_info.shards]
-    assert [path.name for path in sorted(layout.index.iterdir())] == [
-        f"{Path(shard.path).stem}.idx" for shard in reader.split_info.shards
-    ]
+    assert sorted(os.listdir(layout.shards)) == [f"{number:06d}.tar" for number in range(5)]
+    assert layout.index is not None
+    assert sorted(os.listdir(layout.index)) == [f"{number:06d}.idx" for number in range(5)]
     assert (layout.samples, layout.limits) == (24, (40, 48))
     assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == list(range(24))
 
@@ -91,7 +99,10 @@ def test_members_that_are_no_label_and_no_image_are_left_out(rocal_double: Any, 
     layout = tar_layout(reader, [index], tmp_path / "rocal")
     assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == [0, 1, 2, 3]
     assert layout.index is not None
-    (layout.index / f"{index.stem}.idx").write_text(index.read_text())
+    (layout.index / "000000.idx").write_text("\n".join([head, *lines]) + "\n")
+    with pytest.raises(readers.PipelineError, match="not present in the map"):  # rocAL looks up image0, not 000/image0
+        seen(layout, resnet_eval_ops(size=16, resize=20))
+    (layout.index / "000000.idx").write_text(index.read_text())
     with pytest.raises(ValueError, match="invalid literal for int"):
         seen(layout, resnet_eval_ops(size=16, resize=20))
 
@@ -123,7 +134,7 @@ def test_what_rocal_would_replace_is_refused(tmp_path: Path) -> None:
     images = {number: solid(number) for number in range(6)} | {4: solid(4, "PNG"), 5: solid(5, mode="CMYK")}
     for to, make in (("tar", lambda r: tar_layout(r, [], tmp_path / "x")), ("tfrecord", None)):
         reader = packed(tmp_path / to, to, images)
-        with pytest.raises(DatasetError, match=r"2 images are not.*004/image4, png.*external_source"):
+        with pytest.raises(DatasetError, match=r"2 images are not.*image4, png.*external_source"):
             make(reader) if make else tfrecord_layout(reader, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -184,6 +195,10 @@ def test_shards_and_labels_that_tfrecord_readers_cannot_have(tmp_path: Path) -> 
     reader.split_info = dataclasses.replace(reader.split_info, shards=tuple(shards))
     with pytest.raises(DatasetError, match="4294967296 bytes, rocAL reads less than 4 GiB"):
         tfrecord_layout(reader, tmp_path / "rocal")
+    folder_of(tmp_path / "nested", {0: solid(0)})
+    packer.convert(tmp_path / "nested", to="tfrecord", output=tmp_path / "nested-tfrecord", workers=1)
+    with pytest.raises(DatasetError, match=r"name 000/image0.jpg has a directory.*external_source"):
+        tfrecord_layout(readers.open(tmp_path / "nested-tfrecord"), tmp_path / "rocal")
     flat = tmp_path / "flat"
     flat.mkdir()
     for number in range(3):

@@ -159,7 +159,7 @@ def test_ahead_hands_out_what_came_before_an_error() -> None:
     [
         ("PNG", {}),
         ("PNG", {"mode": "L"}),
-        ("PNG", {"mode": "P"}),
+        ("PNG", {"mode": "1"}),
         ("JPEG", {"mode": "CMYK"}),
         ("WEBP", {"lossless": True}),
         ("GIF", {}),

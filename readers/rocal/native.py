@@ -59,7 +59,7 @@ def _tar_images(rocal: Library, layout: Layout, shuffle: bool) -> Any:
     encoded = rocal.fn.readers.webdataset(
         path=paths["path"],
         index_paths=paths["index"],
-        ext=[{*layout.extension.split(","), "cls"}],
+        ext=[{"jpg", "cls"}],
         missing_components_behavior=rocal.types.MISSING_COMPONENT_ERROR,
     )
     return rocal.fn.decoders.image(

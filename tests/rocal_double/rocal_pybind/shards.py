@@ -22,7 +22,15 @@ def tar_samples(path, index_path, ext):
                 name, image, texts = _sample(shard, next(lines).split(), version == NAMES_IN, number, slots)
                 by_name.setdefault(name, (image, 0, texts))
                 order.append(name)
-    return [by_name[name] for name in order]
+    return [_known(by_name, name) for name in order]
+
+
+def _known(by_name, name):
+    """Names are looked up without their directories, and were not put in so."""
+    found = by_name.get(name.rpartition("/")[2])
+    if found is None:
+        raise RuntimeError(f"ERROR: Given name not present in the map{name}")
+    return found
 
 
 def _sample(shard, words, named, number, slots):
@@ -59,8 +67,8 @@ def tfrecord_samples(path, image_key, label_key, name_key):
                 example.ParseFromString(shard.read(struct.unpack("<Q", head[:8])[0]))
                 shard.read(4)
                 feature = example.features.feature
-                file = feature[name_key].bytes_list.value[0]
+                file = feature[name_key].bytes_list.value[0].decode()
                 found.append((file, feature[image_key].bytes_list.value[0]))
                 if not os.path.islink(place):
                     labels.setdefault(file, feature[label_key].int64_list.value[0])
-    return [(image, labels[file], [b""]) for file, image in found]
+    return [(image, _known(labels, file), [b""]) for file, image in found]
