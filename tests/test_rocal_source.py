@@ -202,6 +202,20 @@ def test_truncated_jpegs_are_found(cut: int) -> None:
         vet(solid(3)[:cut], Limits(100, 100), size=(0, 0), convert=True, quality=95)
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "reason"),
+    [(-1, 12, "JPEGs of 12 bits"), (6, 0x31, "JPEGs of unusual colour sampling"), (9, 0x21, "unusual colour sampling")],
+)
+def test_jpegs_whose_header_turbojpeg_reads_and_no_more(at: int, value: int, reason: str) -> None:
+    """rocAL would show what lay in the memory before."""
+    data = bytearray(solid(3))
+    data[data.index(b"\xff\xc0") + 5 + at] = value
+    with pytest.raises(BadSampleError, match=rf"rocAL does not decode .*{reason}"):
+        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=False, quality=95)
+    with pytest.raises(BadSampleError, match=r"precision 12|subsampling"):
+        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+
+
 def test_an_image_of_another_size_than_the_index_says() -> None:
     with pytest.raises(BadSampleError, match="the index says 41 x 48 pixels, found 40 x 48"):
         vet(solid(3), Limits(100, 100), size=(41, 48), convert=True, quality=95)

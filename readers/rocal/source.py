@@ -1,4 +1,4 @@
-"""`external_source`: samples of any reader for `fn.external_source(…, mode=EXTSOURCE_RAW_COMPRESSED)`.
+"""`RocalSource`: samples of any reader for `fn.external_source(…, mode=EXTSOURCE_RAW_COMPRESSED)`.
 
     source = external_source(reader, 128, seed=1)
     encoded, _ = fn.external_source(source, mode=types.EXTSOURCE_RAW_COMPRESSED,
@@ -20,57 +20,26 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.ranks import detect_ranks
 from readers.errors import ResumeError
-from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
-from readers.order.schedule import Tail
+from readers.order import Order, ResumeToken, Schedule
 from readers.rocal.ahead import Ahead
-from readers.rocal.vet import Limits, limits_of
-from readers.rocal.work import BadSample, OnError, SourceBatch, SourceWork, padding_batch
+from readers.rocal.options import SourceOptions
+from readers.rocal.work import BadSample, SourceBatch, SourceWork, padding_batch
 from readers.sample import Reader
 
-__all__ = ["DECODER", "PADDING_BATCHES", "RocalSource", "SourceOptions", "external_source"]
+__all__ = ["DECODER", "PADDING_BATCHES", "RocalSource"]
 
 DECODER = "rocal"
 # In real runs of the CPU backend, two were enough for every wrong batch of about 120 epochs to be one of them.
 PADDING_BATCHES = 2
 # More than rocAL can have under way: its queues before and behind the decoder, and the batch that is being decoded.
 _HELD_PER_DEPTH, _HELD_MORE = 2, 2
-_MAX_SIDE = 1024
-_ON_ERROR = ("raise", "skip", "substitute")
 Fed = tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int32], list[int]]
-
-
-@dataclass(frozen=True)
-class SourceOptions:
-    """The options of `external_source`, checked. Raises ValueError."""
-
-    limits: Limits
-    seed: int
-    rank: int
-    world_size: int
-    tail: Tail
-    on_error: OnError
-    convert: bool
-    quality: int
-    ahead: int
-    prefetch: int
-
-    def __post_init__(self) -> None:
-        if self.on_error not in _ON_ERROR:
-            raise ValueError(f"on_error is one of {', '.join(_ON_ERROR)}, not {self.on_error!r}")
-        if not 95 <= self.quality <= 100:
-            raise ValueError(f"quality is 95 to 100, not {self.quality}: what is encoded again should not show it")
-        if self.ahead < 1 or self.prefetch < 2:
-            raise ValueError(f"ahead is 1 or more and prefetch 2 or more, not {self.ahead} and {self.prefetch}")
-        if min(self.limits) < 1:
-            raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
 
 
 class RocalSource:
@@ -246,53 +215,3 @@ class RocalSource:
 
     def _seek(self, epoch: int, cursor: int, order: Order | None) -> None:
         self._epoch, self._cursor, self._resumed, self._begun = epoch, cursor, order, False
-
-
-def external_source(
-    reader: Reader,
-    batch_size: int,
-    *,
-    order: Order | None = None,
-    shuffle: bool = True,
-    seed: int = 0,
-    rank: int | None = None,
-    world_size: int | None = None,
-    tail: Tail = "drop_last",
-    on_error: OnError = "raise",
-    convert: bool = True,
-    quality: int = 95,
-    max_height: int | None = None,
-    max_width: int | None = None,
-    ahead: int = 3,
-    prefetch: int = 2,
-) -> RocalSource:
-    """The samples of `reader` for rocAL, in batches of exactly `batch_size`.
-
-    order, shuffle, seed, rank, world_size, tail, on_error: as in `readers.loader.ImageLoader`, with the same samples in
-    the same order. convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are
-    encoded again as JPEGs of `quality` (95 to 100), 4:4:4; otherwise they are bad samples. max_height, max_width: of
-    decoded images, in pixels; by default the largest of the set, at most 1024: rocAL enlarges smaller ones and keeps
-    batch_size x max_height x max_width x 3 bytes several times. ahead: batches read ahead by a thread. prefetch: the
-    prefetch_queue_depth of the pipeline; what its queues may refer to is held.
-
-    Raises ValueError, DatasetError where the index knows no sizes. Needs no rocAL itself.
-    """
-    if batch_size < 2:
-        raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
-    limits = _limits(reader, max_height, max_width)
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-    if rank is None or world_size is None:
-        found = detect_ranks()
-        rank, world_size = found.rank, found.world_size
-    if order is None:
-        order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader), seed)
-    options = SourceOptions(limits, seed, rank, world_size, tail, on_error, convert, quality, ahead, prefetch)
-    return RocalSource(reader, batch_size, order, options)
-
-
-def _limits(reader: Reader, max_height: int | None, max_width: int | None) -> Limits:
-    if max_height is not None and max_width is not None:
-        return Limits(max_height, max_width)
-    found = limits_of(reader, cap=_MAX_SIDE)
-    return Limits(found.height if max_height is None else max_height, found.width if max_width is None else max_width)

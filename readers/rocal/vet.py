@@ -4,9 +4,9 @@ rocAL decodes external sources by TurboJPEG and does not say when that fails: wh
 another image of the batch, under the original label; truncated and CMYK images become garbage; EXIF orientation is
 ignored. So each image is looked at before it is handed over:
 
-    a whole JPEG of 1 or 3 components, upright, coded in DCTs     goes as it is, without a copy
-    any other image that is whole                                 is decoded and encoded again as a baseline JPEG, 4:4:4
-    a bad header, no end marker, another size than the index's    BadSampleError
+    a whole JPEG of 8 bits, 1 or 3 components, upright, of usual sampling    goes as it is, without a copy
+    any other image that is whole      is decoded and encoded again as a baseline JPEG, 4:4:4
+    a bad header, no end marker, another size than the index's, what our decoder cannot decode      BadSampleError
 
 As in `readers.decode`, damage inside the entropy-coded data is not seen here: the CRC32C of the index is there to find
 it (`readers.open(…, verify=True)`).
@@ -24,13 +24,15 @@ from readers.augment.draws import Draws
 from readers.decode import decode_image
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DatasetError
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, parse_held, sniff
+from readers.headers.jpeg import parse_frame
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
 __all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
+_LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
 _LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; what is larger still, rocAL crops
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20  # those of readers.loader: the same samples take the place of bad ones
 
@@ -54,12 +56,12 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
 
     Raises BadSampleError for what is no whole image, and, without `convert`, for what rocAL does not decode.
     """
-    header = parse_held(data)
+    header, frame = parse_frame(data) if sniff(data) == "jpeg" else (parse_held(data), 0)
     if all(size) and (header.height, header.width) != size:
         raise BadSampleError(
             f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {header.height} x {header.width}"
         )
-    reason = _obstacle(header, limits)
+    reason = _obstacle(header, limits) or (_unusual(data, frame, header.components) if frame else "")
     if not reason:
         return Vetted(np.frombuffer(data, np.uint8), "")
     if not convert:
@@ -108,6 +110,20 @@ def _obstacle(header: ImageHeader, limits: Limits) -> str:
         return "JPEGs to be turned upright"
     if header.height > _LEAST_SCALE * limits.height or header.width > _LEAST_SCALE * limits.width:
         return f"JPEGs over {_LEAST_SCALE} times {limits.height} x {limits.width} pixels"
+    return ""
+
+
+def _unusual(data: Buffer, frame: int, components: int) -> str:
+    """What of a JPEG TurboJPEG leaves undecoded, though it reads the header; frame: the byte that holds the height.
+
+    T.81, B.2.2: the precision stands before the height; behind height, width and the number of components come three
+    bytes for each, its id, its sampling factors and its table.
+    """
+    if data[frame - 1] != 8:
+        return f"JPEGs of {data[frame - 1]} bits"
+    factors = tuple(data[frame + 6 + 3 * i] for i in range(components))
+    if components == 3 and (factors[0] not in _LUMA_SAMPLING or factors[1:] != (0x11, 0x11)):
+        return "JPEGs of unusual colour sampling"
     return ""
 
 
