@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -354,10 +356,9 @@ def test_a_pipeline_that_does_not_end_is_never_released(rocal_double: Any, reade
 def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """rocAL leaves the interpreter, and prints to stdout."""
     source = external_source(reader, BATCH)
-    monkeypatch.setattr(rocal_double, "rocalVerify", lambda context: 2)
-    with pytest.raises(PipelineError, match="cannot build this pipeline"):
+    with monkeypatch.context() as patch, pytest.raises(PipelineError, match="cannot build this pipeline"):
+        patch.setattr(rocal_double, "rocalVerify", lambda context: 2)
         celeba(source, crop=32)
-    monkeypatch.undo()
     monkeypatch.setattr(rocal_double, "rocalCreate", fails)
     with pytest.raises(PipelineError, match="cannot make this pipeline"):
         celeba(source, crop=32)
@@ -367,3 +368,77 @@ def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capsys: pytest.Ca
     with faces(reader) as loader:
         epoch_of(loader)
     assert capsys.readouterr().out == ""
+
+
+def test_the_source_alone_keeps_what_goes_wrong_inside_the_padding(rocal_double: Any, reader: Any) -> None:
+    """Without our loader, by rocAL's iterator alone, whatever the double does at the end of an epoch."""
+    from amd.rocal.plugin.generic import ROCALGenericIterator
+
+    endings = set()
+    for seed in range(20):
+        rocal_double.seed_traps(seed)
+        source = external_source(reader, BATCH, seed=3, tail="exact", rank=0, world_size=1)
+        iterator = ROCALGenericIterator(celeba(source, size=16, crop=32, threads=1))
+        endings.add(iterator.loader._handle.ending)
+        seen = []
+        for number, (outputs, labels) in enumerate(iterator):
+            if number < len(source):
+                kept = labels >= 0
+                assert numbers_of(outputs[0][kept]) == labels[kept].tolist()
+                seen += labels[kept].tolist()
+        assert sorted(seen) == list(range(22))
+        source.close()
+    assert endings == {"right", "stale", "lost", "extra"} and rocal_double.FAULTS == []
+
+
+def test_a_graph_of_ones_own(rocal: Any, reader: Any) -> None:
+    from readers.rocal.graph import Machine, built
+    from readers.rocal.pipelines import encoded_images
+
+    source = external_source(reader, BATCH, rank=0, world_size=1)
+
+    def graph(library: Any) -> Any:
+        return library.fn.resize(encoded_images(library, source), resize_width=10, resize_height=6)
+
+    pipeline = built(graph, Machine(threads=1), batch_size=BATCH, seed=0, prefetch=2)
+    with RocalLoader(pipeline, source) as loader:
+        for images, labels in loader:
+            assert images.dtype == np.uint8 and images.shape == (4, 6, 10, 3)
+            assert numbers_of(images.transpose(0, 3, 1, 2).astype(np.float32), 0, 1) == labels.tolist()
+
+
+def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amd.rocal import types
+
+    made: list[tuple[Any, ...]] = []
+    create = rocal_double.rocalCreate
+    monkeypatch.setattr(rocal_double, "rocalCreate", lambda *given: made.append(given) or create(*given))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    source = external_source(reader, BATCH, prefetch=3)
+    assert (source.options.rank, source.options.world_size) == (3, 4)
+    celeba(source, crop=32, backend="gpu", threads=5, seed=9)
+    celeba(source, crop=32, backend="gpu", device_id=7, threads=5)
+    celeba(source, crop=32, threads=2)
+    assert made == [(4, types.GPU, 1, 5, 3, 9), (4, types.GPU, 7, 5, 3, 0), (4, types.CPU, 0, 2, 3, 0)]
+
+
+def test_an_interpreter_that_ends_in_the_middle_of_a_loop(rocal_double: Any, tmp_path: Path) -> None:
+    folder_of(tmp_path / "images", {number: solid(number) for number in range(22)}).close()
+    script = f"""
+import atexit, sys
+sys.path.insert(0, {str(Path(__file__).parent / "rocal_double")!r})
+import rocal_pybind, readers
+atexit.register(lambda: print(handle.waiting, handle.released, rocal_pybind.FAULTS))
+from readers.rocal import RocalLoader, celeba, external_source
+source = external_source(readers.open_folder({str(tmp_path / "images")!r}), 4)
+loader = RocalLoader(celeba(source, size=16, crop=32), source)
+handle = loader._feeder._iterator.loader._handle
+loop = iter(loader)
+next(loop)
+print(handle.waiting)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\nFalse True []\n"), done.stderr
