@@ -288,6 +288,8 @@ def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: P
     with pytest.raises(ValueError, match="another source"):
         RocalLoader(pipeline, external_source(reader, BATCH))
     RocalLoader(pipeline, source).close()
+    with pytest.raises(ValueError, match="has, or had, a loader"):
+        RocalLoader(pipeline, source)
     assert (source.max_width, source.max_height) == SIZE
 
 

@@ -16,6 +16,7 @@ plugin.pytorch is of no use, as it calls the extension with one argument too man
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from readers.rocal.source import PADDING_BATCHES, RocalSource
 __all__ = ["Arrays", "Feeder"]
 
 Arrays = list[npt.NDArray[Any]]
+_taken: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, and by one
 
 
 class Feeder:
@@ -37,7 +39,10 @@ class Feeder:
     def __init__(self, pipeline: Any, source: RocalSource) -> None:
         if getattr(pipeline, "_external_source", None) is not source:
             raise ValueError("the pipeline was built over another source: give the one passed to fn.external_source")
+        if pipeline in _taken:
+            raise ValueError("the pipeline has, or had, a loader, which releases it: build another")
         self._iterator: Any = load_rocal("RocalLoader").generic.ROCALGenericIterator(pipeline)
+        _taken.add(pipeline)
         self._source = source
         self._state: Literal["waiting", "fed", "drained"] = "waiting"
 
