@@ -81,11 +81,21 @@ def seen(layout: Any, ops: Any) -> list[int]:
 @pytest.mark.parametrize("offset", [0, 1])
 def test_tar(rocal: Any, tmp_path: Path, version: str, offset: int) -> None:
     reader = packed(tmp_path, "tar", label_offset=offset)
-    layout = tar_layout(reader, indexes_of(reader, tmp_path, version), tmp_path / "rocal")
+    layout = tar_layout(reader, tmp_path / "rocal", index_paths=indexes_of(reader, tmp_path, version))
     assert sorted(os.listdir(layout.shards)) == [f"{number:06d}.tar" for number in range(5)]
     assert layout.index is not None
     assert sorted(os.listdir(layout.index)) == [f"{number:06d}.idx" for number in range(5)]
     assert (layout.samples, layout.limits) == (24, (40, 48))
+    assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == list(range(24))
+
+
+@pytest.mark.rocal
+def test_indexes_beside_the_shards_are_found(rocal: Any, tmp_path: Path) -> None:
+    reader = packed(tmp_path, "tar")
+    with pytest.raises(FormatError, match=r"not a readable index of .*packer export-index .*tar --for rocal"):
+        tar_layout(reader, tmp_path / "rocal")
+    indexes_of(reader, tmp_path / "tar")
+    layout = tar_layout(reader, tmp_path / "rocal")
     assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == list(range(24))
 
 
@@ -96,7 +106,7 @@ def test_members_that_are_no_label_and_no_image_are_left_out(rocal_double: Any, 
     (index,) = indexes_of(reader, tmp_path)
     head, *lines = index.read_text().splitlines()
     index.write_text("\n".join([head, *(f"{line} json 0 100 x.json" for line in lines)]) + "\n")
-    layout = tar_layout(reader, [index], tmp_path / "rocal")
+    layout = tar_layout(reader, tmp_path / "rocal", index_paths=[index])
     assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == [0, 1, 2, 3]
     assert layout.index is not None
     (layout.index / "000000.idx").write_text("\n".join([head, *lines]) + "\n")
@@ -114,9 +124,9 @@ def test_sources_of_rocal_that_look_for_names_in_another_version(rocal_double: A
     shards.NAMES_IN = "v1.0"
     reader = packed(tmp_path, "tar")
     indexes = indexes_of(reader, tmp_path)
-    layout = tar_layout(reader, indexes, tmp_path / "rocal", index_version="1.0")
+    layout = tar_layout(reader, tmp_path / "rocal", index_paths=indexes, index_version="1.0")
     assert sorted(seen(layout, resnet_eval_ops(size=16, resize=20))) == list(range(24))
-    other = tar_layout(reader, indexes, tmp_path / "other")
+    other = tar_layout(reader, tmp_path / "other", index_paths=indexes)
     with pytest.raises(readers.PipelineError, match="component parameters"):
         seen(other, resnet_eval_ops(size=16, resize=20))
 
@@ -132,7 +142,7 @@ def test_tfrecord(rocal: Any, tmp_path: Path, offset: int) -> None:
 
 def test_what_rocal_would_replace_is_refused(tmp_path: Path) -> None:
     images = {number: solid(number) for number in range(6)} | {4: solid(4, "PNG"), 5: solid(5, mode="CMYK")}
-    for to, make in (("tar", lambda r: tar_layout(r, [], tmp_path / "x")), ("tfrecord", None)):
+    for to, make in (("tar", lambda r: tar_layout(r, tmp_path / "x")), ("tfrecord", None)):
         reader = packed(tmp_path / to, to, images)
         with pytest.raises(DatasetError, match=r"2 images are not.*image4, png.*external_source"):
             make(reader) if make else tfrecord_layout(reader, tmp_path / "x")
@@ -146,11 +156,11 @@ def test_sets_and_indexes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="expected tfrecord: packer convert"):
         tfrecord_layout(reader, target)
     with pytest.raises(DatasetError, match="5 shards need as many index files, found 4"):
-        tar_layout(reader, indexes[:4], target)
+        tar_layout(reader, target, index_paths=indexes[:4])
     with pytest.raises(ValueError, match=r"index_version is 1\.2 or 1\.0"):
-        tar_layout(reader, indexes, target, index_version="1.1")  # type: ignore[arg-type]
+        tar_layout(reader, target, index_paths=indexes, index_version="1.1")  # type: ignore[arg-type]
     with pytest.raises(FormatError, match=r"expected v1.1 or v1.2 and 5 samples"):
-        tar_layout(reader, indexes[::-1], target)
+        tar_layout(reader, target, index_paths=indexes[::-1])
     good = indexes[0].read_text()
     for bad, message in [
         ("", "not a readable index"),
@@ -164,14 +174,14 @@ def test_sets_and_indexes_that_do_not_fit(tmp_path: Path) -> None:
     ]:
         indexes[0].write_text(bad)
         with pytest.raises(FormatError, match=message):
-            tar_layout(reader, indexes, target)
+            tar_layout(reader, target, index_paths=indexes)
     with pytest.raises(FormatError, match="not a readable index"):
-        tar_layout(reader, [tmp_path / "none.idx", *indexes[1:]], target)
+        tar_layout(reader, target, index_paths=[tmp_path / "none.idx", *indexes[1:]])
     indexes[0].write_text(good)
     assert not target.exists() and not list(tmp_path.glob(".rocal*"))
-    tar_layout(reader, indexes, target)
+    tar_layout(reader, target, index_paths=indexes)
     with pytest.raises(OutputError, match="exists; give a new directory"):
-        tar_layout(reader, indexes, target)
+        tar_layout(reader, target, index_paths=indexes)
 
 
 def test_links_that_cannot_be_made_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

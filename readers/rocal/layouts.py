@@ -53,21 +53,25 @@ class Layout:
 
 def tar_layout(
     reader: ShardReader,
-    index_paths: Sequence[str | os.PathLike[str]],
     directory: str | os.PathLike[str],
     *,
+    index_paths: Sequence[str | os.PathLike[str]] | None = None,
     index_version: IndexVersion = "1.2",
     max_side: int = 1024,
 ) -> Layout:
-    """Make `directory` for the tar shards of `reader`, from an index file (v1.1 or v1.2) for each, in their order.
+    """Make `directory` for the tar shards of `reader`.
 
-    Write the index files with `packer export-index`. max_side: limit of decoded heights and widths. Raises DatasetError
-    for a set of another format, with images that rocAL does not decode, without labels, or with shards of 4 GiB;
-    FormatError for an index that does not fit its shard; OutputError where `directory` exists or cannot be made.
+    index_paths: of the index files (v1.1 or v1.2) of the shards, in their order; by default those beside the shards,
+    `x.idx` for `x.tar`, where `packer export-index --for rocal` puts them. max_side: limit of decoded heights and
+    widths. Raises DatasetError for a set of another format, with images that rocAL does not decode, without labels, or
+    with shards of 4 GiB; FormatError for an index that does not fit its shard; OutputError where `directory` exists or
+    cannot be made.
     """
     if index_version not in ("1.2", "1.0"):
         raise ValueError(f"index_version is 1.2 or 1.0, not {index_version!r}")
     shards = _shards(reader, "tar")
+    if index_paths is None:
+        index_paths = [shard.with_suffix(".idx") for shard in shards]
     if len(index_paths) != len(shards):
         raise DatasetError(f"{len(shards)} shards need as many index files, found {len(index_paths)}")
     counts = [shard.samples for shard in reader.split_info.shards]
@@ -137,15 +141,17 @@ def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range
             raise FormatError(f"{path}: an index of more than {_MOST_INDEX_BYTES} bytes")
         head, *lines = path.read_text(encoding="ascii").splitlines()
         version, told = head.split()
+        stop = shard.stat().st_size
     except FormatError:
         raise
     except (ValueError, OSError) as error:
-        raise FormatError(f"{path}: not a readable index of a tar shard: {error}") from error
+        told = f"{path}: not a readable index of {shard.name}: {error}"
+        raise FormatError(f"{told}; write it with  packer export-index {shard.parent} --for rocal") from error
     if version not in ("v1.1", "v1.2") or told != str(samples) or len(lines) != samples:
         raise FormatError(
             f"{path}: expected v1.1 or v1.2 and {samples} samples of {shard.name}, found {head[:40]!r} and {len(lines)}"
         )
-    stop, width = shard.stat().st_size, 4 if version == "v1.2" else 3
+    width = 4 if version == "v1.2" else 3
     return [_parsed(f"{path}, line {number}", line.split(), width, stop) for number, line in enumerate(lines, 2)]
 
 

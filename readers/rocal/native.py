@@ -1,6 +1,6 @@
 """rocAL's own readers over our tar and TFRecord shards: pipelines without our reader.
 
-    layout = tar_layout(reader, index_paths, "rocal-train")
+    layout = tar_layout(reader, "rocal-train")
     pipeline = native_pipeline(layout, 128, resnet_train_ops())
 
 What these readers do not do: resume, an exact last batch, an order of ours. Images that rocAL does not decode would be
