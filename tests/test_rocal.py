@@ -237,6 +237,22 @@ def test_resume_in_the_middle_on_another_number_of_ranks(rocal: Any, reader: Any
             loader.load_state_dict({})
 
 
+def test_a_token_of_our_own_loader(rocal: Any, reader: Any) -> None:
+    from readers.loader import ImageLoader
+
+    ours = ImageLoader(reader, BATCH, seed=3, threads=1, rank=0, world_size=1)
+    batches = [labels.tolist() for _, labels in ours]
+    ours.set_epoch(0)
+    loop = iter(ours)
+    next(loop)
+    state = ours.state_dict()
+    del loop
+    with faces(reader) as loader:
+        with pytest.warns(UserWarning, match="goes on with 'rocal'"):
+            loader.load_state_dict(state)
+        assert epoch_of(loader) == batches[1:]
+
+
 def test_celeba_normalises_to_one(rocal: Any, reader: Any) -> None:
     with faces(reader, shuffle=False) as loader:
         images, _ = next(iter(loader))
