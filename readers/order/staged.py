@@ -164,7 +164,8 @@ class StagedFirst(PlainOrder):
         turns = Permutation(shards, self.seed, epoch, "staged shards").forward(np.arange(shards, dtype=np.int64))
         size = (self.starts[1:] - self.starts[:-1])[turns]
         cut = np.arange(window + 1, dtype=np.int64)
-        edges = size[:, None] // window * cut + size[:, None] % window * cut // window  # [shards, window + 1]
+        # [shards, window + 1]; what does not divide evenly comes early, which needs later shards later
+        edges = size[:, None] // window * cut - (-(size[:, None] % window) * cut // window)
         # part i of the shard of turn t comes in round t + i
         in_round = np.add.outer(np.arange(shards), cut[:-1]).ravel()
         order = np.argsort(in_round, kind="stable")
