@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from conftest import files_of
-from staging_suite import Notes, assert_whole, pack, start, wait_for
+from staging_suite import DEADLINE, Notes, assert_whole, pack, start, wait_for
 
 import packer
 import readers
@@ -189,6 +190,39 @@ def test_records_are_not_trusted(sets: list[Path], tmp_path: Path, name: str, co
     else:
         with readers.stage(sets[0], tmp_path) as again:
             assert_whole(again, sets[0])
+
+
+INNER = ("copy.json", "ready.json", "leader", "users", "progress", "part-1-1")
+
+
+@pytest.mark.parametrize("name", [*(f"*/.staging/{name}" for name in INNER), ".packer-staged", "lock"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_in_the_place_of_our_records(sets: list[Path], tmp_path: Path, name: str, kind: str) -> None:
+    """A link is not followed, a pipe not waited for: staging ends well, or with one message that names the place."""
+    (tmp_path / "victim").write_text("precious")
+    with readers.stage(sets[0], tmp_path / "node") as local:
+        pass
+    (local / "train-000001.tar").unlink()  # so that there is something to copy
+    place = Path(str(local.parent / name).replace("*", local.name))
+    place.unlink(missing_ok=True)
+    if kind == "link":
+        place.symlink_to(tmp_path / "victim")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail(f"waits for the {kind} {name}"))
+    signal.alarm(int(DEADLINE))
+    try:
+        with readers.stage(sets[0], tmp_path / "node") as again:
+            assert_whole(again, sets[0])
+    except readers.StagingError as error:
+        where = {"copy.json": local, ".packer-staged": local.parent}.get(place.name, place)
+        assert str(where) in str(error)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_an_interrupted_removal_is_finished(sets: list[Path], tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class FileLock:
         except OSError as error:
             raise StagingError(f"{self.path}: cannot be opened for locking: {error.strerror}") from error
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StagingError(f"{self.path}: is no regular file, so not a lock of ours; remove it")
             got = _flock(descriptor, self.path, shared) and self._is_still(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -77,7 +79,7 @@ class FileLock:
         except OSError:
             return False
         held = os.fstat(descriptor)
-        return stat.S_ISREG(held.st_mode) and (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino)
+        return (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino)
 
     def __del__(self) -> None:
         self.release()
