@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -237,3 +239,24 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
     with pytest.raises(readers.ResumeError, match="cannot go on with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_ends_all_waiting(
+    source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on from the source, and whoever asks is told."""
+    transfer, third = leader.transfer, names(source, order.shards())[2]
+
+    def full(source: Path, *arguments: Any) -> int:
+        if source.name == third:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return transfer(source, *arguments)
+
+    monkeypatch.setattr(leader, "transfer", full)
+    staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
+    with staging as local:
+        reader = open_staged(local, source, FOREVER)
+        read_epoch(reader, order)
+        assert reader.stats().local <= 8 and reader.stats().source >= 28 and reader._arrivals.over
+        with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
+            staging.wait(60)

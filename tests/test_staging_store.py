@@ -140,6 +140,11 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
         readers.stage(sets[0], tmp_path / "node").__enter__()
     assert packer.clean_staged(to=tmp_path / "node").removed == ()
     local.unlink()
+    local.mkdir(mode=0o700)
+    (local / ".staging").symlink_to(outside)
+    with pytest.raises(readers.StagingError, match=r"\.staging: is a symbolic link"):
+        readers.stage(sets[0], tmp_path / "node").__enter__()
+    (local / ".staging").unlink()
     with readers.stage(sets[0], tmp_path / "node", splits=("val",)) as local:
         (local / "train.index").symlink_to(outside)
         with pytest.raises(readers.StagingError, match=r"train.index: is not a directory of our own"):
