@@ -56,6 +56,7 @@ class SlowSource:
             with self._lock:
                 if place not in self._announced:
                     self._announced[place] = self._arrival(length, self.latency_seconds)
+                    self.read_bytes += length
         elif not self._is_slow(descriptor):
             self._real[2](descriptor, offset, length, advice)
 
@@ -68,8 +69,8 @@ class SlowSource:
             if not arrival:
                 goes_on = self._ends.get(descriptor) == (inode, offset)
                 arrival = self._arrival(length, 0.0 if goes_on else self.latency_seconds)
+                self.read_bytes += length
             self._ends[descriptor] = inode, offset + length
-            self.read_bytes += length
         time.sleep(max(0.0, arrival - time.monotonic()))
 
     def _arrival(self, length: int, latency: float) -> float:

@@ -138,6 +138,20 @@ class FallbackReader(ShardReader):
         self._stats, self._stats_lock = FallbackStats(), threading.Lock()
         super()._setup()
 
+    def _prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str, below_bytes: int) -> None:
+        """What is waited for is not announced: the source would be read for it, and then copied."""
+        wanted = np.asarray(indices, np.int64)
+        if self.patience_seconds and not self._arrivals.over:
+            numbers, which = np.unique(self.index.column("shard")[wanted], return_inverse=True)
+            now = np.array([not self._comes_later(number) for number in numbers.tolist()], np.bool_)
+            wanted = wanted[now[which]]
+        super()._prefetch(wanted, field, below_bytes)
+
+    def _comes_later(self, number: int) -> bool:
+        if number >= len(self._shards) or self._shards[number] is not None or self.is_local(number):
+            return False
+        return self._arrivals.expects(self.split_info.shards[number].path)
+
     def _prepare(self, number: int) -> bool:
         """Wait for a shard, where there is patience and hope; whether it is then read from the source."""
         if number >= len(self._shards) or self._shards[number] is not None:

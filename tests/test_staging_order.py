@@ -171,6 +171,33 @@ def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None
         lock.release()
 
 
+def test_what_is_waited_for_is_not_announced(
+    source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would read it from the source, and staging once more."""
+    announced: list[Path] = []
+
+    def note(descriptor: int, ranges: Any) -> None:
+        announced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent)
+
+    monkeypatch.setattr("readers.shards.prefetch", note)
+    with readers.stage(source, tmp_path / "some", fraction=0.3) as some:
+        pass
+    with readers.stage(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000) as none_yet:
+        pass
+    for local, patience, places in (
+        (some, FOREVER, {some, source}),  # the rest does not come
+        (none_yet, FOREVER, set()),
+        (none_yet, 0.0, {source}),
+    ):
+        announced.clear()
+        reader = open_staged(local, source, patience)
+        reader.prefetch(range(36))
+        assert set(announced) == places
+        with pytest.raises(IndexError):
+            reader.prefetch([36])
+
+
 def test_nobody_waits_for_what_does_not_come(source: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         lock = FileLock(local / ".staging/leader")

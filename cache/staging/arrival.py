@@ -38,12 +38,16 @@ class Arrivals:
         """Whether a wait was in vain, so that there will be no other."""
         return self._over.is_set()
 
+    def expects(self, path: str) -> bool:
+        """Whether it makes sense to wait for the file of this name, if it is not there."""
+        return self.patience_seconds > 0 and not self.over and self._is_wanted(path)
+
     def wait(self, path: str, is_there: Callable[[], bool]) -> bool:
         """Wait for the file of this name; False where it does not come."""
         started = busy = time.monotonic()
         while not is_there():
             now = time.monotonic()
-            if self._over.is_set() or not self._is_wanted(path):
+            if not self.expects(path):
                 return False
             if self._is_copied_to():
                 busy = now
