@@ -265,16 +265,21 @@ def test_locks(tmp_path: Path) -> None:
         FileLock(tmp_path / "link").take()
 
 
-def test_a_forked_child_does_not_keep_the_leader(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "lock")
-    assert lock.take()
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared: bool, inherited: bool) -> None:
+    lock = FileLock(tmp_path / "lock", inherited=inherited)
+    assert lock.take(shared=shared)
     child = os.fork()
     if child == 0:
         time.sleep(30)
         os._exit(0)
     try:
         lock.release()
-        wait_for(lambda: not is_locked(tmp_path / "lock"), "the child to let go")
+        if shared and inherited:
+            assert is_locked(tmp_path / "lock")
+        else:
+            wait_for(lambda: not is_locked(tmp_path / "lock"), "the child to let go")
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

@@ -43,7 +43,7 @@ class Copy:
         self.path, self.source, self.fingerprint, self.files, self.wanted = path, source, fingerprint, files, wanted
         self.inner = path / INNER_FOLDER
         self.leader = FileLock(self.inner / "leader")
-        self.users = FileLock(self.inner / "users")
+        self.users = FileLock(self.inner / "users", inherited=True)
 
     @property
     def planned_bytes(self) -> int:
