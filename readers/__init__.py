@@ -31,7 +31,7 @@ from readers.errors import (
     UnknownNameError,
     WorkerError,
 )
-from readers.fallback import FallbackReader
+from readers.fallback import FallbackReader, FallbackStats
 from readers.folder import FolderReader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Reader, Sample
 from readers.selection import SelectedReader
@@ -49,6 +49,7 @@ __all__ = [
     "DatasetError",
     "Decoded",
     "FallbackReader",
+    "FallbackStats",
     "FolderReader",
     "FormatError",
     "ImageInfo",
@@ -84,16 +85,22 @@ def open(
     backend: Backend = "pread",
     verify: bool = False,
     fallback: str | os.PathLike[str] | None = None,
+    patience_seconds: float = 0.0,
 ) -> ShardReader:
     """Open one split of a packed set.
 
     path: the directory that holds dataset.json. split: None takes the only split, or "train". backend: "pread"
     copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read. fallback: the
-    set that `path` is a copy of; shards that are not in the copy (yet) are read from there.
-    Raises DatasetError, UnknownNameError, StaleIndexError.
+    set that `path` is a copy of; shards that are not in the copy (yet) are read from there,
+    once `patience_seconds` were waited for one that is on its way.
+    Raises DatasetError, UnknownNameError, StaleIndexError, ValueError.
     """
     if fallback is not None:
-        return FallbackReader(path, split, fallback=fallback, backend=backend, verify=verify)
+        return FallbackReader(
+            path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds
+        )
+    if patience_seconds:
+        raise ValueError("patience_seconds is for a set with a fallback: nothing else is on its way")
     return ShardReader(path, split, backend=backend, verify=verify)
 
 

@@ -22,7 +22,9 @@ from cache.staging import Manifest, StagedFile, total_bytes
 from readers.errors import DatasetError, StagingError
 from readers.index import Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.order.base import Int64s
 from readers.order.node_local import NodeLocal
+from readers.order.staged import shard_starts
 
 __all__ = ["Portion", "SetFiles", "set_files"]
 
@@ -64,6 +66,21 @@ class SetFiles:
                 chosen.append(file)
                 sum_bytes += file.bytes
         return list(dict.fromkeys(chosen))
+
+    def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
+        """Shards with those of one split first, in this order: the split whose shards begin at the samples `starts`.
+
+        Raises StagingError where no split has such shards.
+        """
+        found = [split for split in self.info.splits.values() if np.array_equal(shard_starts(split), starts)]
+        if not found:
+            raise StagingError(
+                f"{self.manifest.source}: no split has the {len(starts) - 1} shards with {starts[-1]} samples that the "
+                f"order is made for; make it with  readers.order.staged_first(reader.split_info)"
+            )
+        first = [self.manifest.by_path[split.shards[number].path] for split in found for number in turns.tolist()]
+        wanted = set(shards)
+        return list(dict.fromkeys([file for file in first if file in wanted] + list(shards)))
 
     def index(self, portion: Portion) -> list[StagedFile]:
         """The index files of a portion's splits."""

@@ -11,17 +11,22 @@ the same one after a requeue, finds it. While the context is open the copy is lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from cache import staging as node
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
 from readers.errors import StagingError
+from readers.order.staged import StagedFirst
+from readers.order.token import ResumeToken
 from readers.staged_files import Portion, SetFiles, set_files
 
 __all__ = ["StageOptions", "Staged", "stage", "staging_errors"]
@@ -33,6 +38,9 @@ class StageOptions:
 
     splits: only these. part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` deals
     them. fraction: of the bytes. background: return when the index is here, and bring the shards from a thread.
+    order: with background, bring the shards of its split (that with the shards it was made for) in the order in which
+    its epoch wants them, and two at a time unless `workers` says otherwise. resume: the token with which training goes
+    on in that order, so that what it still wants comes first.
     verify: also read what is here already and compare checksums (sizes always are). cleanup: "atexit" removes the copy
     when the last process that uses it leaves, "never" keeps it. quota_bytes: remove least recently used copies that
     nobody holds until all copies fit. workers: threads. bytes_per_second: a cap for this node. any_filesystem: stage
@@ -43,6 +51,8 @@ class StageOptions:
     part: tuple[int, int] | str | None = None
     fraction: float = 1.0
     background: bool = False
+    order: StagedFirst | None = None
+    resume: Mapping[str, Any] | None = None
     verify: bool = False
     cleanup: str = "never"
     quota_bytes: int | None = None
@@ -57,7 +67,24 @@ class StageOptions:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
+        if self.order is not None and not self.background:
+            raise ValueError("an order is for staging in the background: training begins when all is here otherwise")
+        if self.resume is not None and self.order is None:
+            raise ValueError("a token to resume from says nothing without the order that it is of")
         self.portion()
+
+    def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """(first samples of the shards of the order's split, shards as they are wanted); None without an order.
+
+        Raises ResumeError for a token of another order.
+        """
+        if self.order is None:
+            return None
+        if self.resume is None:
+            return self.order.starts, self.order.shards()
+        token = ResumeToken.from_dict(self.resume)
+        order = self.order.with_seed(token.seed).resumed(token.order)
+        return order.starts, order.shards(token.epoch, token.cursor)
 
     def portion(self) -> Portion:
         """What of the set is meant, with "node" replaced by what the launcher says."""
@@ -72,7 +99,8 @@ class StageOptions:
     def how(self) -> node.How:
         from crc32c import crc32c
 
-        workers = self.workers or min(8, max(2, usable_cpus()))
+        # In an order the first shards should be here soon, not all of them a little.
+        workers = self.workers or (2 if self.order is not None else min(8, max(2, usable_cpus())))
         return node.How(crc32c, workers=workers, bytes_per_second=self.bytes_per_second, verify=self.verify)
 
 
@@ -131,6 +159,9 @@ class Staged:
     def _request(self, files: SetFiles) -> node.Request:
         options, portion = self.options, self.options.portion()
         shards, index = files.shards(portion), files.index(portion)
+        turns = options.turns()
+        if turns is not None:
+            shards = files.in_turn(shards, *turns)
         first = [*index, files.head] if options.background else [*shards, *index, files.head]
         return node.Request(
             files.manifest,
@@ -154,7 +185,7 @@ def stage(
 
     to: a directory of this node, with environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER,
     /local, /scratch/local and /dev/shm and takes the first that is writable, local and large enough. options: those of
-    `StageOptions`. Raises DatasetError, UnknownNameError, ValueError, and on entering StagingError.
+    `StageOptions`. Raises ValueError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, to, StageOptions(**options), watcher)
 

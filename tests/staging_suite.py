@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -59,10 +60,13 @@ def pack(tree: Path, out: Path, samples_per_shard: int = 4) -> Path:
     return out
 
 
-def start(source: Path, to: Path, **options: Any) -> subprocess.Popen[str]:
+def start(source: Path, to: Path | str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
     """A process that stages and reads, in a session of its own."""
     command = [sys.executable, "-c", SCRIPT, str(source), str(to), json.dumps(options)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    env = {**os.environ, **(environ or {})}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=env
+    )
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:

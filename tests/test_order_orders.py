@@ -21,6 +21,7 @@ from readers.order import (
     Permutation,
     Sequential,
     Shuffled,
+    StagedFirst,
     Weighted,
 )
 from readers.order.block import block_starts
@@ -31,11 +32,12 @@ ORDERS: dict[str, Callable[..., Order]] = {
     "sequential": lambda seed=0: Sequential(N, seed),
     "shuffled": lambda seed=0: Shuffled(N, seed),
     "block-shuffled": lambda seed=0: BlockShuffled(np.arange(0, N + 1, 8), 3, seed),
+    "staged-first": lambda seed=0: StagedFirst(np.array([0, 50, 50, 51, 120, N]), 3, 2, 0, seed),
     "node-local": lambda seed=0: NodeLocal(N, 3, 2, seed),
     "weighted": lambda seed=0: Weighted(np.arange(N), None, seed),
     "class-balanced": lambda seed=0: ClassBalanced(LABELS, 150, seed),
 }
-ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "node-local")
+ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "node-local")
 
 
 def whole(order: Order, epoch: int = 0) -> np.ndarray:
@@ -100,7 +102,8 @@ def test_an_epoch_goes_on_with_the_order_it_began_with(kind: str) -> None:
 
 
 def test_empty_orders() -> None:
-    for order in (Sequential(0), Shuffled(0), NodeLocal(0, 4), BlockShuffled(np.array([0]))):
+    none = np.array([0])
+    for order in (Sequential(0), Shuffled(0), NodeLocal(0, 4), BlockShuffled(none), StagedFirst(none)):
         assert len(order) == 0 and whole(order).shape == (0,)
         with pytest.raises(IndexError):
             order.indices(0, np.array([0]))

@@ -149,7 +149,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
         (("{source}", "--to", "{tmp}", "--splits", "test"), 1, "no split 'test'; it has train, val"),
         (("{source}", "--to", "{tmp}", "--cleanup", "atexit"), 2, "--cleanup atexit needs a COMMAND"),
         (("{source}", "--to", "{tmp}", "--quota", "10kB"), 1, "the quota is 10,000"),
-        (("{source}", "--to", "{source}/dataset.json"), 1, "File exists"),
+        (("{source}", "--to", "{source}/dataset.json"), 1, "dataset.json: not a directory; choose another"),
         (("{source}", "--to", "/proc/nothing"), 1, "/proc/nothing"),
         (("{source}", "--to", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
         (("ls", "--to", "$NOT_SET"), 1, "names $NOT_SET"),

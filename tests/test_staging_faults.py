@@ -140,7 +140,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
 def test_a_target_that_is_read_only(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "fixed", "10m") as fixed:
         subprocess.run(["mount", "-o", "remount,ro", fixed], check=True)
-        with pytest.raises(readers.StagingError, match=r"fixed \(not writable\)"):
+        with pytest.raises(readers.StagingError, match=r"fixed: not writable; choose another directory with  --to"):
             readers.stage(source, fixed).__enter__()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from conftest import files_of
-from staging_suite import Notes, assert_whole, pack, start, wait_for
+from staging_suite import DEADLINE, Notes, assert_whole, pack, start, wait_for
 
 import packer
 import readers
@@ -139,6 +140,11 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
         readers.stage(sets[0], tmp_path / "node").__enter__()
     assert packer.clean_staged(to=tmp_path / "node").removed == ()
     local.unlink()
+    local.mkdir(mode=0o700)
+    (local / ".staging").symlink_to(outside)
+    with pytest.raises(readers.StagingError, match=r"\.staging: is a symbolic link"):
+        readers.stage(sets[0], tmp_path / "node").__enter__()
+    (local / ".staging").unlink()
     with readers.stage(sets[0], tmp_path / "node", splits=("val",)) as local:
         (local / "train.index").symlink_to(outside)
         with pytest.raises(readers.StagingError, match=r"train.index: is not a directory of our own"):
@@ -191,6 +197,39 @@ def test_records_are_not_trusted(sets: list[Path], tmp_path: Path, name: str, co
             assert_whole(again, sets[0])
 
 
+INNER = ("copy.json", "ready.json", "leader", "users", "progress", "part-1-1")
+
+
+@pytest.mark.parametrize("name", [*(f"*/.staging/{name}" for name in INNER), ".packer-staged", "lock"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_in_the_place_of_our_records(sets: list[Path], tmp_path: Path, name: str, kind: str) -> None:
+    """A link is not followed, a pipe not waited for: staging ends well, or with one message that names the place."""
+    (tmp_path / "victim").write_text("precious")
+    with readers.stage(sets[0], tmp_path / "node") as local:
+        pass
+    (local / "train-000001.tar").unlink()  # so that there is something to copy
+    place = Path(str(local.parent / name).replace("*", local.name))
+    place.unlink(missing_ok=True)
+    if kind == "link":
+        place.symlink_to(tmp_path / "victim")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail(f"waits for the {kind} {name}"))
+    signal.alarm(int(DEADLINE))
+    try:
+        with readers.stage(sets[0], tmp_path / "node") as again:
+            assert_whole(again, sets[0])
+    except readers.StagingError as error:
+        where = {"copy.json": local, ".packer-staged": local.parent}.get(place.name, place)
+        assert str(where) in str(error)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
 def test_an_interrupted_removal_is_finished(sets: list[Path], tmp_path: Path) -> None:
     with readers.stage(sets[0], tmp_path) as local:
         pass
@@ -226,16 +265,21 @@ def test_locks(tmp_path: Path) -> None:
         FileLock(tmp_path / "link").take()
 
 
-def test_a_forked_child_does_not_keep_the_leader(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "lock")
-    assert lock.take()
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared: bool, inherited: bool) -> None:
+    lock = FileLock(tmp_path / "lock", inherited=inherited)
+    assert lock.take(shared=shared)
     child = os.fork()
     if child == 0:
         time.sleep(30)
         os._exit(0)
     try:
         lock.release()
-        wait_for(lambda: not is_locked(tmp_path / "lock"), "the child to let go")
+        if shared and inherited:
+            assert is_locked(tmp_path / "lock")
+        else:
+            wait_for(lambda: not is_locked(tmp_path / "lock"), "the child to let go")
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)

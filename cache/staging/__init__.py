@@ -3,12 +3,14 @@
     target    where to: writable, local, ours, large enough        mounts    what a filesystem is, what is free
     store     the marked directory of ours in a target             copies    one staged copy and its records
     leader    one process copies, the others wait                  transfer  one file, checksum on the way
+    arrival   waiting for a file on its way
     removal   quota and clean-up, never of anything else           session   all of that for one process
 
 Nothing here knows what the files mean: see `files` for what callers hand in, and `readers.staging` for the one that
 does.
 """
 
+from cache.staging.arrival import Arrivals
 from cache.staging.copies import Copy
 from cache.staging.errors import NoRoomError, NoTargetError, SourceError, StagingError, StoppedError
 from cache.staging.files import Manifest, StagedFile, total_bytes
@@ -21,6 +23,7 @@ from cache.staging.watch import SilentStaging, StagingWatcher
 
 __all__ = [
     "CLEANUPS",
+    "Arrivals",
     "Brought",
     "Copy",
     "How",

@@ -43,7 +43,7 @@ class Copy:
         self.path, self.source, self.fingerprint, self.files, self.wanted = path, source, fingerprint, files, wanted
         self.inner = path / INNER_FOLDER
         self.leader = FileLock(self.inner / "leader")
-        self.users = FileLock(self.inner / "users")
+        self.users = FileLock(self.inner / "users", inherited=True)
 
     @property
     def planned_bytes(self) -> int:
@@ -141,6 +141,8 @@ def new_copy(store: Path, manifest: Manifest) -> Copy:
     copy = Copy(path, str(manifest.source), manifest.fingerprint, manifest.files, set())
     if path.exists() and any(entry.name != INNER_FOLDER for entry in path.iterdir()):
         raise StagingError(f"{path}: holds files but no marker of ours, so nothing is written into it; remove it")
+    if copy.inner.is_symlink():
+        raise StagingError(f"{copy.inner}: is a symbolic link, which nothing of ours is; remove it")
     copy.inner.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return copy

@@ -25,7 +25,7 @@ from cache.staging.crew import work_off
 from cache.staging.errors import NoRoomError, StagingError, StoppedError
 from cache.staging.files import Checksum, StagedFile, total_bytes
 from cache.staging.mounts import filesystem_type, free_space
-from cache.staging.records import fsync_folder, is_own_folder
+from cache.staging.records import fsync_folder, is_own_folder, read_number, write_number
 from cache.staging.transfer import Pace, checksum_of, transfer
 from cache.staging.watch import StagingWatcher
 
@@ -84,7 +84,8 @@ def bring(
     except OSError as error:
         if error.errno in _FULL:
             raise NoRoomError(f"{copy.path}: {error.strerror} in the middle of copying; {_ADVICE}") from error
-        raise StagingError(f"{copy.path}: cannot be written: {error.strerror or error}") from error
+        where = error.filename or copy.path
+        raise StagingError(f"{where}: cannot be written: {error.strerror or error}") from error
     finally:
         copy.leader.release()
 
@@ -188,6 +189,7 @@ class _Leader:
         already = total_bytes(file for file in self.copy.files if file.path in self.ready)
         tick = partial(self._tell_progress, already)
         try:
+            (self.copy.inner / "progress").unlink(missing_ok=True)  # whatever somebody put in its place
             folders = self._folders(missing)
             tick()
             for batch in (
@@ -218,7 +220,7 @@ class _Leader:
         self.ready[file.path] = (file.bytes, crc, time.time())
 
     def _tell_progress(self, already: int) -> None:
-        (self.copy.inner / "progress").write_text(f"{already + self.pace.done_bytes}\n")
+        write_number(self.copy.inner / "progress", already + self.pace.done_bytes)
 
 
 def still_needed(files: Sequence[StagedFile]) -> tuple[int, int]:
@@ -246,7 +248,4 @@ def _human(size: float) -> str:
 
 
 def _told_progress(copy: Copy) -> int:
-    try:
-        return int((copy.inner / "progress").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return read_number(copy.inner / "progress")

@@ -1,8 +1,8 @@
 """Locks that die with their owner: `flock` on a small file.
 
 The kernel drops a lock when the last descriptor of its opening closes, so a killed process leaves nothing behind. A
-forked child shares the opening; where that would keep a dead leader's lock alive, the child closes its share
-(`exclusive` locks). Locks of users are kept by children, which read the copy too.
+forked child shares the opening; where that would keep a dead leader's lock alive, the child closes its share.
+Locks of users are kept by children, which read the copy too (`inherited`).
 
 A file that was removed while somebody waited for its lock is not the file any more: `take` notices and says no.
 """
@@ -28,10 +28,10 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 
 
 class FileLock:
-    """One lock file; `take` never waits."""
+    """One lock file; `take` never waits. inherited: forked children keep a share in it, if it is a shared one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, inherited: bool = False) -> None:
+        self.path, self.inherited = path, inherited
         self._descriptor = -1
 
     @property
@@ -53,18 +53,19 @@ class FileLock:
             return False
         except OSError as error:
             raise StagingError(f"{self.path}: cannot be opened for locking: {error.strerror}") from error
+        self._descriptor = descriptor
+        if not (shared and self.inherited):
+            _not_inherited().add(self)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StagingError(f"{self.path}: is no regular file, so not a lock of ours; remove it")
             got = _flock(descriptor, self.path, shared) and self._is_still(descriptor)
         except BaseException:
-            os.close(descriptor)
+            self.release()
             raise
         if not got:
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        if not shared:
-            _exclusive().add(self)
-        return True
+            self.release()
+        return got
 
     def release(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -77,7 +78,7 @@ class FileLock:
         except OSError:
             return False
         held = os.fstat(descriptor)
-        return stat.S_ISREG(held.st_mode) and (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino)
+        return (now.st_dev, now.st_ino) == (held.st_dev, held.st_ino)
 
     def __del__(self) -> None:
         self.release()
@@ -123,8 +124,8 @@ def _flock(descriptor: int, path: Path, shared: bool) -> bool:
 
 
 @cache
-def _exclusive() -> WeakSet[FileLock]:
-    """Exclusive locks of this process; forked children let go of them."""
+def _not_inherited() -> WeakSet[FileLock]:
+    """Locks of this process that forked children let go of."""
     held: WeakSet[FileLock] = WeakSet()
 
     def forget() -> None:

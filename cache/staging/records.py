@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fsync_folder", "is_own_folder", "read_record", "write_record"]
+__all__ = ["fsync_folder", "is_own_folder", "read_number", "read_record", "write_number", "write_record"]
 
 VERSION = 1
 _MAX_BYTES = 1 << 28
@@ -46,6 +46,22 @@ def read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("kind") != kind or content.get("version") != VERSION:
         return None
     return content if content.get("inode") == inode else None
+
+
+def write_number(path: Path, number: int) -> None:
+    """Write a number that need not survive a crash. Raises OSError; follows no link, waits for no pipe."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
+        file.write(f"{number}\n")
+
+
+def read_number(path: Path) -> int:
+    """The number in a file; 0 where there is none."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return int(file.read(32))
+    except (OSError, ValueError, TypeError):
+        return 0
 
 
 def is_own_folder(path: Path) -> bool:

@@ -56,11 +56,11 @@ def find_store(target: Path) -> Store | None:
     if not path.is_symlink() and not path.exists():
         return None
     if not is_own_folder(path):
-        raise NoTargetError(f"{path} is not a directory that belongs to this user alone")
+        raise NoTargetError(f"{path} is not a directory that belongs to this user alone, so nothing is done in it")
     if read_record(path / _MARKER, _KIND, path) is None:
         if _is_new(path):
             return None
-        raise NoTargetError(f"{path} holds files but not the marker of a staging directory")
+        raise NoTargetError(f"{path} holds files but not the marker of a staging directory, so they stay as they are")
     return Store(path)
 
 

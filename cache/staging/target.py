@@ -95,6 +95,9 @@ def choose(targets: list[Target], need: Callable[[Path], Need], *, make: bool, a
         refused.append((str(target.path), str(short).partition(": ")[2].rpartition("; ")[0]))
     if short is not None and len(targets) == 1:
         raise short
+    if len(targets) == 1:
+        path, why = refused[0]
+        raise NoTargetError(f"{why if why.startswith(path) else f'{path}: {why}'}; choose another directory with  --to")
     reasons = "; ".join(f"{path} ({why})" for path, why in refused)
     kind = NoTargetError if short is None else NoRoomError
     raise kind(f"nowhere to stage to: {reasons}; name a directory of this node with  --to")
@@ -102,6 +105,8 @@ def choose(targets: list[Target], need: Callable[[Path], Need], *, make: bool, a
 
 def _usable(path: Path, make: bool, any_filesystem: bool) -> str:
     """The filesystem type of a directory that can be written to. Raises NoTargetError, OSError."""
+    if path.exists() and not path.is_dir():
+        raise NoTargetError("not a directory")
     if make:
         path.mkdir(parents=True, exist_ok=True)
     if not path.is_dir():

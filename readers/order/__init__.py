@@ -18,6 +18,7 @@ from readers.order.quality import ShuffleReport, describe, read_amplification, s
 from readers.order.schedule import Schedule
 from readers.order.sequential import Sequential
 from readers.order.shuffled import Shuffled
+from readers.order.staged import StagedFirst, staged_first
 from readers.order.token import ResumeToken
 from readers.order.weighted import Weighted
 
@@ -32,9 +33,11 @@ __all__ = [
     "Sequential",
     "ShuffleReport",
     "Shuffled",
+    "StagedFirst",
     "Weighted",
     "block_shuffled",
     "describe",
     "read_amplification",
     "shuffle_quality",
+    "staged_first",
 ]

@@ -1,0 +1,203 @@
+"""Epochs of training from a slow source: read there, staged before, staged meanwhile in two orders, and cached.
+
+    python benchmarks/epochs.py --tree TREE --work DIR --to DIR [--bandwidth 20] [--latency 5] [--rounds 3] …
+
+Packs the tree once into DIR/set (outside the clock). Each row is a process: ImageLoader with RandomResizedCrop(224) and
+a flip, two epochs. The clock starts before staging. The source is `slow_source.SlowSource` over the packed set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import REPOSITORY, Benchmark, Contender, base_parser, contender, main, slug
+from machine import folder_bytes, prime, warm
+from report import Claim, Column
+from slow_source import SlowSource
+
+__all__ = ["measure"]
+
+SOURCE, STAGED, LIMIT = "source, global shuffle", "ours: staged before", "limit: local from the start"
+GLOBAL, FIRST = "ours: background, global shuffle", "ours: background, staged first"
+_BATCH, _CROP, _SEED = 64, 224, 1
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A row opens a reader, and an order, for this packed set; `to` is a directory of this node."""
+
+    made: Path
+    to: Path
+    window: int
+
+    def source(self) -> Any:
+        import readers
+
+        return readers.open(self.made, "train")
+
+
+@contender(LIMIT, slow=False)
+@contextmanager
+def local(job: Training) -> Iterator[Any]:
+    yield job.source(), None
+
+
+@contender(SOURCE)
+@contextmanager
+def source(job: Training) -> Iterator[Any]:
+    yield job.source(), None
+
+
+@contender("ours: cached while it is read", note="encoded, in /dev/shm, from the source in a global shuffle")
+@contextmanager
+def cached(job: Training) -> Iterator[Any]:
+    import readers
+
+    with readers.cached(job.source(), 1.0, job=f"benchmark-{os.getpid()}") as reader:
+        yield reader, None
+
+
+@contender(STAGED, note="the first epoch begins when all is here")
+@contextmanager
+def staged(job: Training) -> Iterator[Any]:
+    import readers
+
+    with readers.stage(job.made, job.to) as path:
+        yield readers.open(path, "train"), None
+
+
+@contender(GLOBAL)
+@contextmanager
+def background(job: Training) -> Iterator[Any]:
+    import readers
+
+    with readers.stage(job.made, job.to, background=True) as path:
+        yield readers.open(path, "train", fallback=job.made), None
+
+
+@contender(FIRST, patience=_PATIENCE_SECONDS, note="a shard on its way is waited for")
+@contender("ours: background, staged first, no patience", patience=0.0)
+@contextmanager
+def staged_first(job: Training, patience: float = 0.0) -> Iterator[Any]:
+    import readers
+    from readers.order import staged_first
+
+    order = staged_first(job.source().split_info, _SEED, job.window)
+    with readers.stage(job.made, job.to, background=True, order=order) as path:
+        yield readers.open(path, "train", fallback=job.made, patience_seconds=patience), order
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of two epochs, staging in the first, how much of the first was local, and bytes read from the source."""
+    import torch
+
+    torch.set_num_threads(1)
+    made, to = _set_of(arguments), _target(arguments, chosen.name)
+    size = folder_bytes(made)
+    prime(size + (1 << 28))
+    job = Training(made, to, arguments.window)
+    fast = not chosen.options.get("slow", True)
+    slow = SlowSource(made, 1e12 if fast else arguments.bandwidth * 1e6, 0.0 if fast else arguments.latency / 1e3)
+    options = {"patience": chosen.options["patience"]} if "patience" in chosen.options else {}
+    started = time.perf_counter()
+    with slow, chosen.function(job, **options) as (reader, order):
+        ends, figures = [started], {"before_s": time.perf_counter() - started}
+        for _ in _epochs(reader, order, arguments.threads):
+            ends.append(time.perf_counter())
+            stats = reader.stats() if hasattr(reader, "stats") else None
+            if len(ends) == 2 and hasattr(stats, "local_share"):
+                figures["local"] = stats.local_share
+                figures["waited_s"] = stats.waited_seconds
+    shutil.rmtree(to, ignore_errors=True)
+    return {
+        **figures,
+        "first_s": ends[1] - ends[0],
+        "second_s": ends[2] - ends[1],
+        "both_s": ends[2] - ends[0],
+        "moved": 0.0 if fast else slow.read_bytes / size,
+    }
+
+
+def _epochs(reader: Any, order: Any, threads: int) -> Iterator[int]:
+    """Run two epochs; yields at the end of each."""
+    from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+    from readers.loader import ImageLoader
+
+    ops = [RandomResizedCrop(_CROP), RandomHorizontalFlip()]
+    loader = ImageLoader(
+        reader, _BATCH, augment=ops, order=order, seed=_SEED, tail="exact", rank=0, world_size=1, threads=threads
+    )
+    for epoch in range(2):
+        for _ in loader:
+            pass
+        yield epoch
+
+
+def before(chosen: Contender, arguments: argparse.Namespace) -> None:
+    """The set is made, and lies in the page cache, where the model reads it."""
+    made = _set_of(arguments)
+    if not (made / "dataset.json").exists():
+        options = json.dumps({"to": "hdf5", "output": str(made), "shard_size": int(arguments.shard_mb * 1e6)})
+        script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([sys.executable, "-c", script, str(arguments.tree), options], check=True, env=environment)
+    shutil.rmtree(_target(arguments, chosen.name), ignore_errors=True)
+    _target(arguments, chosen.name).mkdir(parents=True)
+    warm([made])
+
+
+def _set_of(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.work) / "set"
+
+
+def _target(arguments: argparse.Namespace, name: str) -> Path:
+    return Path(arguments.to) / f"epochs-benchmark-{slug(name)}"
+
+
+BENCHMARK = Benchmark(
+    title="Epochs from a slow source",
+    columns=(
+        Column("before_s", "s before the first batch could be asked for", "{:.2f}"),
+        Column("first_s", "first epoch and staging, s", "{:.2f}"),
+        Column("second_s", "second epoch, s", "{:.2f}"),
+        Column("both_s", "both, s", "{:.2f}"),
+        Column("local", "local reads, first epoch", "{:.2f}"),
+        Column("waited_s", "s waited", "{:.2f}"),
+        Column("moved", "bytes from the source / set", "{:.2f}"),
+    ),
+    key="both_s",
+    limits=(("both_s", SOURCE),),
+    measure=measure,
+    before=before,
+    claims=(Claim(GLOBAL, "first_s", 1.0, FIRST), Claim(FIRST, "moved", at_most=1.05)),
+    less_is_better=True,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = base_parser(__doc__)
+    options.add_argument("--tree", required=True, type=Path, help="folder with train/<class>/ of image files")
+    options.add_argument("--work", required=True, type=Path, help="folder for the packed set")
+    options.add_argument("--to", required=True, type=Path, help="folder to stage to")
+    options.add_argument("--bandwidth", type=float, default=20.0, help="MB/s of the source")
+    options.add_argument("--latency", type=float, default=5.0, help="milliseconds of a request to the source")
+    options.add_argument("--shard-mb", type=float, default=8.0)
+    options.add_argument("--window", type=int, default=4, help="shards that a batch of the staged-first order mixes")
+    options.add_argument("--threads", type=int, default=2)
+    return options
+
+
+if __name__ == "__main__":
+    main(BENCHMARK, parser())

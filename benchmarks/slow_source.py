@@ -1,0 +1,81 @@
+"""A slow filesystem in place of a directory: reads of files below it take their time, by every reader in this process.
+
+The model is one link and a latency. A request of n bytes arrives `latency` after it was made, or when the link has
+delivered what was asked for before it, and n / bandwidth later. A read that goes on where the last one of the same
+descriptor ended has no latency (read-ahead), and what was announced with posix_fadvise is on its way from then on.
+Nothing is cached: the set stands for one larger than memory. Maps are not slowed, so open indexes cost nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["SlowSource"]
+
+_ANNOUNCED_BYTES = 8 << 20  # larger announcements are of streams, which read-ahead covers
+_Place = tuple[int, int, int]
+
+
+class SlowSource:
+    """A context: os.pread, os.preadv and os.posix_fadvise know files below `root`. read_bytes: delivered so far."""
+
+    def __init__(self, root: Path, bytes_per_second: float, latency_seconds: float) -> None:
+        self.root, self.bytes_per_second, self.latency_seconds = str(root.resolve()), bytes_per_second, latency_seconds
+        self.read_bytes = 0
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self._ends: dict[int, tuple[int, int]] = {}  # descriptor -> inode, end of the last read
+        self._announced: dict[_Place, float] = {}
+        self._real = os.pread, os.preadv, os.posix_fadvise
+
+    def __enter__(self) -> SlowSource:
+        os.pread, os.preadv, os.posix_fadvise = self._pread, self._preadv, self._advise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.pread, os.preadv, os.posix_fadvise = self._real
+
+    def _pread(self, descriptor: int, length: int, offset: int) -> bytes:
+        self._deliver(descriptor, offset, length)
+        return self._real[0](descriptor, length, offset)
+
+    def _preadv(self, descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        self._deliver(descriptor, offset, sum(map(len, buffers)))
+        return self._real[1](descriptor, buffers, offset, flags)
+
+    def _advise(self, descriptor: int, offset: int, length: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED and length <= _ANNOUNCED_BYTES and self._is_slow(descriptor):
+            place = os.fstat(descriptor).st_ino, offset, length
+            with self._lock:
+                if place not in self._announced:
+                    self._announced[place] = self._arrival(length, self.latency_seconds)
+                    self.read_bytes += length
+        elif not self._is_slow(descriptor):
+            self._real[2](descriptor, offset, length, advice)
+
+    def _deliver(self, descriptor: int, offset: int, length: int) -> None:
+        if not self._is_slow(descriptor):
+            return
+        inode = os.fstat(descriptor).st_ino
+        with self._lock:
+            arrival = self._announced.pop((inode, offset, length), 0.0)
+            if not arrival:
+                goes_on = self._ends.get(descriptor) == (inode, offset)
+                arrival = self._arrival(length, 0.0 if goes_on else self.latency_seconds)
+                self.read_bytes += length
+            self._ends[descriptor] = inode, offset + length
+        time.sleep(max(0.0, arrival - time.monotonic()))
+
+    def _arrival(self, length: int, latency: float) -> float:
+        self._free_at = max(time.monotonic() + latency, self._free_at) + length / self.bytes_per_second
+        return self._free_at
+
+    def _is_slow(self, descriptor: int) -> bool:
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith(self.root + "/")

@@ -1,0 +1,289 @@
+"""Staging in the background that follows an order: read here first, each sample once, resumed anywhere, never stuck."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from staging_suite import SLOWLY, assert_whole, copy_of, pack, start, wait_for
+
+import readers
+from cache.staging import leader
+from cache.staging.locks import FileLock
+from readers.augment import Resize
+from readers.loader import ImageLoader
+from readers.order import Order, Shuffled, StagedFirst, staged_first
+
+FOREVER = 1000.0  # of patience: a wait that did not end by itself would be noticed
+BATCH = 4
+
+
+@pytest.fixture(scope="module")
+def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar", samples_per_shard=4)
+
+
+@pytest.fixture(scope="module")
+def order(source: Path) -> StagedFirst:
+    with readers.open(source, "train") as reader:
+        return staged_first(reader.split_info, seed=3, window=3)
+
+
+def read_epoch(reader: readers.ShardReader, order: Order, step: Callable[[int], Any] = lambda position: None) -> None:
+    for position in range(0, len(order), BATCH):
+        step(position)
+        reader.read_many(order.indices(0, np.arange(position, min(position + BATCH, len(order)))))
+
+
+def open_staged(local: Path, source: Path, patience_seconds: float = 0.0) -> readers.FallbackReader:
+    return readers.FallbackReader(local, "train", fallback=source, patience_seconds=patience_seconds)
+
+
+def order_of_arrival(local: Path) -> list[str]:
+    ready = json.loads((local / ".staging/ready.json").read_text())["files"]
+    return sorted((name for name in ready if name.endswith(".tar")), key=lambda name: float(ready[name][2]))
+
+
+def names(source: Path, shards: Any) -> list[str]:
+    with readers.open(source, "train") as reader:
+        return [reader.split_info.shards[number].path for number in shards]
+
+
+def test_shards_come_as_the_order_wants_them(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
+    with staging as local:
+        assert staging.wait(60)
+        arrived = order_of_arrival(local)
+        assert arrived[:9] == names(source, order.shards()) != sorted(arrived[:9])
+        assert all(name.startswith("val") for name in arrived[9:]) and len(arrived) == 12
+        assert_whole(local, source)
+
+
+def test_most_reads_are_local_while_a_global_shuffle_reads_the_source(
+    source: Path, order: StagedFirst, tmp_path: Path
+) -> None:
+    """The copy is capped, training is not."""
+    with readers.stage(source, tmp_path / "a", background=True, bytes_per_second=SLOWLY / 4) as local:
+        reader = open_staged(local, source)
+        read_epoch(reader, Shuffled(len(reader), 3))
+        plain = reader.stats()
+    staging = readers.stage(source, tmp_path / "b", background=True, order=order, bytes_per_second=SLOWLY)
+    with staging as local:
+        reader = open_staged(local, source, FOREVER)
+        read_epoch(reader, order)
+        first = reader.stats()
+    assert plain.local + plain.source == first.local + first.source == 36
+    assert plain.local_share < 0.5 and plain.waited_seconds == 0
+    assert first.local_share > 0.9 and first.waited_seconds > 0
+
+
+def test_in_step_with_staging_it_reads_the_copy_without_waiting(
+    source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is let through, then as many samples as it has are read: no timing, and no patience.
+
+    The window of three shards wants one shard more than that, half a window.
+    """
+    gate, transfer = threading.Semaphore(0), leader.transfer
+
+    def gated(source: Path, *arguments: Any) -> int:
+        while source.suffix == ".tar" and not gate.acquire(timeout=0.05):
+            arguments[-1].check()
+        return transfer(source, *arguments)
+
+    monkeypatch.setattr(leader, "transfer", gated)
+    shares = {}
+    for name, one in (("first", order), ("global", Shuffled(36, 3))):
+        options = {"order": order} if name == "first" else {}
+        gate = threading.Semaphore(1)
+        with readers.stage(source, tmp_path / name, background=True, workers=1, **options) as local:
+            reader = open_staged(local, source)
+
+            def one_more(
+                position: int, reader: readers.FallbackReader = reader, gate: threading.Semaphore = gate
+            ) -> None:
+                gate.release()
+                arrived = min(9, position // BATCH + 2)
+                wait_for(lambda: sum(map(reader.is_local, range(9))) >= arrived, "a shard")
+                reader._borrowed.clear()  # look at once, not in a second
+
+            read_epoch(reader, one, one_more)
+            shares[name] = reader.stats().local_share
+    assert shares["first"] == 1.0 and 0.3 < shares["global"] < 0.8
+
+
+def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLoader]:
+    return [
+        ImageLoader(
+            open_staged(local, source, FOREVER), BATCH, order=order, seed=3, rank=rank, world_size=world, tail="exact",
+            augment=[Resize((8, 8))], fields=("image", "index"), threads=1,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+
+
+def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    """Two ranks stop while staging goes on; three go on elsewhere, where shards come in the order still wanted."""
+    seen: list[int] = []
+    with readers.stage(source, tmp_path / "a", background=True, order=order, bytes_per_second=SLOWLY) as local:
+        states = []
+        for loader in loaders(order, local, source, 2):
+            batches = iter(loader)
+            for _ in range(2):
+                seen += next(batches)[1].tolist()
+            states.append(loader.state_dict())
+            del batches
+        assert states[0] == states[1] and states[0]["cursor"] == 16
+    assert len(set(seen)) == 16
+    staging = readers.stage(source, tmp_path / "b", background=True, order=order, resume=states[0], workers=1)
+    with staging as local:
+        for loader in loaders(order.with_seed(8), local, source, 3):
+            loader.load_state_dict(states[0])
+            for _, indices in loader:
+                seen += indices.tolist()
+            assert loader.reader.stats().local_share == 1
+        assert staging.wait(60)
+        assert order_of_arrival(local)[:9] == names(source, order.shards(0, 16))
+    assert sorted(seen) == list(range(36)) and order.shards(0, 16).tolist() != order.shards().tolist()
+
+
+def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    """With a leader that brings nothing, and with none; a wait in vain is the last."""
+    with readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=10_000) as local:
+        pass
+    lock = FileLock(local / ".staging/leader")
+    for patience, held in ((0.2, True), (FOREVER, False)):
+        assert not held or lock.take()
+        reader = open_staged(local, source, patience)
+        assert len(reader.read(0)) and reader._arrivals.over
+        waited = reader.stats().waited_seconds
+        read_epoch(reader, order)
+        assert reader.stats().source == 37 and reader.stats().local == 0
+        assert reader.stats().waited_seconds == waited >= 0.2
+        lock.release()
+
+
+def test_what_is_waited_for_is_not_announced(
+    source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would read it from the source, and staging once more."""
+    announced: list[Path] = []
+
+    def note(descriptor: int, ranges: Any) -> None:
+        announced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent)
+
+    monkeypatch.setattr("readers.shards.prefetch", note)
+    with readers.stage(source, tmp_path / "some", fraction=0.3) as some:
+        pass
+    with readers.stage(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000) as none_yet:
+        pass
+    for local, patience, places in (
+        (some, FOREVER, {some, source}),  # the rest does not come
+        (none_yet, FOREVER, set()),
+        (none_yet, 0.0, {source}),
+    ):
+        announced.clear()
+        reader = open_staged(local, source, patience)
+        reader.prefetch(range(36))
+        assert set(announced) == places
+        with pytest.raises(IndexError):
+            reader.prefetch([36])
+
+
+def test_nobody_waits_for_what_does_not_come(source: Path, tmp_path: Path) -> None:
+    with readers.stage(source, tmp_path, fraction=0.3) as local:
+        lock = FileLock(local / ".staging/leader")
+        assert lock.take()
+        reader = open_staged(local, source, FOREVER)
+        read_epoch(reader, Shuffled(36))
+        assert 0 < reader.stats().local < 36 and not reader._arrivals.over
+        lock.release()
+    nothing = open_staged(tmp_path / "nothing", source, FOREVER)
+    read_epoch(nothing, Shuffled(36))
+    assert nothing.stats().source == 36
+
+
+def test_a_wait_outlives_the_leader(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    """The process that copies is killed while this one waits for a shard; its own thread brings it."""
+    first = start(source, tmp_path, background=True, bytes_per_second=SLOWLY, linger=60)
+    wait_for(lambda: (path := copy_of(tmp_path)) and (path / "dataset.json").exists(), "the index")
+    with readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=SLOWLY) as local:
+        reader = open_staged(local, source, FOREVER)
+
+        def kill(position: int) -> None:
+            if position == BATCH:
+                first.kill()
+
+        read_epoch(reader, order, kill)
+        first.communicate()
+        assert reader.stats().local_share > 0.9
+
+
+@pytest.mark.parametrize("backend", ["pread", "mmap"])
+def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any) -> None:
+    with readers.stage(source, tmp_path, fraction=0.3) as local:
+        reader = readers.open(local, "train", fallback=source, backend=backend)
+        assert isinstance(reader, readers.FallbackReader) and reader.stats() == readers.FallbackStats()
+        assert reader.stats().local_share == 0
+        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.is_local(n))
+        reader.read_many(list(range(-36, 0)))
+        assert (reader.stats().local, reader.stats().source) == (here, 36 - here) and 0 < here < 36
+        assert len(list(reader.stream())) == len(list(reader)) == 36
+        target = memoryview(bytearray(1 << 16))
+        for index in (0, -1):
+            reader.read_into(index, "image", target)
+        assert (reader.stats().local, reader.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
+        assert reader.stats().local_share == (3 * here + 1) / 110
+        assert pickle.loads(pickle.dumps(reader)).stats() == readers.FallbackStats()
+        for index in (36, -37):
+            for read in (reader.read, lambda i: reader.read_many([i]), lambda i: reader.read_into(i, "image", target)):
+                with pytest.raises(IndexError):
+                    read(index)
+        assert reader.stats().local + reader.stats().source == 110
+
+
+def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="in the background"):
+        readers.stage(source, tmp_path, order=order)
+    with pytest.raises(ValueError, match="without the order"):
+        readers.stage(source, tmp_path, background=True, resume={})
+    with pytest.raises(ValueError, match="a set with a fallback"):
+        readers.open(source, "train", patience_seconds=1)
+    with pytest.raises(ValueError, match="0 or more, not nan"):
+        open_staged(source, source, float("nan"))
+    other = StagedFirst(np.array([0, 5, 36]))
+    with pytest.raises(readers.StagingError, match="no split has the 2 shards with 36 samples"):
+        readers.stage(source, tmp_path, background=True, order=other).__enter__()
+    token = ImageLoader(readers.open(source, "train"), 4, augment=[Resize((8, 8))], rank=0, world_size=1).state_dict()
+    with pytest.raises(readers.ResumeError, match="cannot go on with kind=staged-first"):
+        readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_up_ends_all_waiting(
+    source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on from the source, and whoever asks is told."""
+    transfer, third = leader.transfer, names(source, order.shards())[2]
+
+    def full(source: Path, *arguments: Any) -> int:
+        if source.name == third:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return transfer(source, *arguments)
+
+    monkeypatch.setattr(leader, "transfer", full)
+    staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
+    with staging as local:
+        reader = open_staged(local, source, FOREVER)
+        read_epoch(reader, order)
+        assert reader.stats().local <= 8 and reader.stats().source >= 28 and reader._arrivals.over
+        with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
+            staging.wait(60)
