@@ -35,7 +35,13 @@ ON_TORCH = (
     "readers.augment.kernel",
     "readers.augment.pixels",
     "readers.augment.torch_ops",
+    "readers.decode.backend",
+    "readers.decode.choice",
     "readers.decode.picture",
+    "readers.decode.route",
+    "readers.decode.streams",
+    "readers.decode.torchcodec",
+    "readers.decode.torchvision",
 )
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 MAX_LINES = 400

@@ -93,16 +93,24 @@ class EpochWork:
         rows = range(start, stop)
         places = pixels.split(1)
         for row, place in zip(rows, places, strict=True):
-            try:
-                data = batch.data[row]
-                if isinstance(data, Exception):
-                    raise data
-                if row in batch.bad_boxes:
-                    raise batch.bad_boxes[row]
-                tools.render(data, batch.jobs[row], batch.sizes[row], place)
-            except _SAMPLE_ERRORS as error:
-                self._bad_sample(batch, row, error, tools, place)
+            self.render_row(batch, row, place, tools)
         self.finish.store(pixels, places, batch.jobs[start:stop], out)
+
+    def render_row(self, batch: Batch, row: int, place: torch.Tensor, tools: Renderer) -> None:
+        """Decode one image into `place`, [1, 3, height, width], or do with it what on_error says."""
+        try:
+            data = batch.data[row]
+            if isinstance(data, Exception):
+                raise data
+            if row in batch.bad_boxes:
+                raise batch.bad_boxes[row]
+            tools.render(data, batch.jobs[row], batch.sizes[row], place)
+        except _SAMPLE_ERRORS as error:
+            self._bad_sample(batch, row, error, tools, place)
+
+    def release(self, batch: Batch) -> None:
+        """All rows are filled: the encoded images give their memory back for the batches that follow."""
+        batch.data = ()
 
     def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
         start = time.perf_counter()
