@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from readers.augment.ops import Normalize
 from readers.augment.pixels import apply_pixel_op
 from readers.augment.recipe import Job
+from readers.augment.stack import MAX_STACK_BYTES, Stack, alike
 from readers.decode import Scratch, decode_image
 from readers.decode.raw import lent
+from readers.errors import BadSampleError
 from readers.sample import Buffer
 
 __all__ = ["Finish", "Renderer"]
@@ -102,6 +105,7 @@ class Renderer:
         self._scratch = Scratch()
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._stack: Stack | None = None
 
     def chunk(self, count: int, height: int, width: int) -> torch.Tensor:
         """uint8 [count, 3, height, width], channels last; valid until the next call."""
@@ -116,8 +120,59 @@ class Renderer:
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        region, resized, corner, flips, steps = job
-        pixels = decode_image(data, region, self._scratch, size)
+        self._place(decode_image(data, job[0], self._scratch, size), job, out)
+
+    def render_alike(
+        self,
+        data: Sequence[Buffer | Exception],
+        jobs: Sequence[Job],
+        sizes: Sequence[tuple[int, int]],
+        out: torch.Tensor,
+    ) -> bool:
+        """The same for n images, out [n, 3, out_height, out_width], if one call can resize several of them.
+
+        False, with nothing in `out` that counts, where they differ, are large, or one of them cannot be decoded.
+        """
+        if not alike(jobs, sizes):
+            return False
+        at_once = min(len(data), MAX_STACK_BYTES // max(1, sizes[0][0] * sizes[0][1] * 3))
+        if at_once < 2:
+            return False
+        if self._stack is None or self._stack.size != sizes[0] or self._stack.count < at_once:
+            self._stack = Stack(at_once, sizes[0])
+        for start in range(0, len(data), at_once):
+            some = slice(start, start + at_once)
+            if not self._render_stacked(data[some], jobs[some], self._stack, out[some]):
+                return False
+        return True
+
+    def _render_stacked(
+        self, data: Sequence[Buffer | Exception], jobs: Sequence[Job], stack: Stack, out: torch.Tensor
+    ) -> bool:
+        region, resized, _, _, _ = jobs[0]
+        images = []
+        try:
+            for some, slot in zip(data, stack.slots, strict=False):
+                if isinstance(some, Exception):
+                    return False
+                images.append(decode_image(some, region, slot, stack.size))
+        except BadSampleError:
+            return False
+        together = stack.together(images) if resized == (out.shape[2], out.shape[3]) else None
+        if together is None:
+            for image, job, place in zip(images, jobs, out.split(1), strict=True):
+                self._place(image, job, place)
+            return True
+        pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
+        if pixels.shape[2:] == resized:
+            out.copy_(pixels)
+        else:
+            _resize_into(pixels, resized, False, None, None, out=out)
+        return True
+
+    def _place(self, pixels: npt.NDArray[np.uint8], job: Job, out: torch.Tensor) -> None:
+        """Resize and crop decoded pixels, apply what comes after, and put the result into `out`."""
+        _, resized, corner, flips, steps = job
         if min(pixels.strides) < 0:
             pixels = np.ascontiguousarray(pixels)
         image = torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])

@@ -51,7 +51,7 @@ class Scratch:
             self._encoded = fresh
         return self._encoded
 
-    def pixels(self, size: int) -> bytearray:
+    def pixels(self, size: int) -> bytearray | memoryview:
         """At least `size` bytes for decoded pixels."""
         if len(self._pixels) < size:
             fresh = bytearray(_rounded(size))

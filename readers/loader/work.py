@@ -6,7 +6,7 @@ Everything here follows from (seed, epoch, position), so it does not matter whic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -15,7 +15,7 @@ import torch
 
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.draws import Draws
-from readers.augment.recipe import Plan, Recipe
+from readers.augment.recipe import Job, Plan, Recipe
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.loader.batch import BadSample, Batch, ImageMemory
 from readers.order import Order
@@ -61,7 +61,7 @@ class EpochWork:
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
             self.reader.prefetch(self._samples_of(step + 1)[1])
         plan, sizes = self._plan_samples(positions, indices)
-        height, width = self._size(plan, sizes, indices)
+        height, width = self._size(plan, sizes, positions, indices)
         images = self.memory.images(len(indices), height, width)
         self._samples.pop(step)
         return Batch(step, positions, indices, sizes, plan.jobs(), plan.boxes.bad, self._read(indices), images)
@@ -90,10 +90,12 @@ class EpochWork:
         """Decode the images of rows [start, stop) into their places. Raises what on_error="raise" lets through."""
         out = batch.images[start:stop]
         pixels = out if self.finish.in_place else tools.chunk(stop - start, out.shape[2], out.shape[3])
-        rows = range(start, stop)
         places = pixels.split(1)
-        for row, place in zip(rows, places, strict=True):
-            self.render_row(batch, row, place, tools)
+        if batch.bad_boxes or not tools.render_alike(
+            batch.data[start:stop], batch.jobs[start:stop], batch.sizes[start:stop], pixels
+        ):
+            for row, place in enumerate(places, start):
+                self.render_row(batch, row, place, tools)
         self.finish.store(pixels, places, batch.jobs[start:stop], out)
 
     def render_row(self, batch: Batch, row: int, place: torch.Tensor, tools: Renderer) -> None:
@@ -128,14 +130,17 @@ class EpochWork:
         except _SAMPLE_ERRORS as error:
             return error
 
-    def _size(self, plan: Plan, sizes: Sequence[tuple[int, int]], indices: Int64s) -> tuple[int, int]:
+    def _size(
+        self, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
+    ) -> tuple[int, int]:
         """The one size of all images of a batch. Raises BadSampleError where they differ."""
         if self.recipe.out_size is not None:
             return self.recipe.out_size
         good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
         heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
         if not good:
-            return 1, 1
+            others = self._others(positions[:1]) if self.on_error == "substitute" else iter(())
+            return next((size for _, job, _, size in others if job is not None), (1, 1))
         differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
         if len(differ):
             other = int(differ[0])
@@ -163,19 +168,27 @@ class EpochWork:
 
     def _substitute(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
         """Put another sample of the epoch into a row; which one follows from the position alone."""
-        position = batch.positions[row : row + 1]
+        for index, job, stored, size in self._others(batch.positions[row : row + 1]):
+            if job is None or size != place.shape[2:]:
+                continue
+            try:
+                tools.render(self.reader.read(index), job, stored, place)
+            except _SAMPLE_ERRORS:
+                continue
+            batch.jobs[row] = job
+            batch.indices[row] = index
+            return
+        raise BadSampleError(f"{_SUBSTITUTES} samples in place of a bad one were bad as well, the first: {error}")
+
+    def _others(self, position: Int64s) -> Iterator[tuple[int, Job | None, tuple[int, int], tuple[int, int]]]:
+        """Samples that may stand in at a position (int64 [1]): (sample, job, size of the image, size of the result).
+
+        The job is None where the recipe does not fit, or nobody knows the size.
+        """
         draws = Draws(self.seed, self.epoch, position).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
         for other in (draws * len(self.order)).astype(np.int64):
             index = self.order.indices(self.epoch, other[None])
             plan, sizes = self._plan_samples(position, index)
-            job, size = plan.jobs()[0], (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
-            if plan.boxes.bad or size != place.shape[2:]:
-                continue
-            try:
-                tools.render(self.reader.read(int(index[0])), job, sizes[0], place)
-            except _SAMPLE_ERRORS:
-                continue
-            batch.jobs[row] = job
-            batch.indices[row] = index[0]
-            return
-        raise BadSampleError(f"{_SUBSTITUTES} samples in place of a bad one were bad as well, the first: {error}")
+            fits = all(sizes[0]) and not plan.boxes.bad
+            size = (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
+            yield int(index[0]), plan.jobs()[0] if fits else None, sizes[0], size
