@@ -34,7 +34,7 @@ _LEAST_SIDE = 64
 
 def routes(info: ImageInfo) -> npt.NDArray[np.bool_]:
     """Which of n images a device decodes, bool [n]."""
-    height, width = info.height.astype(np.int64), info.width.astype(np.int64)
+    height, width = info.height.astype(np.float64), info.width.astype(np.float64)  # whose product fits
     return np.asarray(_rule(info.media, info.process, info.components, height, width))
 
 
