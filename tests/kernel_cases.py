@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import make_jpeg
+from gpu_doubles import install
 
+import readers
 from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Recipe
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job
 from readers.decode.picture import Picture, upright_tensor
+from readers.loader import ImageLoader
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
@@ -132,3 +137,18 @@ def test_large_reductions_and_large_enlargements() -> None:
     jobs = [job((0, 0, 300, 400), (5, 6), (0, 0)), job((0, 0, 2, 3), (5, 6), (0, 0)), job((0, 0, 1, 1), (5, 6), (0, 0))]
     largest, _ = difference(render("triton", images, jobs, (5, 6)), render("torch", images, jobs, (5, 6)))
     assert largest <= 1
+
+
+def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From files to batches, with a decoder's double in front: the same as without a device, but for one step of
+    255."""
+    for i in range(9):
+        (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i, (64 + i, 72)))
+    install(monkeypatch, "torchcodec")
+    reader = readers.open_folder(tmp_path)
+    options: dict[str, Any] = {"augment": [RandomResizedCrop(40, (0.5, 1.0)), RandomHorizontalFlip()], "seed": 2}
+    ours = ImageLoader(reader, 4, decoder="torchcodec", **options)
+    assert ours._path is not None and ours._path.renderer.engine == "triton"
+    for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **options), strict=True):
+        assert torch.equal(labels, others) and images.stride() == expected.stride()
+        assert difference(images, expected)[0] <= 1

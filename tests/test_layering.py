@@ -42,6 +42,8 @@ ON_TORCH = (
     "readers.decode.streams",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.device_reads",
+    "readers.parity",
 )
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 MAX_LINES = 400
