@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -88,36 +88,42 @@ class BatchRenderer:
         if self._kernel is None:
             render_boxes(pictures, jobs, out)
         else:
-            self._launch(pictures, jobs, out)
+            self.prepared(pictures, jobs, out)()
         return out if whole else self._finish(out, steps)
 
     def _empty(self, count: int, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         order = torch.contiguous_format if self.planar else torch.channels_last
         return torch.empty((count, 3, *size), dtype=dtype, device=self.device, memory_format=order)
 
-    def _launch(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> None:
+    def prepared(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> Callable[[], None]:
+        """A function that launches the kernel once, into `out`, on the stream that is current then: for measurements,
+        and for work that is repeated. Keep `pictures` and `out` until it has run. Needs Triton."""
         table = torch.from_numpy(_table(pictures, jobs))
         if self.device.type == "cuda":
             table = table.pin_memory().to(self.device, non_blocking=True)
         tile_y, tile_x, rows, columns, warps = self._tiling
         count, _, height, width = out.shape
         grid = (count * -(-height // tile_y) * -(-width // tile_x),)
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            self._kernel[grid](
-                table,
-                out,
-                self._factors,
-                height,
-                width,
-                *out.stride(),
-                FLOAT=out.dtype != torch.uint8,
-                TILE_Y=tile_y,
-                TILE_X=tile_x,
-                ROWS=rows,
-                COLUMNS=columns,
-                num_warps=warps,
-                enable_fp_fusion=True,
-            )
+
+        def launch() -> None:
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                self._kernel[grid](
+                    table,
+                    out,
+                    self._factors,
+                    height,
+                    width,
+                    *out.stride(),
+                    FLOAT=out.dtype != torch.uint8,
+                    TILE_Y=tile_y,
+                    TILE_X=tile_x,
+                    ROWS=rows,
+                    COLUMNS=columns,
+                    num_warps=warps,
+                    enable_fp_fusion=True,
+                )
+
+        return launch
 
     def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Any, Sequence[Sequence[float]]]]) -> torch.Tensor:
         """What the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
