@@ -226,6 +226,8 @@ def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
         assert open_decoder("auto", CPU).name == open_decoder("cpu", cuda).name == "cpu"
     with pytest.raises(ValueError, match="decoder is one of auto, cpu, torchcodec, torchvision, not 'nvjpeg'"):
         open_decoder("nvjpeg", CPU)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="torchcodec decodes on cpu and cuda devices, not on meta"):
+        open_decoder("torchcodec", torch.device("meta"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -181,10 +181,11 @@ import sys
 
 names = ("FLOAT", "TILE_Y", "TILE_X", "ROWS", "COLUMNS")
 steps = ("out_height", "out_width", "image_step", "channel_step", "row_step", "column_step")
-for dtype in ("u8", "fp32", "bf16", "fp16"):
-    types = {{"table": "*i64", "out": "*" + dtype, "factors": "*fp32"}}
-    signature = {{**types, **dict.fromkeys(steps, "i32"), **dict.fromkeys(names, "constexpr")}}
-    values = dict(zip(names, (dtype != "u8", *{TILING[:4]}), strict=True))
+for dtype, ones in (("u8", ()), ("fp32", ()), ("bf16", ("column_step",)), ("fp16", ("out_height", "out_width"))):
+    # Triton makes constants of integers that are 1: the column step of planar batches, and sides of one pixel.
+    types = {{"table": "*i64", "out": "*" + dtype, "factors": "*fp32", **dict.fromkeys(steps, "i32")}}
+    signature = {{**types, **dict.fromkeys((*names, *ones), "constexpr")}}
+    values = dict(zip(names, (dtype != "u8", *{TILING[:4]}), strict=True)) | dict.fromkeys(ones, 1)
     target = GPUTarget(*eval(sys.argv[1]))
     options = {{"num_warps": {TILING[4]}, "enable_fp_fusion": True}}
     made = compile(ASTSource(render_tiles, signature=signature, constexprs=values), target=target, options=options)

@@ -25,6 +25,8 @@ def open_decoder(name: DecoderName, device: torch.device) -> Decoder:
     had.
     """
     if name in _OPEN:
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{name} decodes on cpu and cuda devices, not on {device}; use decoder='cpu'")
         return _OPEN[name](device)
     if name not in DECODERS:
         raise ValueError(f"decoder is one of {', '.join(DECODERS)}, not {name!r}")
