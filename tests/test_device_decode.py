@@ -170,7 +170,12 @@ def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None
 
 
 @pytest.mark.parametrize(
-    "fault", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error", 700)]
+    "fault",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("HIP error: unspecified launch failure"),
+    ],
 )
 def test_a_lost_device_is_no_bad_image(double: Double, fault: BaseException) -> None:
     double.fault = fault

@@ -230,8 +230,8 @@ def test_images_that_neither_can_decode(
 
 def test_a_lost_device_ends_the_epoch(reader: readers.ShardReader, double: Double) -> None:
     loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
-    double.fault = torch.AcceleratorError("CUDA error: an illegal memory access was encountered", 700)
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+    double.fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
         list(loader)
     assert not device_threads()
     double.fault = None

@@ -26,8 +26,8 @@ from readers.sample import Buffer
 __all__ = ["CpuDecoder", "Decoded", "Decoder", "ListDecoder"]
 
 Decoded: TypeAlias = Picture | BadSampleError
-# What ends a batch, not an image: the device is lost, or full.
-_DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+# How torch begins to say that a device is lost; from 2.8 on that has a class of its own, too.
+_LOST = ("CUDA error", "HIP error")
 
 
 class Decoder(Protocol):
@@ -64,9 +64,9 @@ class ListDecoder:
             return []
         try:
             decoded = self.call(encoded)
-        except _DEVICE_ERRORS:
-            raise
         except (RuntimeError, ValueError) as error:
+            if _ends_the_batch(error):
+                raise
             if len(encoded) == 1:
                 return [BadSampleError(f"jpeg image: {self.name}: {error}")]
             half = len(encoded) // 2
@@ -85,6 +85,11 @@ class ListDecoder:
             seen = f"{found.dtype} {list(found.shape)}"
             return BadSampleError(f"jpeg image: {self.name}: expected torch.uint8 {[3, *size]}, found {seen}")
         return Picture(found, orientation)
+
+
+def _ends_the_batch(error: Exception) -> bool:
+    """The device is lost, or full: no fault of an image."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or str(error).startswith(_LOST)
 
 
 class CpuDecoder:
