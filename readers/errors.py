@@ -15,6 +15,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── StagingError (OSError)               a set cannot be staged: no place, no room, the source is gone or changed
     ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
     ├── WorkerError (RuntimeError)           a worker process died
+    ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
     └── MissingExtraError (ImportError)      an optional package is not installed
 """
 
@@ -29,6 +30,7 @@ __all__ = [
     "NotFlatError",
     "OutputError",
     "PackerError",
+    "PipelineError",
     "ResumeError",
     "SourceError",
     "StagingError",
@@ -93,6 +95,10 @@ class ResumeError(PackerError, ValueError):
 
 class WorkerError(PackerError, RuntimeError):
     """A worker process died without saying why (killed, out of memory)."""
+
+
+class PipelineError(PackerError, RuntimeError):
+    """A pipeline of another library cannot be built, does not give what it was fed, or does not end."""
 
 
 class MissingExtraError(PackerError, ImportError):

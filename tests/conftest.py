@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
+import importlib
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,3 +89,27 @@ def spoil() -> Callable[..., None]:
             file.write(bytes([view[place] ^ 1]))
 
     return spoil
+
+
+@pytest.fixture
+def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; anew for each test."""
+    tops = ("amd", "rocal_pybind")
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "rocal_double"))
+    yield importlib.import_module("rocal_pybind")
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """rocAL itself where it is importable (None), otherwise the double, which must not have been led astray."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("amd.rocal.pipeline")
+        yield None
+        return
+    double = request.getfixturevalue("rocal_double")
+    yield double
+    assert double.FAULTS == []

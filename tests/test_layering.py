@@ -18,11 +18,11 @@ from readers.errors import MissingExtraError
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
-OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py")
+OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd")
 GPU = ("triton", "torchcodec", "torchvision", "kvikio")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py"},
-    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", *GPU},
+    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
@@ -147,7 +147,8 @@ def test_no_import_cycles() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order"]
+    "module",
+    ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order", "readers.rocal"],
 )
 def test_what_an_import_loads(module: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""

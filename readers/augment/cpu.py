@@ -95,7 +95,7 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
         if len(images) == 1:
             images[0].copy_(torch.flip(images[0], flips))
         elif images:
-            torch._foreach_copy_(images, torch.flip(torch.cat(images), flips).split(1))
+            torch._foreach_copy_(images, torch.flip(torch.cat(images), flips).unsafe_split(1))
 
 
 class Renderer:

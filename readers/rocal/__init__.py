@@ -1,0 +1,28 @@
+"""rocAL as a consumer: samples of any reader as its external source, pipelines, and batches that can be trusted.
+
+    from readers.rocal import RocalLoader, external_source, resnet_train
+    source = external_source(readers.open("imagenette2-hdf5", split="train"), 128, seed=1)
+    with RocalLoader(resnet_train(source), source) as loader:
+        for images, labels in loader:       # float32 [128, 3, 224, 224], int64 [128]
+            ...
+
+`external_source` needs nothing; the rest needs rocAL, which comes with ROCm. See docs/rocal.md.
+"""
+
+from readers.rocal.external import external_source
+from readers.rocal.library import MissingRocalError
+from readers.rocal.loader import RocalLoader
+from readers.rocal.pipelines import celeba, resnet_eval, resnet_train
+from readers.rocal.source import RocalSource
+from readers.rocal.work import BadSample
+
+__all__ = [
+    "BadSample",
+    "MissingRocalError",
+    "RocalLoader",
+    "RocalSource",
+    "celeba",
+    "external_source",
+    "resnet_eval",
+    "resnet_train",
+]

@@ -1,0 +1,51 @@
+"""`external_source`: a `RocalSource` with the defaults of `ImageLoader`."""
+
+from __future__ import annotations
+
+from readers.order import Order, Sequential, Shuffled
+from readers.order.schedule import Tail
+from readers.rocal.options import SourceOptions, limits_for, place_of
+from readers.rocal.source import RocalSource
+from readers.rocal.work import OnError
+from readers.sample import Reader
+
+__all__ = ["external_source"]
+
+
+def external_source(
+    reader: Reader,
+    batch_size: int,
+    *,
+    order: Order | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: Tail = "drop_last",
+    on_error: OnError = "raise",
+    convert: bool = True,
+    quality: int = 95,
+    max_height: int | None = None,
+    max_width: int | None = None,
+    ahead: int = 3,
+    prefetch: int = 2,
+) -> RocalSource:
+    """The samples of `reader` for rocAL, in batches of exactly `batch_size`.
+
+    order, shuffle, seed, rank, world_size, tail, on_error: as in `readers.loader.ImageLoader`, with the same samples in
+    the same order. convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are
+    encoded again as JPEGs of `quality` (95 to 100), 4:4:4; otherwise they are bad samples. max_height, max_width: of
+    decoded images, in pixels; by default the largest of the set, at most 1024: rocAL enlarges smaller ones and keeps
+    batch_size x max_height x max_width x 3 bytes several times. ahead: batches read ahead by a thread. prefetch: the
+    prefetch_queue_depth of the pipeline; what its queues may refer to is held.
+
+    Raises ValueError, DatasetError where the index knows no sizes. Needs no rocAL itself.
+    """
+    if batch_size < 2:
+        raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
+    limits = limits_for(reader, max_height, max_width)
+    rank, world_size = place_of(rank, world_size)
+    if order is None:
+        order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader), seed)
+    options = SourceOptions(limits, seed, rank, world_size, tail, on_error, convert, quality, ahead, prefetch)
+    return RocalSource(reader, batch_size, order, options)

@@ -1,0 +1,60 @@
+"""What a source is told, and the defaults that depend on the reader and the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.ranks import detect_ranks
+from readers.order.schedule import Tail
+from readers.rocal.vet import Limits, limits_of
+from readers.rocal.work import OnError
+from readers.sample import Reader
+
+__all__ = ["SourceOptions", "limits_for", "place_of"]
+
+_MAX_SIDE = 1024
+_ON_ERROR = ("raise", "skip", "substitute")
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of `external_source`, checked. Raises ValueError."""
+
+    limits: Limits
+    seed: int
+    rank: int
+    world_size: int
+    tail: Tail
+    on_error: OnError
+    convert: bool
+    quality: int
+    ahead: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        if self.on_error not in _ON_ERROR:
+            raise ValueError(f"on_error is one of {', '.join(_ON_ERROR)}, not {self.on_error!r}")
+        if not 95 <= self.quality <= 100:
+            raise ValueError(f"quality is 95 to 100, not {self.quality}: what is encoded again should not show it")
+        if self.ahead < 1 or self.prefetch < 2:
+            raise ValueError(f"ahead is 1 or more and prefetch 2 or more, not {self.ahead} and {self.prefetch}")
+        if min(self.limits) < 1:
+            raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
+
+
+def limits_for(reader: Reader, max_height: int | None, max_width: int | None) -> Limits:
+    """Limits of decoded images; those not given are the largest of the set, at most 1024. Raises DatasetError."""
+    if max_height is not None and max_width is not None:
+        return Limits(max_height, max_width)
+    found = limits_of(reader, cap=_MAX_SIDE)
+    return Limits(found.height if max_height is None else max_height, found.width if max_width is None else max_width)
+
+
+def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world_size), found where neither is given. Raises ValueError for one without the other."""
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
+    if rank is None or world_size is None:
+        found = detect_ranks()
+        return found.rank, found.world_size
+    return rank, world_size

@@ -1,0 +1,235 @@
+"""What lies behind the handles: a queue of addresses, and a graph that is run over one batch at a time."""
+
+import random
+import weakref
+from collections import deque
+
+import numpy as np
+
+from rocal_pybind import pixels
+
+FAULTS: list[str] = []
+_traps = random.Random(0)
+_ENDINGS = ("right", "stale", "lost", "extra")
+_HELD_BATCHES_PER_DEPTH = 2
+
+
+class DoubleHang(Exception):
+    """rocAL would wait for ever here."""
+
+
+class DoubleAbort(Exception):
+    """rocAL would read memory that is not what it seems, or end the process."""
+
+
+def fault(kind, text):
+    FAULTS.append(text)
+    return kind(text)
+
+
+def seed_traps(seed):
+    _traps.seed(seed)
+
+
+class ROIxywh:
+    x = y = w = h = 0
+
+
+class Tensor:
+    def __init__(self, array):
+        self._array = array
+
+    def dimensions(self):
+        return list(self._array.shape)
+
+    def dtype(self):
+        return self._array.dtype.name
+
+    def copy_data(self, out):
+        out[...] = self._array
+
+
+class Context:
+    def __init__(self, batch_size, depth, seed):
+        self.batch_size, self.depth = batch_size, depth
+        self.rng = np.random.default_rng(seed)
+        self.external = self.built = self.eos = self.released = False
+        self.nodes, self.outputs, self.labels = (), None, None
+        self.queue, self.recent = deque(), deque(maxlen=_HELD_BATCHES_PER_DEPTH * depth)
+        self.ending, self.extra = _traps.choice(_ENDINGS), False
+        self.size, self.native, self.at = (0, 0), None, 0
+
+    @property
+    def waiting(self):
+        """Threads of this one wait for input, and for nothing else."""
+        return self.external and self.built and not (self.eos and not self.queue)
+
+
+def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
+    if batch_size < 1:
+        raise Exception("Failed creating the pipeline")
+    return Context(batch_size, depth, seed)
+
+
+def externalFileSource(context, max_width, max_height, mode):
+    context.external, context.size = True, (max_height, max_width)
+    return ("source",)
+
+
+def shardSource(context, samples, shuffle, max_width, max_height):
+    context.native, context.size = list(samples), (max_height, max_width)
+    if shuffle:
+        context.rng.shuffle(context.native)
+    return ("source",)
+
+
+def node(kind, image, layout, dtype, *arguments):
+    return (kind, image, layout, dtype, *arguments)
+
+
+def createIntParameter(value):
+    return lambda rng: value
+
+
+def createIntRand(values, frequencies):
+    return lambda rng: int(rng.choice(values, p=frequencies))
+
+
+def setOutputs(context, count, nodes):
+    context.nodes = nodes
+
+
+def rocalVerify(context):
+    context.built = bool(context.nodes) and None not in context.nodes
+    return 0 if context.built else 2
+
+
+def externalSourceFeedInput(context, names, labels, arrays, rois, width, height, channels, mode, layout, eos):
+    if not isinstance(labels, np.ndarray):
+        raise TypeError("externalSourceFeedInput(): incompatible function arguments (labels)")
+    if not isinstance(arrays, list):
+        raise TypeError("externalSourceFeedInput(): incompatible function arguments (arrays)")
+    if len(arrays) != context.batch_size or labels.size != context.batch_size:
+        raise fault(DoubleAbort, f"a batch of {len(arrays)} images and {labels.size} labels, not {context.batch_size}")
+    for array, roi in zip(arrays, rois, strict=True):
+        if array.dtype != np.uint8:
+            raise fault(DoubleAbort, f"an array of {array.dtype}: its copy as uint8 is gone before it is read")
+        if not array.flags.c_contiguous or array.ndim != 1:
+            raise fault(DoubleAbort, "a strided array: what is read is what lies between its values")
+        if not 0 < roi.h <= array.size:
+            raise fault(DoubleAbort, f"a length of {roi.h} for {array.size} bytes")
+    batch = [(weakref.ref(array), roi.h) for array, roi in zip(arrays, rois, strict=True)]
+    context.queue.append(batch)
+    context.recent.append(batch)
+    # The address is taken, and read as int32 whatever lies there: of int64 those are halves.
+    context.labels = np.ascontiguousarray(labels).view(np.int32)[: labels.size].copy()
+    context.eos = eos
+
+
+def rocalRun(context):
+    if context.native is not None:
+        return _run_native(context)
+    for batch in context.recent:
+        if any(reference() is None for reference, _ in batch):
+            raise fault(DoubleAbort, "an image was given back while rocAL still had its address")
+    if not context.queue:
+        if not context.eos:
+            raise fault(DoubleHang, "run: no batch was fed, and the sequence has not ended")
+        if context.ending == "extra" and not context.extra and context.outputs is not None:
+            context.extra = True
+            return 0
+        return 1
+    batch = context.queue.popleft()
+    last = context.eos and not context.queue
+    if last and context.ending == "lost":
+        return 1
+    if not (last and context.ending == "stale" and context.outputs is not None):
+        data = [bytes(reference()[:length]) for reference, length in batch]
+        _process(context, _decoded(context, data))
+    return 0
+
+
+def _decoded(context, data):
+    """What cannot be decoded becomes the last one of the batch that can."""
+    good = [i for i, one in enumerate(data) if pixels.header(one) is not None]
+    if not good:
+        raise fault(DoubleAbort, "All images in the batch failed decoding")
+    taken = [one if i in good else data[good[-1]] for i, one in enumerate(data)]
+    return [pixels.decode(one, *context.size) for one in taken]
+
+
+def _run_native(context):
+    if context.at >= len(context.native):
+        return 1
+    rows = range(context.at, context.at + context.batch_size)
+    samples = [context.native[min(row, len(context.native) - 1)] for row in rows]
+    context.at += context.batch_size
+    context.labels = np.array([label for _, label, _ in samples], np.int32)
+    context.ascii = [list(parts) for parts in zip(*(texts for _, _, texts in samples), strict=True)]
+    _process(context, _decoded(context, [image for image, _, _ in samples]))
+    return 0
+
+
+def _process(context, images):
+    context.outputs = [_finished(context, node, images) for node in context.nodes]
+
+
+def _finished(context, node, images):
+    results = _results(context, node, images)
+    height, width = (max(image.shape[axis] for image in results) for axis in (0, 1))
+    dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
+    whole = np.zeros((len(results), height, width, 3), dtype)
+    for place, image in zip(whole, results, strict=True):
+        place[: image.shape[0], : image.shape[1]] = image
+    planar = len(node) > 2 and node[2] == 1
+    return Tensor(np.ascontiguousarray(whole.transpose(0, 3, 1, 2)) if planar else whole)
+
+
+def _results(context, node, images):
+    if node[0] == "source":
+        return images
+    kind, source, _, _, *arguments = node
+    before = _results(context, source, images)
+    return [_applied(context.rng, kind, image, arguments) for image in before]
+
+
+def _applied(rng, kind, image, arguments):
+    if kind == "crop":
+        return pixels.crop(image, *arguments)
+    if kind == "resize":
+        return pixels.resize(image, *arguments)
+    if kind == "resize_crop":
+        return pixels.resize(pixels.random_box(image, rng), *arguments)
+    mirror, mean, std = arguments
+    return pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+
+
+def getOutputTensors(context):
+    return context.outputs
+
+
+def getImageLabels(context):
+    return context.labels.copy()
+
+
+def getAsciiDatas(context):
+    return [[np.frombuffer(text, np.uint8) for text in part] for part in context.ascii]
+
+
+def getRemainingImages(context):
+    if context.external:
+        return 0 if context.eos else context.batch_size
+    return len(context.native) - context.at
+
+
+def rocalResetLoaders(context):
+    if context.waiting:
+        raise fault(DoubleHang, "reset: threads wait for input")
+    # What the iterator counts (index, eos) is not its own to set back, and the output memory stays as it is.
+    context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
+
+
+def rocalRelease(context):
+    if context.waiting:
+        raise fault(DoubleHang, "release: threads wait for input")
+    context.released = True

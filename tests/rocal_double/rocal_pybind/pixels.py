@@ -1,0 +1,73 @@
+"""Pixels as rocAL makes them: TurboJPEG at the largest of its scales that fits; bilinear, without antialiasing."""
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+MOST, EIGHTHS = 8, range(16, 0, -1)
+
+
+def header(data):
+    """(height, width, colour) of what TurboJPEG takes for a JPEG, or None."""
+    try:
+        height, width, colour, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):
+        return None
+    return height, width, colour
+
+
+def scaled(side, eighths):
+    return -(-side * eighths // 8)
+
+
+def decode(data, max_height, max_width):
+    """uint8 [height, width, 3], enlarged or reduced; garbage where the image is truncated or of four colours."""
+    height, width, colour = header(data)
+    if height > MOST * max_height or width > MOST * max_width:
+        height, width = min(height, MOST * max_height), min(width, MOST * max_width)
+    fits = (n for n in EIGHTHS if scaled(height, n) <= max_height and scaled(width, n) <= max_width)
+    eighths = next(fits)
+    if colour in ("CMYK", "YCCK"):
+        pixels = np.random.default_rng(len(data)).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    else:
+        pixels = simplejpeg.decode_jpeg(data, "RGB", strict=False)[:height, :width]
+    if eighths == 8:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((scaled(width, eighths), scaled(height, eighths)), Image.BILINEAR))
+
+
+def crop(pixels, size, anchor):
+    height, width = (min(want, have) if want > 0 else have for want, have in zip(size, pixels.shape, strict=False))
+    top, left = round(anchor[0] * (pixels.shape[0] - height)), round(anchor[1] * (pixels.shape[1] - width))
+    return pixels[top : top + height, left : left + width]
+
+
+def resize(pixels, height, width, shorter=0):
+    have_h, have_w = pixels.shape[:2]
+    if shorter:
+        factor = shorter / min(have_h, have_w)
+        height, width = max(shorter, round(have_h * factor)), max(shorter, round(have_w * factor))
+    rows = np.clip((np.arange(height) + 0.5) * have_h / height - 0.5, 0, have_h - 1)
+    columns = np.clip((np.arange(width) + 0.5) * have_w / width - 0.5, 0, have_w - 1)
+    r0, c0 = rows.astype(int), columns.astype(int)
+    r1, c1 = np.minimum(r0 + 1, have_h - 1), np.minimum(c0 + 1, have_w - 1)
+    dr, dc = (rows - r0)[:, None, None], (columns - c0)[None, :, None]
+    full = pixels.astype(np.float64)
+    top = full[r0][:, c0] * (1 - dc) + full[r0][:, c1] * dc
+    low = full[r1][:, c0] * (1 - dc) + full[r1][:, c1] * dc
+    return np.rint(top * (1 - dr) + low * dr).astype(np.uint8)
+
+
+def random_box(pixels, rng):
+    height, width = pixels.shape[:2]
+    for _ in range(5):
+        area, ratio = rng.uniform(0.08, 0.99) * height * width, rng.uniform(0.75, 1.333)
+        box_w, box_h = int((area * ratio) ** 0.5), int((area / ratio) ** 0.5)
+        if 0 < box_h < height and 0 < box_w < width:
+            top, left = int(rng.uniform() * (height - box_h)), int(rng.uniform() * (width - box_w))
+            return pixels[top : top + box_h, left : left + box_w]
+    return pixels
+
+
+def normalized(pixels, mean, std):
+    return (pixels.astype(np.float32) - np.float32(mean)) / np.float32(std)

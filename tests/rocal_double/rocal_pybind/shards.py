@@ -1,0 +1,74 @@
+"""How rocAL's own readers go through a directory: (image, label, components) of each sample.
+
+Every entry counts, and paths are strung together as they are. `NAMES_IN` is the version of an index in which it looks
+for names: sources of rocAL differ in that.
+"""
+
+import os
+import struct
+
+NAMES_IN = "v1.2"
+
+
+def tar_samples(path, index_path, ext):
+    """Images by name, the first of a name for all of them; what is not in `ext` goes where its first member goes."""
+    slots = {name: i for i, name in enumerate(sorted(name for name in ext[0] if name not in ("jpg", "jpeg", "jpe")))}
+    tars, indexes = sorted(os.listdir(path)), sorted(os.listdir(index_path))
+    by_name, order = {}, []
+    for tar, index in zip(tars, indexes, strict=True):
+        with open(path + tar, "rb") as shard, open(index_path + index) as lines:
+            version, count = next(lines).split()
+            for number in range(1, int(count) + 1):
+                name, image, texts = _sample(shard, next(lines).split(), version == NAMES_IN, number, slots)
+                by_name.setdefault(name, (image, 0, texts))
+                order.append(name)
+    return [_known(by_name, name) for name in order]
+
+
+def _known(by_name, name):
+    """Names are looked up without their directories, and were not put in so."""
+    found = by_name.get(name.rpartition("/")[2])
+    if found is None:
+        raise RuntimeError(f"ERROR: Given name not present in the map{name}")
+    return found
+
+
+def _sample(shard, words, named, number, slots):
+    width = 4 if named else 3
+    if len(words) % width:
+        raise RuntimeError("Could not find all necessary component parameters")
+    texts, image, name = [None] * len(slots), b"", str(number)
+    for at in range(0, len(words), width):
+        extension, offset, size, *names = words[at : at + width]
+        if int(offset) % 512:
+            raise RuntimeError("tar offset is not a multiple of tar block size")
+        shard.seek(int(offset))
+        data = shard.read(int(size))
+        name = names[0].rpartition(".")[0] if named else name
+        if extension in ("jpg", "jpeg", "jpe"):
+            image = data
+        else:
+            texts[slots.get(extension, 0)] = data
+    if None in texts:
+        raise RuntimeError("ERROR: Missing components in the sample")
+    return name, image, texts
+
+
+def tfrecord_samples(path, image_key, label_key, name_key):
+    """Labels of regular files only, no links; images and labels are matched by file name."""
+    from tfrecord import example_pb2
+
+    found, labels = [], {}
+    for name in sorted(os.listdir(path)):
+        place = f"{path}/{name}"
+        with open(place, "rb") as shard:
+            while head := shard.read(12):
+                example = example_pb2.Example()
+                example.ParseFromString(shard.read(struct.unpack("<Q", head[:8])[0]))
+                shard.read(4)
+                feature = example.features.feature
+                file = feature[name_key].bytes_list.value[0].decode()
+                found.append((file, feature[image_key].bytes_list.value[0]))
+                if not os.path.islink(place):
+                    labels.setdefault(file, feature[label_key].int64_list.value[0])
+    return [(image, _known(labels, file), [b""]) for file, image in found]

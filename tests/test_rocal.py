@@ -1,0 +1,462 @@
+"""rocAL as a consumer, on rocAL itself where it is importable, otherwise on a double that has its traps."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rocal_images import SIZE, colour, folder_of, numbers_of, solid
+
+import packer
+import readers
+from readers.errors import BadSampleError, DatasetError, PipelineError, ResumeError, UnknownNameError
+from readers.rocal import RocalLoader, celeba, external_source, resnet_eval, resnet_train
+
+pytestmark = pytest.mark.rocal
+BATCH = 4
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> readers.FolderReader:
+    return folder_of(tmp_path / "images", {number: solid(number) for number in range(22)})
+
+
+def faces(reader: Any, **options: Any) -> RocalLoader:
+    """A pipeline whose images keep their colours: nothing is drawn but flips."""
+    fields = options.pop("fields", ("image", "label"))
+    source = external_source(reader, BATCH, **{"seed": 3, "world_size": 1, "rank": 0, **options})
+    return RocalLoader(celeba(source, size=16, crop=32, threads=1), source, fields=fields)
+
+
+def epoch_of(loader: RocalLoader) -> list[list[int]]:
+    """The images of each batch, which must be those that the labels say."""
+    batches = []
+    for images, labels in loader:
+        assert images.dtype == np.float32 and images.shape == (len(labels), 3, 16, 16) and labels.dtype == np.int64
+        assert numbers_of(images) == labels.tolist()
+        batches.append(labels.tolist())
+    return batches
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
+
+
+def test_every_epoch_is_whole_whatever_rocal_does_at_its_end(rocal: Any, reader: Any) -> None:
+    """A naive user has some of these wrong: see test_rocal_double.py."""
+    with faces(reader, tail="exact") as loader:
+        expected = []
+        for epoch in range(20):
+            assert loader.epoch == epoch and len(loader) == 6
+            batches = epoch_of(loader)
+            assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
+            assert sorted(flat(batches)) == list(range(22))
+            expected.append(batches)
+        assert expected[0] != expected[1]
+    assert reading_threads() == []
+
+
+@pytest.mark.parametrize(("tail", "sizes"), [("drop_last", [4] * 5), ("pad", [4] * 5 + [2]), ("exact", [4] * 5 + [2])])
+def test_the_samples_are_those_of_our_own_loader(rocal: Any, reader: Any, tail: Any, sizes: list[int]) -> None:
+    from readers.augment import Resize
+    from readers.loader import ImageLoader
+
+    ours = ImageLoader(reader, BATCH, augment=[Resize((16, 16))], seed=3, tail=tail, threads=1, rank=0, world_size=1)
+    with faces(reader, tail=tail) as loader:
+        assert len(loader) == len(ours) == len(sizes)
+        for _ in range(2):
+            wanted = [labels.tolist() for _, labels in ours]
+            assert epoch_of(loader) == wanted and [len(batch) for batch in wanted] == sizes
+
+
+def test_ranks_share_an_epoch(rocal: Any, reader: Any) -> None:
+    seen = []
+    for rank in range(3):
+        with faces(reader, rank=rank, world_size=3, tail="exact") as loader:
+            batches = epoch_of(loader)
+            assert len(batches) == len(loader) == 2
+            seen += flat(batches)
+    assert sorted(seen) == list(range(22))
+
+
+def test_a_rank_without_a_sample_in_the_last_step(rocal: Any, tmp_path: Path) -> None:
+    reader = folder_of(tmp_path / "images", {number: solid(number) for number in range(9)})
+    with faces(reader, rank=0, world_size=2, tail="exact") as loader:
+        assert [len(batch) for batch in epoch_of(loader)] == [4, 0]
+
+
+def test_batches_may_be_kept(rocal: Any, reader: Any) -> None:
+    with faces(reader) as loader:
+        kept = list(loader)
+        assert [numbers_of(images) for images, _ in kept] == [labels.tolist() for _, labels in kept]
+        kept[0][0][:] = 0
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_loop_that_is_left_early(rocal: Any, reader: Any, after: int) -> None:
+    with faces(reader) as loader:
+        for epoch in range(4):
+            left = iter(loader)
+            for _ in range(after):
+                next(left)
+            assert loader.epoch == epoch
+            del left
+            if rocal and after:
+                assert not loader._feeder._iterator.loader._handle.waiting, "threads of rocAL wait for input"
+        assert len(epoch_of(loader)) == 5 and loader.epoch == 5, "the loops left early were epochs 0 to 3"
+    assert reading_threads() == []
+
+
+def test_an_exception_in_the_loop(rocal: Any, reader: Any) -> None:
+    with faces(reader) as loader:
+        with pytest.raises(ZeroDivisionError):
+            for _ in loader:
+                1 / 0  # noqa: B018
+        assert len(epoch_of(loader)) == 5
+    with pytest.raises(ZeroDivisionError), faces(reader) as loader:
+        for _ in loader:
+            1 / 0  # noqa: B018
+
+
+def test_a_second_loop_ends_the_first(rocal: Any, reader: Any) -> None:
+    with faces(reader) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        assert loader.epoch == 1 and len(list(second)) == 5
+        with pytest.raises(StopIteration):
+            next(first)
+
+
+@pytest.mark.parametrize("batches", [0, 2, 99])
+def test_closing_and_dropping_at_any_time(rocal: Any, reader: Any, batches: int) -> None:
+    """Release would hang: that the double did not see one is checked by the fixture."""
+    for drop in (True, False):
+        loader = faces(reader)
+        for number, _ in enumerate(loader if batches else ()):
+            if number + 1 == batches:
+                break
+        if drop:
+            del loader
+            gc.collect()
+        else:
+            loader.close()
+            loader.close()
+            with pytest.raises(PipelineError, match="the loader is closed"):
+                iter(loader)
+        assert reading_threads() == []
+
+
+def test_an_error_of_the_source(rocal: Any, tmp_path: Path) -> None:
+    images = {number: solid(number) for number in range(12)}
+    images[7] = images[7][:-2]
+    reader = folder_of(tmp_path / "images", images)
+    with faces(reader, shuffle=False) as loader:
+        seen = []
+        for _ in range(2):
+            with pytest.raises(BadSampleError, match=r"sample 7 \(007/image7\).*truncated.*on_error='skip'"):
+                for _, labels in loader:
+                    seen += labels.tolist()
+        assert seen == [0, 1, 2, 3] * 2, "the batches before are handed out"
+
+
+def test_bad_samples_are_skipped_or_replaced_and_told(rocal: Any, tmp_path: Path) -> None:
+    images = {number: solid(number) for number in range(12)}
+    images |= {5: images[5][:-2], 7: images[7][:40]}
+    reader = folder_of(tmp_path / "images", images)
+    with faces(reader, shuffle=False, on_error="skip", fields=("image", "index", "key")) as loader:
+        with pytest.warns(UserWarning, match="2 bad samples were skipped, the first is sample 5"):
+            batches = [(numbers_of(images), indices.tolist(), keys) for images, indices, keys in loader]
+        assert [numbers for numbers, _, _ in batches] == [[0, 1, 2, 3], [4, 6], [8, 9, 10, 11]]
+        assert batches[1][1:] == ([4, 6], ["004/image4", "006/image6"])
+        bad = [(sample.index, sample.position, sample.key) for sample in loader.bad_samples]
+        assert bad == [(5, 5, "005/image5"), (7, 7, "007/image7")] and "truncated" in loader.bad_samples[0].reason
+    with faces(reader, shuffle=False, on_error="substitute") as loader:
+        with pytest.warns(UserWarning, match="2 bad samples were replaced"):
+            batches = epoch_of(loader)
+        assert [len(batch) for batch in batches] == [4, 4, 4] and (batches[1][0], batches[1][2]) == (4, 6)
+
+
+def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> None:
+    """It would be another image, or garbage, under the label of the right one."""
+    exif = bytes.fromhex("4578696600004d4d002a00000008000101120003000000010006000000000000")
+    images = {
+        0: solid(0, "PNG"),
+        1: solid(1, mode="CMYK"),
+        2: solid(2, progressive=True),
+        3: solid(3, exif=exif),
+        4: solid(4, "WEBP", lossless=True),
+        5: solid(5, "BMP"),
+        6: solid(6),
+        7: solid(7),
+    }
+    reader = folder_of(tmp_path / "images", images)
+    with faces(reader, shuffle=False, max_height=48, max_width=48) as loader:
+        assert epoch_of(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert loader.source.converted == {
+            "png images": 1,
+            "JPEGs of 4 components": 1,
+            "JPEGs to be turned upright": 1,
+            "webp images": 1,
+            "bmp images": 1,
+        }
+
+
+def test_resume_in_the_middle_on_another_number_of_ranks(rocal: Any, reader: Any) -> None:
+    with faces(reader, tail="exact") as loader:
+        whole = epoch_of(loader)
+        later = epoch_of(loader)
+        loader.set_epoch(0)
+        loop = iter(loader)
+        assert [next(loop)[1].tolist() for _ in range(2)] == whole[:2]
+        state = loader.state_dict()
+    seen = []
+    for rank in range(2):
+        with faces(reader, rank=rank, world_size=2, tail="exact", seed=99) as loader:
+            loader.load_state_dict(state)
+            assert (loader.epoch, len(loader)) == (0, 2)
+            seen += flat(epoch_of(loader))
+            assert (loader.epoch, len(loader)) == (1, 3)
+    assert sorted(seen) == sorted(flat(whole[2:]))
+    with faces(reader, tail="exact") as loader:
+        loader.load_state_dict(state)
+        assert epoch_of(loader) == whole[2:]
+        assert epoch_of(loader) == later
+        assert loader.state_dict()["epoch"] == 2
+        with pytest.raises(ResumeError, match="not a resume token"):
+            loader.load_state_dict({})
+
+
+def test_a_token_of_our_own_loader(rocal: Any, reader: Any) -> None:
+    from readers.loader import ImageLoader
+
+    ours = ImageLoader(reader, BATCH, seed=3, threads=1, rank=0, world_size=1)
+    batches = [labels.tolist() for _, labels in ours]
+    ours.set_epoch(0)
+    loop = iter(ours)
+    next(loop)
+    state = ours.state_dict()
+    del loop
+    with faces(reader) as loader:
+        with pytest.warns(UserWarning, match="goes on with 'rocal'"):
+            loader.load_state_dict(state)
+        assert epoch_of(loader) == batches[1:]
+
+
+def test_celeba_normalises_to_one(rocal: Any, reader: Any) -> None:
+    with faces(reader, shuffle=False) as loader:
+        images, _ = next(iter(loader))
+        wanted = np.array([colour(number) for number in range(4)]) / 127.5 - 1
+        np.testing.assert_allclose(images.mean(axis=(2, 3)), wanted, atol=0.04)
+        assert images.min() >= -1 and images.max() <= 1
+
+
+@pytest.mark.parametrize(("make", "size"), [(resnet_train, 24), (resnet_eval, 24)])
+def test_resnet_normalises_by_imagenet(rocal: Any, tmp_path: Path, make: Any, size: int) -> None:
+    """Images of several sizes, the odd ones enlarged or reduced by the decoder."""
+    sizes = [(48, 40), (30, 60), (64, 20), (33, 33)]
+    reader = folder_of(tmp_path / "images", {i: solid(i, size=sizes[i % 4]) for i in range(8)})
+    source = external_source(reader, BATCH, shuffle=False, rank=0, world_size=1)
+    assert (source.max_height, source.max_width) == (60, 64)
+    extra = {} if make is resnet_train else {"resize": 28}
+    with RocalLoader(make(source, size=size, threads=1, **extra), source) as loader:
+        for images, labels in loader:
+            assert images.shape == (4, 3, size, size)
+            mean, std = 255 * np.array([0.485, 0.456, 0.406]), 255 * np.array([0.229, 0.224, 0.225])
+            wanted = (np.array([colour(number) for number in labels]) - mean) / std
+            np.testing.assert_allclose(images.mean(axis=(2, 3)), wanted, atol=0.08)
+
+
+def test_packed_shards_of_any_format(rocal: Any, reader: Any, tmp_path: Path) -> None:
+    for to in ("hdf5", "tfrecord", "tar"):
+        packer.convert(tmp_path / "images", to=to, output=tmp_path / to, workers=1)
+        with readers.open(tmp_path / to, backend="mmap") as packed, faces(packed, tail="exact") as loader:
+            assert sorted(flat(epoch_of(loader))) == list(range(22))
+
+
+def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: Path) -> None:
+    source = external_source(reader, BATCH)
+    for call, message in [
+        (lambda: celeba(source, crop=100), "crop 100 is larger"),
+        (lambda: celeba(source, crop=32, flip=2), "flip is a probability"),
+        (lambda: celeba(source, crop=32, backend="tpu"), "backend is cpu or gpu"),
+        (lambda: resnet_train(source, threads=0), "threads is 1 or more"),
+        (lambda: resnet_eval(source, size=224, resize=200), "resize 200 is smaller"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    several = folder_of(tmp_path / "several", {0: solid(0), 1: solid(1, size=(50, 50))})
+    with pytest.raises(DatasetError, match=r"2 sizes.*40 x 48"):
+        celeba(external_source(several, 2), crop=32)
+    with pytest.raises(UnknownNameError, match="no field 'mask'"):
+        RocalLoader(None, source, fields=("mask",))
+    pipeline = celeba(source, crop=32, size=16)
+    with pytest.raises(ValueError, match="another source"):
+        RocalLoader(pipeline, external_source(reader, BATCH))
+    RocalLoader(pipeline, source).close()
+    with pytest.raises(ValueError, match="has, or had, a loader"):
+        RocalLoader(pipeline, source)
+    assert (source.max_width, source.max_height) == SIZE
+
+
+class Broken:
+    """A generic iterator of rocAL that goes wrong: `at` is called instead of its n-th step."""
+
+    def __init__(self, iterator: Any, at: int, instead: Any) -> None:
+        self.__dict__.update(_iterator=iterator, _left=at, _instead=instead)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._iterator, name, value)
+
+    def __next__(self) -> Any:
+        self.__dict__["_left"] -= 1
+        return next(self._iterator) if self._left >= 0 else self._instead(self._iterator)
+
+
+def other_labels(iterator: Any) -> Any:
+    outputs, labels = next(iterator)
+    return outputs, labels[::-1]
+
+
+def fails(iterator: Any) -> Any:
+    raise RuntimeError("Loader module failed")
+
+
+def ends(iterator: Any) -> Any:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [(other_labels, "was fed the labels"), (fails, "rocAL failed: Loader module failed"), (ends, "ended the epoch")],
+)
+def test_what_goes_wrong_inside_rocal_is_told(rocal_double: Any, reader: Any, instead: Any, message: str) -> None:
+    loader = faces(reader, shuffle=False)
+    iterator = loader._feeder._iterator
+    loader._feeder._iterator = Broken(iterator, 2, instead)
+    with pytest.raises(PipelineError, match=message):
+        list(loader)
+    loader._feeder._iterator = iterator
+    loader.close()
+    assert reading_threads() == [] and rocal_double.FAULTS == []
+
+
+def test_a_pipeline_that_does_not_end_is_never_released(rocal_double: Any, reader: Any) -> None:
+    """Better a leak than a release that does not return."""
+    loader = faces(reader, shuffle=False)
+    iterator = loader._feeder._iterator
+    loader._feeder._iterator = Broken(
+        iterator, 2, lambda iterator: iterator.output_list and (iterator.output_list, None)
+    )
+    loop = iter(loader)
+    next(loop)
+    with pytest.raises(PipelineError, match="does not end: 8 steps"):
+        loader.close()
+    context = iterator.loader._handle
+    del loader, loop, iterator
+    gc.collect()
+    assert not context.released and rocal_double.FAULTS == [] and reading_threads() == []
+
+
+def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rocAL leaves the interpreter, and prints to stdout."""
+    source = external_source(reader, BATCH)
+    with monkeypatch.context() as patch, pytest.raises(PipelineError, match="cannot build this pipeline"):
+        patch.setattr(rocal_double, "rocalVerify", lambda context: 2)
+        celeba(source, crop=32)
+    monkeypatch.setattr(rocal_double, "rocalCreate", fails)
+    with pytest.raises(PipelineError, match="cannot make this pipeline"):
+        celeba(source, crop=32)
+
+
+def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with faces(reader) as loader:
+        epoch_of(loader)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_source_alone_keeps_what_goes_wrong_inside_the_padding(rocal_double: Any, reader: Any) -> None:
+    """Without our loader, by rocAL's iterator alone, whatever the double does at the end of an epoch."""
+    from amd.rocal.plugin.generic import ROCALGenericIterator
+
+    endings = set()
+    for seed in range(20):
+        rocal_double.seed_traps(seed)
+        source = external_source(reader, BATCH, seed=3, tail="exact", rank=0, world_size=1)
+        iterator = ROCALGenericIterator(celeba(source, size=16, crop=32, threads=1))
+        endings.add(iterator.loader._handle.ending)
+        seen = []
+        for number, (outputs, labels) in enumerate(iterator):
+            if number < len(source):
+                kept = labels >= 0
+                assert numbers_of(outputs[0][kept]) == labels[kept].tolist()
+                seen += labels[kept].tolist()
+        assert sorted(seen) == list(range(22))
+        source.close()
+    assert endings == {"right", "stale", "lost", "extra"} and rocal_double.FAULTS == []
+
+
+def test_a_graph_of_ones_own(rocal: Any, reader: Any) -> None:
+    from readers.rocal.graph import Machine, built
+    from readers.rocal.pipelines import encoded_images
+
+    source = external_source(reader, BATCH, rank=0, world_size=1)
+
+    def graph(library: Any) -> Any:
+        return library.fn.resize(encoded_images(library, source), resize_width=10, resize_height=6)
+
+    pipeline = built(graph, Machine(threads=1), batch_size=BATCH, seed=0, prefetch=2)
+    with RocalLoader(pipeline, source) as loader:
+        for images, labels in loader:
+            assert images.dtype == np.uint8 and images.shape == (4, 6, 10, 3)
+            assert numbers_of(images.transpose(0, 3, 1, 2).astype(np.float32), 0, 1) == labels.tolist()
+
+
+def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from amd.rocal import types
+
+    made: list[tuple[Any, ...]] = []
+    create = rocal_double.rocalCreate
+    monkeypatch.setattr(rocal_double, "rocalCreate", lambda *given: made.append(given) or create(*given))
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    source = external_source(reader, BATCH, prefetch=3)
+    assert (source.options.rank, source.options.world_size) == (3, 4)
+    celeba(source, crop=32, backend="gpu", threads=5, seed=9)
+    celeba(source, crop=32, backend="gpu", device_id=7, threads=5)
+    celeba(source, crop=32, threads=2)
+    assert made == [(4, types.GPU, 1, 5, 3, 9), (4, types.GPU, 7, 5, 3, 0), (4, types.CPU, 0, 2, 3, 0)]
+
+
+def test_an_interpreter_that_ends_in_the_middle_of_a_loop(rocal_double: Any, tmp_path: Path) -> None:
+    folder_of(tmp_path / "images", {number: solid(number) for number in range(22)}).close()
+    script = f"""
+import atexit, sys
+sys.path.insert(0, {str(Path(__file__).parent / "rocal_double")!r})
+import rocal_pybind, readers
+atexit.register(lambda: print(handle.waiting, handle.released, rocal_pybind.FAULTS))
+from readers.rocal import RocalLoader, celeba, external_source
+source = external_source(readers.open_folder({str(tmp_path / "images")!r}), 4)
+loader = RocalLoader(celeba(source, size=16, crop=32), source)
+handle = loader._feeder._iterator.loader._handle
+loop = iter(loader)
+next(loop)
+print(handle.waiting)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\nFalse True []\n"), done.stderr

@@ -1,0 +1,313 @@
+"""The external source by itself: what it gives to whom, with no rocAL about."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rocal_images import colour, folder_of, solid
+
+import readers
+from readers.decode import decode_image
+from readers.errors import BadSampleError, DatasetError, MissingExtraError
+from readers.headers import parse_header
+from readers.rocal import MissingRocalError, RocalLoader, celeba, external_source
+from readers.rocal.ahead import Ahead
+from readers.rocal.source import PADDING_BATCHES
+from readers.rocal.vet import Limits, vet
+
+BATCH = 4
+ONE = {"rank": 0, "world_size": 1}
+EXIF_TURNED = bytes.fromhex("4578696600004d4d002a00000008000101120003000000010006000000000000")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> readers.FolderReader:
+    return folder_of(tmp_path / "images", {number: solid(number) for number in range(22)})
+
+
+class Wrapped:
+    """A reader with something changed."""
+
+    def __init__(self, base: Any, **changed: Any) -> None:
+        self._base = base
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def close_after(source: Any, batches: int) -> list[Any]:
+    fed = [next(source) for _ in range(batches)]
+    source.close()
+    return fed
+
+
+def sampling(jpeg: bytes) -> tuple[int, list[int]]:
+    """(process, sampling factors) of the frame header: T.81, B.2.2."""
+    process = parse_header(jpeg).process
+    at = jpeg.index(bytes([0xFF, process])) + 10
+    return process, [jpeg[at + 3 * i + 1] for i in range(jpeg[at - 1])]
+
+
+def test_what_a_batch_is(reader: Any) -> None:
+    source = external_source(reader, BATCH, seed=1, tail="exact", **ONE)
+    assert iter(source) is source and (len(source), source.n) == (6, (6 + PADDING_BATCHES) * BATCH)
+    fed = close_after(source, 6 + PADDING_BATCHES + 3)
+    seen = []
+    for images, labels, lengths in fed:
+        assert isinstance(images, list) and isinstance(lengths, list) and isinstance(labels, np.ndarray)
+        assert len(images) == len(lengths) == BATCH and labels.shape == (BATCH,) and labels.dtype == np.int32
+        for image, label, length in zip(images, labels.tolist(), lengths, strict=True):
+            assert image.dtype == np.uint8 and image.ndim == 1 and image.flags.c_contiguous and image.size == length
+            assert parse_header(image.tobytes()).media == "jpeg"
+            if label >= 0:
+                assert image.tobytes() == solid(label)
+                seen.append(label)
+    assert sorted(seen) == list(range(22))
+    assert fed[5][1].tolist()[2:] == [-1, -1] and all((labels == -1).all() for _, labels, _ in fed[6:])
+
+
+def test_images_are_not_copied(tmp_path: Path, reader: Any) -> None:
+    read: list[bytes] = []
+
+    def read_many(indices: Any, field: str = "image") -> Sequence[Any]:
+        data = reader.read_many(indices, field)
+        read.extend(data)
+        return data
+
+    source = external_source(Wrapped(reader, read_many=read_many), BATCH, shuffle=False, **ONE)
+    ((images, _, _),) = close_after(source, 1)
+    assert all(
+        np.shares_memory(image, np.frombuffer(data, np.uint8)) for image, data in zip(images, read, strict=False)
+    )
+
+
+def test_what_was_fed_is_held(reader: Any) -> None:
+    """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay."""
+    source = external_source(reader, 2, prefetch=3, **ONE)
+    source.start()
+    references = []
+    for _ in range(11):
+        images, _, _ = next(source)
+        references.append(weakref.ref(images[0]))
+        del images
+    gc.collect()
+    assert [reference() is not None for reference in references[-8:]] == [True] * 8
+    assert all(reference() is None for reference in references[:2]), "memory is given back as well"
+    source.close()
+    gc.collect()
+    assert all(reference() is None for reference in references[:-1])
+
+
+def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
+    batches: list[int] = []
+    enough = threading.Event()
+
+    def read_many(indices: Any, field: str = "image") -> Sequence[Any]:
+        batches.append(len(indices))
+        if len(batches) == 3:
+            enough.set()
+        return list(reader.read_many(indices, field))
+
+    source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, **ONE)
+    assert batches == [], "nothing is read before an epoch begins"
+    source.start()
+    assert enough.wait(30)
+    time.sleep(0.1)
+    assert len(batches) == 3
+    next(source)
+    source.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
+    source.start()
+    del source
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
+
+
+def test_ahead_hands_out_what_came_before_an_error() -> None:
+    def make(step: int) -> int:
+        if step == 2:
+            raise KeyError("two")
+        return step
+
+    ahead = Ahead(make, 5, 4)
+    assert (ahead.take(), ahead.take()) == (0, 1)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="two"):
+            ahead.take()
+    ahead.stop()
+    done = Ahead(lambda step: step, 1, 4)
+    assert done.take() == 0
+    with pytest.raises(RuntimeError, match="no further batch"):
+        done.take()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("PNG", {}),
+        ("PNG", {"mode": "L"}),
+        ("PNG", {"mode": "1"}),
+        ("JPEG", {"mode": "CMYK"}),
+        ("WEBP", {"lossless": True}),
+        ("GIF", {}),
+        ("BMP", {}),
+        ("TIFF", {}),
+        ("JPEG", {"exif": EXIF_TURNED}),
+    ],
+)
+def test_what_is_converted_becomes_a_baseline_jpeg(kind: str, options: dict[str, Any]) -> None:
+    data = solid(9, kind, **options)
+    vetted = vet(data, Limits(100, 100), size=(0, 0), convert=True, quality=95)
+    assert vetted.reason
+    made = vetted.data.tobytes()
+    assert sampling(made) == (0xC0, [0x11, 0x11, 0x11])
+    before, after = decode_image(data), decode_image(made)
+    assert before.shape == after.shape and np.abs(before.astype(int) - after).mean() < 3
+    with pytest.raises(BadSampleError, match=r"rocAL does not decode.*convert=True"):
+        vet(data, Limits(100, 100), size=(0, 0), convert=False, quality=95)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"mode": "L"}, {"subsampling": 2}])
+def test_what_rocal_decodes_is_left_alone(options: dict[str, Any]) -> None:
+    data = solid(9, **options)
+    vetted = vet(data, Limits(10, 10), size=(40, 48), convert=True, quality=95)
+    assert (vetted.reason, vetted.data.tobytes()) == ("", data)
+
+
+def test_an_image_beyond_the_scales_of_the_decoder_is_made_smaller() -> None:
+    """rocAL would crop it."""
+    data = solid(9, size=(400, 100))
+    vetted = vet(data, Limits(20, 20), size=(100, 400), convert=True, quality=95)
+    header = parse_header(vetted.data.tobytes())
+    assert (header.height, header.width) == (40, 160) and "over 8 times 20 x 20" in vetted.reason
+    assert np.abs(decode_image(vetted.data.tobytes()).astype(int) - colour(9)).max() <= 4
+
+
+@pytest.mark.parametrize("cut", [3, 10, 150, -40, -2, -1])
+def test_truncated_jpegs_are_found(cut: int) -> None:
+    with pytest.raises(BadSampleError, match=r"truncated|expected"):
+        vet(solid(3)[:cut], Limits(100, 100), size=(0, 0), convert=True, quality=95)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "reason"),
+    [(-1, 12, "JPEGs of 12 bits"), (6, 0x31, "JPEGs of unusual colour sampling"), (9, 0x21, "unusual colour sampling")],
+)
+def test_jpegs_whose_header_turbojpeg_reads_and_no_more(at: int, value: int, reason: str) -> None:
+    """rocAL would show what lay in the memory before."""
+    data = bytearray(solid(3))
+    data[data.index(b"\xff\xc0") + 5 + at] = value
+    with pytest.raises(BadSampleError, match=rf"rocAL does not decode .*{reason}"):
+        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=False, quality=95)
+    with pytest.raises(BadSampleError, match=r"precision 12|subsampling"):
+        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+
+
+def test_an_image_of_another_size_than_the_index_says() -> None:
+    with pytest.raises(BadSampleError, match="the index says 41 x 48 pixels, found 40 x 48"):
+        vet(solid(3), Limits(100, 100), size=(41, 48), convert=True, quality=95)
+
+
+def test_without_conversion_such_images_are_bad_samples(tmp_path: Path) -> None:
+    images = {number: solid(number) for number in range(8)} | {1: solid(1, "PNG"), 6: solid(6, mode="CMYK")}
+    source = external_source(
+        folder_of(tmp_path / "images", images), BATCH, shuffle=False, convert=False, on_error="skip", **ONE
+    )
+    fed = close_after(source, 2)
+    assert [labels.tolist() for _, labels, _ in fed] == [[0, 2, 3, -1], [4, 5, 7, -1]]
+    assert [(bad.key, bad.reason.partition(";")[0]) for bad in source.bad_samples] == [
+        ("001/image1", "rocAL does not decode png images"),
+        ("006/image6", "rocAL does not decode JPEGs of 4 components"),
+    ]
+
+
+def test_a_batch_without_a_good_sample(tmp_path: Path) -> None:
+    """rocAL ends the process where it cannot decode any image of a batch."""
+    images = {number: solid(number) if number > 3 else solid(number)[:-2] for number in range(8)}
+    source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, on_error="skip", **ONE)
+    (images_of_first, labels, _), (_, others, _) = close_after(source, 2)
+    assert labels.tolist() == [-1] * 4 and others.tolist() == [4, 5, 6, 7]
+    assert all(decode_image(image.tobytes()).shape == (16, 16, 3) for image in images_of_first)
+
+
+def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
+    from readers.augment import Resize
+    from readers.loader import ImageLoader
+
+    images = {number: solid(number) if number % 5 else solid(number)[:-2] for number in range(20)}
+    reader = folder_of(tmp_path / "images", images)
+    options: dict[str, Any] = {"seed": 5, "on_error": "substitute", **ONE}
+    ours = ImageLoader(reader, BATCH, augment=[Resize((8, 8))], fields=["index"], threads=1, **options)
+    with pytest.warns(UserWarning, match="4 bad samples were replaced"):
+        wanted = [indices.tolist() for (indices,) in ours]
+    source = external_source(reader, BATCH, **options)
+    assert [labels.tolist() for _, labels, _ in close_after(source, 5)] == wanted
+    assert [bad.index for bad in source.bad_samples] == [bad.index for bad in ours.bad_samples]
+
+
+def test_limits_come_from_the_index(tmp_path: Path) -> None:
+    images = {0: solid(0, size=(70, 30)), 1: solid(1, size=(20, 60), exif=EXIF_TURNED), 2: solid(2, size=(50, 40))}
+    reader = folder_of(tmp_path / "images", images)
+    source = external_source(reader, 2, **ONE)
+    assert (source.max_height, source.max_width) == (40, 70), "upright, the second image is 60 wide and 20 high"
+    source = external_source(reader, 2, max_height=33, **ONE)
+    assert (source.max_height, source.max_width) == (33, 70)
+    large = folder_of(tmp_path / "large", {0: solid(0, size=(1500, 16))})
+    assert external_source(large, 2, **ONE).max_width == 1024
+    unknown = Wrapped(reader, info=reader.info._replace(height=np.zeros(3, np.uint32), width=np.zeros(3, np.uint32)))
+    with pytest.raises(DatasetError, match="give max_height and max_width"):
+        external_source(unknown, 2, **ONE)
+    assert external_source(unknown, 2, max_height=9, max_width=8, **ONE).max_width == 8
+
+
+def test_labels_must_fit_into_32_bits(reader: Any) -> None:
+    source = external_source(Wrapped(reader, labels=reader.labels + (1 << 31)), BATCH, **ONE)
+    with pytest.raises(ValueError, match="labels of 32 bits"):
+        next(source)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 1}, "batch_size of 2 or more"),
+        ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
+        ({"quality": 80}, "quality is 95 to 100, not 80"),
+        ({"ahead": 0}, "ahead is 1 or more"),
+        ({"prefetch": 1}, "prefetch 2 or more"),
+        ({"max_height": 0, "max_width": 5}, "max_height and max_width are 1 or more"),
+        ({"rank": None}, "both rank and world_size or neither"),
+        ({"rank": 3}, "rank 3 is outside the world of 1"),
+        ({"tail": "keep"}, "tail must be one of"),
+    ],
+)
+def test_options_are_checked(reader: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        external_source(reader, **{"batch_size": BATCH, **ONE, **options})
+
+
+def test_without_rocal_the_message_says_how_to_get_it(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amd", None)
+    source = external_source(reader, BATCH, **ONE)
+    with pytest.raises(MissingRocalError, match=r"no wheel.*install ROCm.*PYTHONPATH=/opt/rocm/lib") as caught:
+        celeba(source, crop=32)
+    assert isinstance(caught.value, MissingExtraError) and isinstance(caught.value, ImportError)
+
+    class Pipeline:
+        _external_source = source
+
+    with pytest.raises(MissingRocalError):
+        RocalLoader(Pipeline(), source)
