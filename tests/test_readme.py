@@ -53,7 +53,7 @@ def test_python_blocks(place: Path, needs: str, code: str) -> None:
 
 def test_commands_named_in_the_readme_exist() -> None:
     text = README.read_text(encoding="utf-8")
-    commands = ("convert", "index", "inspect", "verify", "extract", "order", "cache", "stage")
+    commands = ("convert", "index", "inspect", "verify", "extract", "order", "cache", "stage", "parity")
     assert set(re.findall(rf"packer ({'|'.join(commands)})\b", text)) == set(commands)
     helped = {
         name: subprocess.run([sys.executable, "-m", "packer", name, "--help"], capture_output=True, text=True).stdout

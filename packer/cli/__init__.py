@@ -25,6 +25,7 @@ _COMMANDS = {
     "extract": "Write the original files back.",
     "stage": "Copy a packed set to this node's own disk.",
     "order": "Compare ways to shuffle a packed set.",
+    "parity": "Compare decoders and resizers with Pillow.",
     "cache": "Caches of this node: list, fill, remove.",
 }
 

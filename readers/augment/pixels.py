@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from readers.augment.ops import ColorJitter, GaussianBlur, Op, RandomRotation
 
-__all__ = ["apply_pixel_op"]
+__all__ = ["LUMA", "REACH_SIGMAS", "apply_pixel_op"]
 
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
-_LUMA = (0.299, 0.587, 0.114)
-_REACH_SIGMAS = 4.0
+LUMA = (0.299, 0.587, 0.114)
+REACH_SIGMAS = 4.0
 
 
 def apply_pixel_op(op: Op, parameters: list[float], image: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ def _jitter(image: torch.Tensor, brightness: float, contrast: float, saturation:
 
 
 def _grey(image: torch.Tensor) -> torch.Tensor:
-    return image[0] * _LUMA[0] + image[1] * _LUMA[1] + image[2] * _LUMA[2]
+    return image[0] * LUMA[0] + image[1] * LUMA[1] + image[2] * LUMA[2]
 
 
 def _blur(image: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -67,7 +67,7 @@ def _blur(image: torch.Tensor, sigma: float) -> torch.Tensor:
 @lru_cache(maxsize=64)
 def _kernel_matrix(length: int, sigma: float) -> torch.Tensor:
     """[length, length]: row i holds the weights of the pixels that make pixel i."""
-    reach = max(1, math.ceil(_REACH_SIGMAS * sigma))
+    reach = max(1, math.ceil(REACH_SIGMAS * sigma))
     offsets = torch.arange(-reach, reach + 1)
     weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
     weights /= weights.sum()

@@ -15,7 +15,9 @@ import torch
 
 from readers.augment.recipe import Job
 from readers.blocks import BlockPool
+from readers.decode.streams import Ready
 from readers.errors import BadSampleError
+from readers.headers import ImageHeader
 from readers.sample import Buffer
 
 __all__ = ["BadSample", "Batch", "ImageMemory"]
@@ -35,7 +37,9 @@ class BadSample:
 class Batch:
     """positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: what happens to
     each. bad_boxes: images that the recipe does not fit, by row. data: the encoded images, or why one
-    could not be read. images: [n, 3, height, width]."""
+    could not be read. images: [n, 3, height, width]. routed: which images a device may
+    decode; headers: of those that it is to, by row. ready: on a
+    device, what the images are to be waited for."""
 
     step: int
     positions: npt.NDArray[np.int64]
@@ -45,6 +49,9 @@ class Batch:
     bad_boxes: Mapping[int, BadSampleError]
     data: Sequence[Buffer | Exception]
     images: torch.Tensor
+    routed: list[bool] = field(default_factory=list)
+    headers: dict[int, ImageHeader] = field(default_factory=dict)
+    ready: Ready = None
     pending: int = 0
     skipped: list[int] = field(default_factory=list)
     bad: list[BadSample] = field(default_factory=list)

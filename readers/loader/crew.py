@@ -15,9 +15,13 @@ from readers.augment.cpu import Renderer
 from readers.loader.batch import Batch
 from readers.loader.work import EpochWork
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "Stopped"]
 
 _JOIN_SECONDS = 10.0
+
+
+class Stopped(Exception):
+    """There will be no more batches: the crew was stopped while somebody waited for one."""
 
 
 class Crew:
@@ -37,11 +41,13 @@ class Crew:
         self._start()
 
     def take(self) -> Batch:
-        """The next batch, whole; blocks until it is. Raises what planning it raised."""
+        """The next batch, whole; blocks until it is. Raises what planning it raised, and Stopped after `stop`."""
         with self._changed:
             while self._taken not in self._done:
                 if self._failure is not None:
                     raise self._failure
+                if self._stopped:
+                    raise Stopped
                 self._changed.wait()
             batch = self._done.pop(self._taken)
             self._taken += 1
@@ -136,6 +142,6 @@ class Crew:
             if error is not None and (batch.error is None or start < batch.error_row):
                 batch.error, batch.error_row = error, start
             if batch.pending == 0:
-                batch.data = ()  # gives the memory back for the batches that follow
+                self._work.release(batch)
                 self._done[batch.step] = batch
                 self._changed.notify_all()

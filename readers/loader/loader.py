@@ -12,12 +12,14 @@ import torch
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
 from readers.augment.cpu import Finish
-from readers.augment.ops import Op
+from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe
 from readers.decode import DECODER
+from readers.decode.choice import DecoderName
 from readers.errors import UnknownNameError
 from readers.loader.batch import BadSample, Batch, ImageMemory
 from readers.loader.crew import Crew
+from readers.loader.device import DeviceStage, DeviceWork, device_path, numbered
 from readers.loader.work import EpochWork, OnError
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.schedule import Tail
@@ -51,7 +53,10 @@ class ImageLoader:
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
 
     threads: default one per CPU this process may use, shared among the ranks of the node. prefetch: batches made ahead.
-    pin_memory: default where CUDA is available. device: batches are moved there, without waiting.
+    pin_memory: default where CUDA is available. device: where batches are. On a CUDA device they are finished there,
+    and `prefetch` of them wait there (`readers.loader.device`). decoder: "torchcodec" or "torchvision" decode what
+    they are good at and leave the rest to the CPU; "auto" takes the first of them that there is on a CUDA device, and
+    the CPU elsewhere.
 
     A loop that is left early ends its epoch: the next loop begins the next one. `state_dict` names the first batch that
     has not been handed out; `load_state_dict` lets the next loop begin there, on any number of ranks.
@@ -77,6 +82,7 @@ class ImageLoader:
         prefetch: int = 3,
         pin_memory: bool | None = None,
         device: torch.device | str = "cpu",
+        decoder: DecoderName = "auto",
     ) -> None:
         self.reader, self.batch_size, self.seed = reader, batch_size, seed
         self.recipe = Recipe(augment)
@@ -94,10 +100,18 @@ class ImageLoader:
         if self.threads < 1 or prefetch < 1:
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch = prefetch
-        self.device = torch.device(device)
+        self.device = numbered(device)
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._finish = Finish(self.dtype, layout == "NCHW", self.recipe.normalize)
-        self._memory = ImageMemory(self.dtype, layout == "NCHW", pinned, prefetch + 2)
+        planar, normalize = layout == "NCHW", self.recipe.normalize
+        self._path = device_path(
+            self.device, decoder, dtype=self.dtype, planar=planar, normalize=normalize, ahead=prefetch
+        )
+        if self._path is not None:
+            stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
+        else:
+            stored = (self.dtype, planar, normalize)
+        self._finish = Finish(*stored)
+        self._memory = ImageMemory(*stored[:2], pinned, prefetch + 2)
         self._epoch = self._cursor = 0
         self._begun = False
         self._resumed: Order | None = None
@@ -116,6 +130,11 @@ class ImageLoader:
         """The samples skipped or replaced in the current or, between loops, the last epoch, on this rank."""
         return tuple(sorted(self._bad, key=lambda sample: sample.position))
 
+    @property
+    def decoder(self) -> str:
+        """What decodes the images, as resume tokens name it."""
+        return self._path.decoder.name if self._path is not None else DECODER
+
     def set_epoch(self, epoch: int) -> None:
         """Begin the next loop at the start of `epoch`."""
         if epoch < 0:
@@ -129,7 +148,7 @@ class ImageLoader:
         if not self._schedule(order).steps(cursor):
             order, epoch, cursor = self.order, epoch + 1, 0
         fingerprint, samples = self.reader.fingerprint, len(self.reader)
-        return ResumeToken(self.seed, epoch, cursor, fingerprint, DECODER, order.spec(), samples).to_dict()
+        return ResumeToken(self.seed, epoch, cursor, fingerprint, self.decoder, order.spec(), samples).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next loop begin where `state` was taken.
@@ -138,7 +157,7 @@ class ImageLoader:
         """
         token = ResumeToken.from_dict(state)
         spec, samples = self.order.spec(), len(self.reader)
-        token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
+        token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=self.decoder, samples=samples)
         self.seed = token.seed
         self.order = self.order.with_seed(token.seed)
         self._seek(token.epoch, token.cursor, self.order.resumed(token.order))
@@ -205,7 +224,7 @@ class _Epoch(Iterator[tuple[Any, ...]]):
         order = loader._resumed or loader.order
         schedule, cursor = loader._schedule(order), loader._cursor
         self._schedule, self._first, self._steps, self._step = schedule, cursor, schedule.steps(cursor), 0
-        work = EpochWork(
+        given = (
             loader.reader,
             order,
             loader.recipe,
@@ -217,8 +236,12 @@ class _Epoch(Iterator[tuple[Any, ...]]):
             loader._epoch,
             loader.on_error,
         )
-        rows = _rows_at_once(loader)
-        self._crew: Crew | None = Crew(work, loader.threads, self._steps, loader.prefetch, rows)
+        path, rows = loader._path, _rows_at_once(loader)
+        work = EpochWork(*given) if path is None else DeviceWork(*given, decodes=path.decodes)
+        crew = Crew(work, loader.threads, self._steps, loader.prefetch, rows)
+        self._crew: Crew | DeviceStage | None = crew
+        if path is not None:
+            self._crew = DeviceStage(crew, work, path, self._steps)
         self._finalizer = weakref.finalize(self, self._crew.stop)
 
     def __next__(self) -> tuple[Any, ...]:

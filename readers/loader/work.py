@@ -94,20 +94,25 @@ class EpochWork:
         if batch.bad_boxes or not tools.render_alike(
             batch.data[start:stop], batch.jobs[start:stop], batch.sizes[start:stop], pixels
         ):
-            self._fill_one_by_one(batch, start, places, tools)
+            for row, place in enumerate(places, start):
+                self.render_row(batch, row, place, tools)
         self.finish.store(pixels, places, batch.jobs[start:stop], out)
 
-    def _fill_one_by_one(self, batch: Batch, start: int, places: Sequence[torch.Tensor], tools: Renderer) -> None:
-        for row, place in enumerate(places, start):
-            try:
-                data = batch.data[row]
-                if isinstance(data, Exception):
-                    raise data
-                if row in batch.bad_boxes:
-                    raise batch.bad_boxes[row]
-                tools.render(data, batch.jobs[row], batch.sizes[row], place)
-            except _SAMPLE_ERRORS as error:
-                self._bad_sample(batch, row, error, tools, place)
+    def render_row(self, batch: Batch, row: int, place: torch.Tensor, tools: Renderer) -> None:
+        """Decode one image into `place`, [1, 3, height, width], or do with it what on_error says."""
+        try:
+            data = batch.data[row]
+            if isinstance(data, Exception):
+                raise data
+            if row in batch.bad_boxes:
+                raise batch.bad_boxes[row]
+            tools.render(data, batch.jobs[row], batch.sizes[row], place)
+        except _SAMPLE_ERRORS as error:
+            self._bad_sample(batch, row, error, tools, place)
+
+    def release(self, batch: Batch) -> None:
+        """All rows are filled: the encoded images give their memory back for the batches that follow."""
+        batch.data = ()
 
     def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
         start = time.perf_counter()

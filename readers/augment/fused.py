@@ -1,0 +1,175 @@
+"""Execute a plan on decoded images that lie on a device: boxes, flips, pixel ops, normalisation, dtype and order of
+axes.
+
+The jobs are those that `readers.augment.cpu` carries out, so the same seed gives the same crops. Everything up to the
+dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, which some recipes have, follow as
+torch operations on the whole batch. Without Triton, torch's operations do the boxes too.
+
+Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
+decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference comes on top (docs/training.md).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+
+from readers.augment.batched import apply_steps
+from readers.augment.ops import Normalize
+from readers.augment.recipe import Job
+from readers.augment.torch_ops import render_boxes
+from readers.decode.picture import Picture, layout
+
+__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "moved_bytes", "triton_runs"]
+
+Engine: TypeAlias = Literal["auto", "triton", "torch"]
+# (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
+Tiling: TypeAlias = tuple[int, int, int, int, int]
+TILING: Tiling = (16, 32, 16, 32, 4)
+_MAX_EXTENT = 1 << 31
+
+
+def triton_runs(device: torch.device) -> bool:
+    """Whether the kernel can be had: triton is installed, and there is a GPU for it or its interpreter is asked for."""
+    there = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return there and importlib.util.find_spec("triton") is not None
+
+
+class BatchRenderer:
+    """Decoded images to batches on one device; for one thread at a time.
+
+    dtype: uint8, or float32, float16, bfloat16 in 0..1 or normalised. planar: images are [3, height, width] in
+    memory, not [height, width, 3]. engine: what does the boxes; "auto" is Triton where it runs. Raises
+    MissingExtraError for "triton" without triton.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        dtype: torch.dtype,
+        planar: bool = False,
+        normalize: Normalize | None = None,
+        engine: Engine = "auto",
+        tiling: Tiling = TILING,
+    ) -> None:
+        if engine not in get_args(Engine):
+            raise ValueError(f"engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
+        self.device, self.dtype, self.planar = device, dtype, planar
+        self.engine = ("triton" if triton_runs(device) else "torch") if engine == "auto" else engine
+        mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
+        scale, shift = [1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
+        self._factors = torch.tensor([scale, shift], dtype=torch.float32).to(device)
+        self._tiling = tiling
+        self._kernel: Any = None
+        if self.engine == "triton":
+            from readers.augment.kernel import render_tiles
+
+            self._kernel = render_tiles
+
+    def render(self, pictures: Sequence[Picture], jobs: Sequence[Job], size: tuple[int, int]) -> torch.Tensor:
+        """[n, 3, height, width] on the device, channels last in memory unless planar.
+
+        pictures: on the device. jobs: one each; their boxes must lie inside the upright pictures and are of full size,
+        whatever `reduce` they allow. size: (height, width) of all results. Raises ValueError for a box outside.
+        """
+        _check(pictures, jobs)
+        steps = [(op, [job[4][k][1] for job in jobs]) for k, (op, _) in enumerate(jobs[0][4])] if jobs else []
+        whole = self._kernel is not None and not steps
+        out = self._empty(len(jobs), size, self.dtype if whole else torch.uint8)
+        if not out.numel():
+            return out.to(self.dtype)
+        if self._kernel is None:
+            render_boxes(pictures, jobs, out)
+        else:
+            self.prepared(pictures, jobs, out)()
+        return out if whole else self._finish(out, steps)
+
+    def _empty(self, count: int, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        order = torch.contiguous_format if self.planar else torch.channels_last
+        return torch.empty((count, 3, *size), dtype=dtype, device=self.device, memory_format=order)
+
+    def prepared(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> Callable[[], None]:
+        """A function that launches the kernel once, into `out`, on the stream that is current then: for measurements,
+        and for work that is repeated. Keep `pictures` and `out` until it has run. Needs Triton."""
+        table = torch.from_numpy(_table(pictures, jobs))
+        if self.device.type == "cuda":
+            table = table.pin_memory().to(self.device, non_blocking=True)
+        tile_y, tile_x, rows, columns, warps = self._tiling
+        count, _, height, width = out.shape
+        grid = (count * -(-height // tile_y) * -(-width // tile_x),)
+
+        def launch() -> None:
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                self._kernel[grid](
+                    table,
+                    out,
+                    self._factors,
+                    height,
+                    width,
+                    *out.stride(),
+                    FLOAT=out.dtype != torch.uint8,
+                    TILE_Y=tile_y,
+                    TILE_X=tile_x,
+                    ROWS=rows,
+                    COLUMNS=columns,
+                    num_warps=warps,
+                    enable_fp_fusion=True,
+                )
+
+        return launch
+
+    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Any, Sequence[Sequence[float]]]]) -> torch.Tensor:
+        """What the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
+        if not steps and self.dtype == torch.uint8:
+            return pixels
+        values = pixels.to(torch.float32)
+        if steps:
+            values = apply_steps(steps, values).round_()
+        if self.dtype != torch.uint8:
+            scale, shift = self._factors.view(2, 1, 3, 1, 1)
+            values = torch.addcmul(shift, values, scale)
+        order = torch.contiguous_format if self.planar else torch.channels_last
+        return values.to(self.dtype).contiguous(memory_format=order)
+
+
+def moved_bytes(jobs: Sequence[Job], size: tuple[int, int], dtype: torch.dtype) -> int:
+    """What rendering must read and write at least: the pixels of the boxes once, and the batch."""
+    read = sum(3 * job[0][2] * job[0][3] for job in jobs)
+    return read + len(jobs) * 3 * size[0] * size[1] * torch.empty(0, dtype=dtype).element_size()
+
+
+def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
+    """A box that reaches out of its image would read whatever lies there."""
+    if len(pictures) != len(jobs):
+        raise ValueError(f"{len(pictures)} pictures for {len(jobs)} jobs")
+    for i, (picture, ((top, left, height, width, _, _), *_)) in enumerate(zip(pictures, jobs, strict=True)):
+        pixels = picture.pixels
+        if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] != 3:
+            raise ValueError(f"picture {i}: expected uint8 [3, height, width], found {pixels.dtype} {pixels.shape}")
+        seen = picture.size
+        if min(top, left) < 0 or min(height, width) < 1 or top + height > seen[0] or left + width > seen[1]:
+            raise ValueError(f"picture {i}: box {(top, left, height, width)} is not inside its {seen} pixels")
+
+
+def _table(pictures: Sequence[Picture], jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """As `readers.augment.kernel` reads it."""
+    rows = [
+        (*_box(picture, region), *resized, *corner, 3 in flips, 2 in flips)
+        for picture, (region, resized, corner, flips, _) in zip(pictures, jobs, strict=True)
+    ]
+    return np.array(rows, np.int64)
+
+
+def _box(picture: Picture, region: tuple[int, int, int, int, int, bool]) -> tuple[int, ...]:
+    top, left, height, width, _, _ = region
+    address, row, column, channel = layout(picture)
+    if height * abs(row) + width * abs(column) >= _MAX_EXTENT:
+        raise ValueError(f"a picture of steps {row} and {column} is spread too widely in memory; make it contiguous")
+    return address + top * row + left * column, row, column, channel, height, width

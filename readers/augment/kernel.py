@@ -1,0 +1,140 @@
+"""The Triton kernel: boxes of decoded images of any size to one batch, in one launch.
+
+A program makes one tile of one image. Antialiased bilinear resizing is separable, and each pass is a product with a
+banded matrix, so a program goes through the pixels under its tile in blocks of ROWS x COLUMNS and multiplies twice:
+
+    block [ROWS, COLUMNS] @ weights [COLUMNS, TILE_X]  ->  rounded to 0..255, as torch does between passes
+    weights [TILE_Y, ROWS] @ that [ROWS, TILE_X]       ->  rounded to 0..255, flipped, normalised, stored
+
+The weights are computed where they are used (`max(0, 1 - distance / support)`, as in torch's antialiased
+`interpolate`) and their sums are divided by afterwards. Every pixel is read once by a tile, plus a border as wide as
+the filter. Products are of float16 with float32 sums: pixels are exact in float16, weights are good to 2^-12.
+
+A row of the table, int64: address of the upper left value of red in the box; steps in bytes to the next row, column and
+channel of the upright image; height and width of the box; height and width it is resized to; top and left of the crop
+of that; 1 to mirror left and right; 1 to mirror top and bottom. All of a box lies within 2^31 bytes.
+
+Needs triton: `pip install 'packer[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
+"""
+
+from __future__ import annotations
+
+from readers.errors import MissingExtraError
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise MissingExtraError("triton", "triton", "the fused augmentation") from error
+
+__all__ = ["TABLE_COLUMNS", "render_tiles"]
+
+TABLE_COLUMNS = 12
+_COLUMNS = tl.constexpr(TABLE_COLUMNS)
+
+
+@triton.jit
+def _weights(pixels, centres, inverse, inside):
+    """float16 weights of pixels, by how far they are from the centre of what they make."""
+    distance = tl.abs(pixels.to(tl.float32) + 0.5 - centres)
+    weights = tl.maximum(1.0 - distance * inverse, 0.0)
+    return tl.where(inside, weights, 0.0).to(tl.float16)
+
+
+@triton.jit
+def _centres(tile, crop, flip, length, scale, TILE: tl.constexpr):
+    """Where the pixels of a tile lie in the box, along one axis: float32 [TILE]."""
+    at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
+    at = tl.where(flip != 0, length - 1 - at, at) + crop
+    return (at.to(tl.float32) + 0.5) * scale
+
+
+@triton.jit
+def _store(out, values, factors, channel: tl.constexpr, mask, FLOAT: tl.constexpr):
+    """Whole numbers 0 to 255, normalised where the batch is one of floats."""
+    values = tl.minimum(tl.maximum(tl.floor(values + 0.5), 0.0), 255.0)
+    if FLOAT:
+        values = values * tl.load(factors + channel) + tl.load(factors + 3 + channel)
+    tl.store(out, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def render_tiles(
+    table,
+    out,
+    factors,
+    out_height,
+    out_width,
+    image_step,
+    channel_step,
+    row_step,
+    column_step,
+    FLOAT: tl.constexpr,
+    TILE_Y: tl.constexpr,
+    TILE_X: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """out: images of out_height x out_width, steps in values. factors: float32 [6], what to multiply the channels by
+    and what to add. Grid: images x tiles of TILE_Y x TILE_X."""
+    tiles_x = tl.cdiv(out_width, TILE_X)
+    tiles = tl.cdiv(out_height, TILE_Y) * tiles_x
+    image = tl.program_id(0) // tiles
+    tile_y = tl.program_id(0) % tiles // tiles_x
+    tile_x = tl.program_id(0) % tiles % tiles_x
+
+    entry = table + image.to(tl.int64) * _COLUMNS
+    pixels = tl.load(entry).to(tl.pointer_type(tl.uint8))
+    step_y, step_x = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    step_c = tl.load(entry + 3)
+    height, width = tl.load(entry + 4).to(tl.int32), tl.load(entry + 5).to(tl.int32)
+    scale_y = height.to(tl.float32) / tl.load(entry + 6).to(tl.float32)
+    scale_x = width.to(tl.float32) / tl.load(entry + 7).to(tl.float32)
+    support_y, support_x = tl.maximum(scale_y, 1.0), tl.maximum(scale_x, 1.0)
+    inverse_y, inverse_x = 1.0 / support_y, 1.0 / support_x
+    crop_y, crop_x = tl.load(entry + 8).to(tl.int32), tl.load(entry + 9).to(tl.int32)
+    flip_x, flip_y = tl.load(entry + 10).to(tl.int32), tl.load(entry + 11).to(tl.int32)
+
+    centres_y = _centres(tile_y, crop_y, flip_y, out_height, scale_y, TILE_Y)
+    centres_x = _centres(tile_x, crop_x, flip_x, out_width, scale_x, TILE_X)
+    first_y = tl.maximum(tl.floor(tl.min(centres_y, 0) - support_y), 0.0).to(tl.int32)
+    first_x = tl.maximum(tl.floor(tl.min(centres_x, 0) - support_x), 0.0).to(tl.int32)
+    last_y = tl.minimum(tl.ceil(tl.max(centres_y, 0) + support_y).to(tl.int32), height)
+    last_x = tl.minimum(tl.ceil(tl.max(centres_x, 0) + support_x).to(tl.int32), width)
+
+    red = tl.zeros([TILE_Y, TILE_X], tl.float32)
+    green = tl.zeros([TILE_Y, TILE_X], tl.float32)
+    blue = tl.zeros([TILE_Y, TILE_X], tl.float32)
+    sum_y = tl.zeros([TILE_Y], tl.float32)
+    for y in range(first_y, last_y, ROWS):
+        rows = y + tl.arange(0, ROWS)
+        weights_y = _weights(rows[None, :], centres_y[:, None], inverse_y, (rows < height)[None, :])
+        sum_y += tl.sum(weights_y.to(tl.float32), 1)
+        red_rows = tl.zeros([ROWS, TILE_X], tl.float32)
+        green_rows = tl.zeros([ROWS, TILE_X], tl.float32)
+        blue_rows = tl.zeros([ROWS, TILE_X], tl.float32)
+        sum_x = tl.zeros([TILE_X], tl.float32)
+        for x in range(first_x, last_x, COLUMNS):
+            columns = x + tl.arange(0, COLUMNS)
+            weights_x = _weights(columns[:, None], centres_x[None, :], inverse_x, (columns < width)[:, None])
+            sum_x += tl.sum(weights_x.to(tl.float32), 0)
+            at = rows[:, None] * step_y + columns[None, :] * step_x
+            inside = (rows < last_y)[:, None] & (columns < last_x)[None, :]
+            block = tl.load(pixels + at, mask=inside, other=0).to(tl.float16)
+            red_rows = tl.dot(block, weights_x, red_rows)
+            block = tl.load(pixels + step_c + at, mask=inside, other=0).to(tl.float16)
+            green_rows = tl.dot(block, weights_x, green_rows)
+            block = tl.load(pixels + 2 * step_c + at, mask=inside, other=0).to(tl.float16)
+            blue_rows = tl.dot(block, weights_x, blue_rows)
+        per_x = (1.0 / sum_x)[None, :]
+        red = tl.dot(weights_y, tl.floor(red_rows * per_x + 0.5).to(tl.float16), red)
+        green = tl.dot(weights_y, tl.floor(green_rows * per_x + 0.5).to(tl.float16), green)
+        blue = tl.dot(weights_y, tl.floor(blue_rows * per_x + 0.5).to(tl.float16), blue)
+
+    per_y = (1.0 / sum_y)[:, None]
+    y_out, x_out = tile_y * TILE_Y + tl.arange(0, TILE_Y), tile_x * TILE_X + tl.arange(0, TILE_X)
+    mask = (y_out < out_height)[:, None] & (x_out < out_width)[None, :]
+    out += image.to(tl.int64) * image_step + y_out[:, None] * row_step + x_out[None, :] * column_step
+    _store(out, red * per_y, factors, 0, mask, FLOAT)
+    _store(out + channel_step, green * per_y, factors, 1, mask, FLOAT)
+    _store(out + 2 * channel_step, blue * per_y, factors, 2, mask, FLOAT)

@@ -1,0 +1,31 @@
+"""JPEGs by torchvision: nvJPEG on CUDA devices, rocJPEG on ROCm's, libjpeg-turbo on the CPU.
+
+`torchvision.io.decode_jpeg` takes a list since 0.20 and leaves images as they are stored. It is deprecated since
+0.29, in favour of torchcodec. One decoder serves the process and is built anew when the device changes, so the device
+is always named with its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from readers.decode.backend import ListDecoder
+from readers.errors import MissingExtraError
+
+__all__ = ["open_torchvision"]
+
+
+def open_torchvision(device: torch.device) -> ListDecoder:
+    """Raises MissingExtraError where torchvision is missing or cannot be loaded beside this torch."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingExtraError("torchvision >= 0.20", "torchvision", f"decoding on {device.type}") from error
+
+    def call(encoded: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        pixels: Sequence[torch.Tensor] = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=device)
+        return pixels
+
+    return ListDecoder(f"torchvision/{device.type}", device, call, turns=False)

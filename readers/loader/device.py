@@ -1,0 +1,236 @@
+"""Batches made on a device: a thread takes what the crew has read, and decodes, uploads and augments it.
+
+    crew: read, check headers, decode what is the CPU's ──► batch ──► this thread: decode the rest, augment ──► queue
+    ──► consumer
+          (as many batches ahead as prefetch says)            stream of its own (`readers.decode.streams`)   (prefetch)
+
+The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
+overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
+cross the bus as uint8 in the size of the batch; flips, pixel ops and normalisation are the device's. An image that
+the device cannot decode is tried on the CPU, and is a bad sample if that fails too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from readers.augment.cpu import Renderer
+from readers.augment.fused import BatchRenderer
+from readers.augment.ops import Normalize
+from readers.augment.recipe import Job
+from readers.decode.backend import CpuDecoder, Decoder
+from readers.decode.choice import DecoderName, open_decoder
+from readers.decode.picture import Picture
+from readers.decode.route import routes, same_as_promised
+from readers.decode.streams import DecodeStream
+from readers.loader.batch import Batch
+from readers.loader.crew import Crew, Stopped
+from readers.loader.work import EpochWork
+from readers.sample import Buffer
+
+__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "device_path", "numbered"]
+
+_JOIN_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class DeviceWork(EpochWork):
+    """What the crew does of a batch that a device finishes. decodes: whether the device decodes at all."""
+
+    decodes: bool = True
+
+    def tools(self) -> Renderer:
+        return _BoxRenderer()
+
+    def plan(self, step: int) -> Batch:
+        batch = EpochWork.plan(self, step)
+        if self.decodes:
+            batch.routed = routes(self.reader.image_info(batch.indices)).tolist()
+        return batch
+
+    def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
+        """Decode what is the CPU's, unflipped; of the others, check that the header is what the index says."""
+        some, out = slice(start, stop), batch.images[start:stop]
+        alone = not batch.routed and not batch.bad_boxes
+        if alone and tools.render_alike(batch.data[some], batch.jobs[some], batch.sizes[some], out):
+            return
+        for row in range(start, stop):
+            data = batch.data[row]
+            if batch.routed and batch.routed[row] and row not in batch.bad_boxes and not isinstance(data, Exception):
+                header = same_as_promised(data, batch.sizes[row])
+                if header is not None:
+                    batch.headers[row] = header
+                    continue
+            self.render_row(batch, row, batch.images[row : row + 1], tools)
+
+    def release(self, batch: Batch) -> None:
+        """Not yet: the device has still to decode."""
+
+
+class _BoxRenderer(Renderer):
+    """Makes the boxes only: the rest of a job is the device's."""
+
+    def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
+        Renderer.render(self, data, _box_of(job), size, out)
+
+    def render_alike(
+        self,
+        data: Sequence[Buffer | Exception],
+        jobs: Sequence[Job],
+        sizes: Sequence[tuple[int, int]],
+        out: torch.Tensor,
+    ) -> bool:
+        return Renderer.render_alike(self, data, [_box_of(job) for job in jobs], sizes, out)
+
+
+@dataclass(frozen=True)
+class DevicePath:
+    """How a loader makes batches on its device."""
+
+    decoder: Decoder
+    renderer: BatchRenderer
+    ahead: int
+
+    @property
+    def decodes(self) -> bool:
+        return not isinstance(self.decoder, CpuDecoder)
+
+
+def device_path(
+    device: torch.device,
+    decoder: DecoderName,
+    *,
+    dtype: torch.dtype,
+    planar: bool,
+    normalize: Normalize | None,
+    ahead: int,
+) -> DevicePath | None:
+    """None where the crew does everything: on the CPU, unless a decoder of batches is asked for.
+
+    Raises ValueError where there is no such device, MissingExtraError where there is no such decoder.
+    """
+    opened = open_decoder(decoder, device)
+    if device.type != "cuda" and isinstance(opened, CpuDecoder):
+        return None
+    return DevicePath(opened, BatchRenderer(device, dtype=dtype, planar=planar, normalize=normalize), ahead)
+
+
+def numbered(device: torch.device | str) -> torch.device:
+    """The device; a CUDA device with its number. Raises ValueError where there is none."""
+    found = torch.device(device)
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+class DeviceStage:
+    """The thread behind a crew; its `take` and `stop` are like the crew's. steps: how many batches there will be.
+
+    Holds no reference to the loader or its iterator, so dropping those stops it.
+    """
+
+    def __init__(self, crew: Crew, work: EpochWork, path: DevicePath, steps: int) -> None:
+        self._crew, self._work, self._path, self._steps = crew, work, path, steps
+        self._changed = threading.Condition()
+        self._made: deque[Batch] = deque()
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="packer-loader-device", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Batch:
+        """The next batch, its images on the device, for the current stream of the calling thread to use."""
+        with self._changed:
+            while not self._made:
+                if self._failure is not None:
+                    raise self._failure
+                if self._stopped:
+                    raise Stopped
+                self._changed.wait()
+            batch = self._made.popleft()
+            self._changed.notify_all()
+        DecodeStream.hand_over([batch.images], batch.ready)
+        return batch
+
+    def stop(self) -> None:
+        """End the threads; a decode under way is finished first."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._crew.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            stream, tools = DecodeStream(self._path.renderer.device), self._work.tools()
+            for _ in range(self._steps):
+                batch = self._crew.take()
+                if batch.error is None:
+                    with stream.decoding():
+                        self._make(batch, tools)
+                        batch.ready = stream.mark()
+                batch.data = ()
+                if not self._put(batch):
+                    return
+        except Stopped:
+            return
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _put(self, batch: Batch) -> bool:
+        """Hand a batch on when there is room; False when there will be none."""
+        with self._changed:
+            while len(self._made) >= self._path.ahead and not self._stopped:
+                self._changed.wait()
+            self._made.append(batch)
+            self._changed.notify_all()
+            return not self._stopped
+
+    def _make(self, batch: Batch, tools: Renderer) -> None:
+        """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
+        size = (batch.images.shape[2], batch.images.shape[3])
+        pictures, jobs = self._uploaded(batch), [_rest_of(job, size) for job in batch.jobs]
+        rows = sorted(batch.headers)
+        decoded = self._path.decoder.decode(
+            [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are no exceptions
+            [batch.headers[row] for row in rows],
+        )
+        for row, found in zip(rows, decoded, strict=True):
+            if isinstance(found, Picture):
+                pictures[row], jobs[row] = found, batch.jobs[row]
+                continue
+            place = torch.zeros((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+            try:
+                self._work.render_row(batch, row, place, tools)
+            except Exception as error:
+                batch.error = error
+                return
+            pictures[row], jobs[row] = Picture(place[0].to(self._path.renderer.device)), _rest_of(batch.jobs[row], size)
+        batch.images = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
+
+    def _uploaded(self, batch: Batch) -> dict[int, Picture]:
+        """The rows that the CPU decoded, on the device; one copy where that is all of them."""
+        device = self._path.renderer.device
+        if not batch.headers:
+            return {row: Picture(image) for row, image in enumerate(batch.images.to(device, non_blocking=True))}
+        rows = [row for row in range(len(batch.jobs)) if row not in batch.headers]
+        return {row: Picture(batch.images[row].to(device, non_blocking=True)) for row in rows}
+
+
+def _box_of(job: Job) -> Job:
+    return *job[:3], (), ()
+
+
+def _rest_of(job: Job, size: tuple[int, int]) -> Job:
+    """What is left to do for an image that has its box, crop and size already."""
+    return (0, 0, *size, 1, False), size, (0, 0), job[3], job[4]

@@ -1,0 +1,154 @@
+"""What the Triton kernel makes, against torch's resize and the CPU's renderer. Not collected by itself: it runs in a
+process of its own under Triton's interpreter, which has to be chosen before triton is imported (see
+test_fused.py)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import make_jpeg
+from gpu_doubles import install
+
+import readers
+from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Recipe
+from readers.augment.fused import BatchRenderer
+from readers.augment.recipe import Job
+from readers.decode.picture import Picture, upright_tensor
+from readers.loader import ImageLoader
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+SHAPES = [(40, 32), (33, 57), (20, 24), (90, 70), (7, 150)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter() -> None:
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pictures(shapes: list[tuple[int, int]] = SHAPES) -> list[Picture]:
+    """Planar ones and interleaved ones in turn; noise, on which resizers differ most."""
+    torch.manual_seed(3)
+    made = []
+    for i, (height, width) in enumerate(shapes):
+        pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).permute(2, 0, 1)
+        made.append(Picture(pixels.contiguous() if i % 2 else pixels))
+    return made
+
+
+def job(box: tuple[int, int, int, int], resized: tuple[int, int], corner: tuple[int, int], *flips: int) -> Job:
+    return (*box, 1, False), resized, corner, flips, ()
+
+
+def render(engine: Any, images: list[Picture], jobs: list[Job], size: tuple[int, int], **options: Any) -> torch.Tensor:
+    return BatchRenderer(CPU, engine=engine, **{"dtype": torch.uint8, **options}).render(images, jobs, size)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    apart = (a.to(torch.float64) - b.to(torch.float64)).abs()
+    return float(apart.max()), float(apart.mean())
+
+
+def plan_jobs(images: list[Picture], ops: list[Any], epoch: int = 0) -> list[Job]:
+    sizes = np.array([image.size for image in images])
+    recipe = Recipe(ops)
+    return recipe.plan(7, epoch, np.arange(len(images)), sizes[:, 0], sizes[:, 1]).jobs()
+
+
+@pytest.mark.parametrize("size", [(24, 24), (17, 40), (1, 1), (70, 33)])
+def test_boxes_are_resized_as_torch_does(size: tuple[int, int]) -> None:
+    images = pictures()
+    jobs = plan_jobs(images, [RandomResizedCrop(size, (0.1, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()])
+    assert {job[3] for job in jobs} > {()}, "nothing is flipped"
+    ours, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
+    largest, mean = difference(ours, torchs)
+    assert largest <= 1 and mean < 0.04, (largest, mean)
+
+
+def test_the_formula_is_that_of_interpolate() -> None:
+    """In float64 and without rounding between the passes, so that nothing of ours is on the other side."""
+    image = pictures([(61, 83)])[0]
+    ours = render("triton", [image], [job((5, 9, 50, 70), (20, 31), (0, 0))], (20, 31))[0]
+    box = image.pixels[:, 5:55, 9:79].to(torch.float64)[None]
+    exact = F.interpolate(box, (20, 31), mode="bilinear", antialias=True, align_corners=False)[0]
+    assert difference(ours, exact)[0] < 1.01
+
+
+def test_a_box_that_is_not_resized_is_a_copy() -> None:
+    images = pictures([(40, 50), (64, 64)])
+    jobs = [job((3, 4, 30, 30), (30, 30), (0, 0)), job((0, 34, 30, 30), (30, 30), (0, 0), 2, 3)]
+    out = render("triton", images, jobs, (30, 30))
+    assert torch.equal(out[0], images[0].pixels[:, 3:33, 4:34])
+    assert torch.equal(out[1], images[1].pixels[:, 0:30, 34:64].flip((1, 2)))
+
+
+def test_a_crop_after_the_resize() -> None:
+    images = pictures([(60, 80)])
+    jobs = [job((0, 0, 60, 80), (30, 40), (3, 8), 3)]
+    whole = render("triton", images, [job((0, 0, 60, 80), (30, 40), (0, 0))], (30, 40))[0]
+    assert torch.equal(render("triton", images, jobs, (24, 24))[0], whole[:, 3:27, 8:32].flip(2))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_moves_no_pixel(orientation: int) -> None:
+    for image in pictures([(20, 31), (31, 20)]):
+        turned = Picture(image.pixels, orientation)
+        upright = Picture(upright_tensor(turned).contiguous())
+        jobs = [job((2, 3, 15, 14), (9, 12), (0, 0), 3)]
+        assert torch.equal(render("triton", [turned], jobs, (9, 12)), render("triton", [upright], jobs, (9, 12)))
+
+
+def test_dtypes_layouts_and_normalisation() -> None:
+    images = pictures()
+    jobs = plan_jobs(images, [RandomResizedCrop(24), RandomHorizontalFlip()])
+    raw = render("triton", images, jobs, (24, 24)).to(torch.float32)
+    assert raw.is_contiguous(memory_format=torch.channels_last)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (MEAN, STD))
+    kinds = ((torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3))
+    for (dtype, close), planar in itertools.product(kinds, (False, True)):
+        options = {"dtype": dtype, "planar": planar}
+        unit = render("triton", images, jobs, (24, 24), **options)
+        assert unit.dtype == dtype and unit.is_contiguous(
+            memory_format=torch.contiguous_format if planar else torch.channels_last
+        )
+        assert torch.allclose(unit.to(torch.float32), raw / 255, rtol=close, atol=1e-6)
+        normal = render("triton", images, jobs, (24, 24), normalize=Normalize(MEAN, STD), **options)
+        assert torch.allclose(normal.to(torch.float32), (raw / 255 - mean) / std, rtol=close, atol=4 * close)
+    assert torch.equal(render("triton", images, jobs, (24, 24), planar=True).to(torch.float32), raw)
+
+
+@pytest.mark.parametrize("tiling", [(32, 32, 32, 32, 4), (16, 16, 16, 16, 4), (16, 64, 32, 64, 8)])
+def test_the_tiling_changes_nothing(tiling: tuple[int, int, int, int, int]) -> None:
+    images = pictures()
+    jobs = plan_jobs(images, [RandomResizedCrop((21, 37)), RandomHorizontalFlip()])
+    default = render("triton", images, jobs, (21, 37))
+    assert difference(render("triton", images, jobs, (21, 37), tiling=tiling), default)[0] <= 1
+
+
+def test_large_reductions_and_large_enlargements() -> None:
+    images = pictures([(300, 400), (2, 3), (1, 1)])
+    jobs = [job((0, 0, 300, 400), (5, 6), (0, 0)), job((0, 0, 2, 3), (5, 6), (0, 0)), job((0, 0, 1, 1), (5, 6), (0, 0))]
+    largest, _ = difference(render("triton", images, jobs, (5, 6)), render("torch", images, jobs, (5, 6)))
+    assert largest <= 1
+
+
+def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From files to batches, with a decoder's double in front: the same as without a device, but for one step of
+    255."""
+    for i in range(9):
+        (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i, (64 + i, 72)))
+    install(monkeypatch, "torchcodec")
+    reader = readers.open_folder(tmp_path)
+    options: dict[str, Any] = {"augment": [RandomResizedCrop(40, (0.5, 1.0)), RandomHorizontalFlip()], "seed": 2}
+    ours = ImageLoader(reader, 4, decoder="torchcodec", **options)
+    assert ours._path is not None and ours._path.renderer.engine == "triton"
+    for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **options), strict=True):
+        assert torch.equal(labels, others) and images.stride() == expected.stride()
+        assert difference(images, expected)[0] <= 1

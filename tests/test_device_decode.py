@@ -1,0 +1,336 @@
+"""Decoders of batches: routing by header facts, order, failures that cost one image, orientation, streams.
+
+Against doubles of torchcodec and torchvision; the real ones where they can be imported, and on a GPU where there is
+one.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_jpeg
+from gpu_doubles import Double, install
+from PIL import Image
+
+from readers.decode import decode_image
+from readers.decode.backend import CpuDecoder
+from readers.decode.choice import open_decoder
+from readers.decode.picture import Picture, upright_tensor
+from readers.decode.raw import with_header
+from readers.decode.route import decode_batch, device_takes, routes, same_as_promised
+from readers.decode.streams import DecodeStream
+from readers.errors import BadSampleError, MissingExtraError
+from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.sample import Buffer, ImageInfo
+
+CPU = torch.device("cpu")
+NAMES = ("torchcodec", "torchvision")
+
+
+@pytest.fixture(params=NAMES)
+def double(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Double:
+    return install(monkeypatch, request.param)
+
+
+def name_of(double: Double) -> Any:
+    return "torchcodec" if double.turns else "torchvision"
+
+
+def jpeg(seed: int, size: tuple[int, int] = (80, 72), mode: str = "RGB", **options: Any) -> bytes:
+    with Image.open(io.BytesIO(make_jpeg(seed, size))) as image:
+        out = io.BytesIO()
+        image.convert(mode).save(out, "JPEG", **options)
+    return out.getvalue()
+
+
+def turned(seed: int, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return jpeg(seed, (96, 72), exif=exif)
+
+
+def png(seed: int) -> bytes:
+    out = io.BytesIO()
+    Image.open(io.BytesIO(make_jpeg(seed, (80, 72)))).save(out, "PNG")
+    return out.getvalue()
+
+
+MIXED: list[tuple[Callable[[], Buffer], bool]] = [
+    (lambda: jpeg(1), True),
+    (lambda: jpeg(2, mode="L"), True),
+    (lambda: jpeg(3, progressive=True), False),
+    (lambda: jpeg(4, mode="CMYK"), False),
+    (lambda: jpeg(5, (80, 60)), False),
+    (lambda: jpeg(6, (64, 64)), True),
+    (lambda: png(7), False),
+    (lambda: turned(8, 6), True),
+    (lambda: with_header(np.full((70, 70, 3), 9, np.uint8)), False),
+    (lambda: jpeg(9), True),
+]
+
+
+def expected(data: Buffer) -> torch.Tensor:
+    return torch.from_numpy(decode_image(data).copy()).permute(2, 0, 1)
+
+
+def pixels_of(found: Any) -> torch.Tensor:
+    assert isinstance(found, Picture), found
+    return upright_tensor(found)
+
+
+def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
+    images = [make() for make, _ in MIXED]
+    assert [device_takes(parse_held(image)) for image in images] == [device for _, device in MIXED]
+    with ThreadPoolExecutor(2) as executor:
+        for pool in (None, executor):
+            found = decode_batch(images, open_decoder(name_of(double), CPU), pool)
+            assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
+    assert double.calls == [5, 5], "the device's images go in one call"
+
+
+def test_the_cpu_decodes_its_part_meanwhile(double: Double) -> None:
+    """The device's call returns only when the CPU's image has been decoded: one after the other would wait for ever."""
+    decoder, seen = open_decoder(name_of(double), CPU), threading.Event()
+
+    class Waiting:
+        name, device = decoder.name, decoder.device
+
+        def decode(self, images: Any, headers: Any) -> Any:
+            assert seen.wait(30), "the CPU's image was not begun while the device was at work"
+            return decoder.decode(images, headers)
+
+    class Executor(ThreadPoolExecutor):
+        def submit(self, function: Any, *args: Any, **options: Any) -> Any:
+            future = super().submit(function, *args, **options)
+            future.add_done_callback(lambda _: seen.set())
+            return future
+
+    with Executor(1) as executor:
+        found = decode_batch([jpeg(1), png(2)], Waiting(), executor)
+    assert all(isinstance(one, Picture) for one in found)
+
+
+def test_routes_of_an_index_are_those_of_headers() -> None:
+    headers = [parse_held(make()) for make, _ in MIXED]
+    columns = [[getattr(header, name) for header in headers] for name in ImageHeader._fields[1:]]
+    info = ImageInfo(*(np.array(column) for column in columns), np.array([MEDIA.index(h.media) for h in headers], "u1"))
+    assert routes(info).tolist() == [device for _, device in MIXED]
+    unknown = ImageInfo(*(np.zeros(2, column.dtype) for column in info))
+    assert not routes(unknown).any()
+
+
+@pytest.mark.parametrize("size", [(65536, 65536), (2**32 - 1, 2**32 - 1), (20000, 20000)])
+def test_no_device_gets_an_image_of_too_many_pixels(size: tuple[int, int]) -> None:
+    columns = [np.array([value]) for value in (size[0], size[1], 3, 0xC0, 1, 1)]
+    columns[:2] = [column.astype(np.uint32) for column in columns[:2]]
+    assert not routes(ImageInfo(*columns)).any()
+    assert not device_takes(ImageHeader("jpeg", *size, 3, 0xC0, 1))
+
+
+def test_bytes_that_lie_about_themselves_go_to_the_cpu() -> None:
+    data = jpeg(1)
+    assert same_as_promised(data, (72, 80)) is not None
+    assert same_as_promised(data, (80, 72)) is None
+    assert same_as_promised(data[:-300], (72, 80)) is None
+    assert same_as_promised(png(1), (72, 80)) is None
+    assert same_as_promised(turned(1, 6), (96, 72)) is not None
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [6], [2, 3], [0, 1, 2, 3, 4, 5, 6]])
+def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None:
+    images = [jpeg(i) for i in range(7)]
+    double.refuse = {images[i] for i in bad}
+    decoder = open_decoder(name_of(double), CPU)
+    found = decoder.decode(images, [parse_held(image) for image in images])
+    for i, one in enumerate(found):
+        if i in bad:
+            assert isinstance(one, BadSampleError) and f"{name_of(double)}/cpu: nvjpegDecode failed" in str(one)
+        else:
+            assert torch.equal(pixels_of(one), expected(images[i]))
+    assert len(double.calls) <= 1 + len(bad) * 2 * 3
+    # What the device cannot do, the CPU tries.
+    again = decode_batch(images, decoder)
+    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
+
+
+def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None:
+    found = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(name_of(double), CPU))
+    assert [isinstance(one, Picture) for one in found] == [True, False, False, True]
+    assert "expected the magic" in str(found[1]) and "truncated" in str(found[2])
+    assert decode_batch([], open_decoder(name_of(double), CPU)) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("HIP error: unspecified launch failure"),
+    ],
+)
+def test_a_lost_device_is_no_bad_image(double: Double, fault: BaseException) -> None:
+    double.fault = fault
+    with pytest.raises(type(fault)):
+        decode_batch([jpeg(1), jpeg(2)], open_decoder(name_of(double), CPU))
+    assert len(double.calls) == 1
+
+
+def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
+    double.wrong_shape = True
+    data = jpeg(1)
+    (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_held(data)])
+    assert "expected torch.uint8 [3, 72, 80], found torch.uint8 [3, 71, 80]" in str(found)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_the_same_on_every_path(double: Double, orientation: int) -> None:
+    data = turned(4, orientation)
+    decoders = [open_decoder(name_of(double), CPU), CpuDecoder(CPU)]
+    for decoder in decoders:
+        (found,) = decoder.decode([data], [parse_held(data)])
+        assert torch.equal(pixels_of(found), expected(data)), decoder.name
+
+
+def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
+    data = jpeg(1)
+    header = parse_held(data)
+    good, bad = CpuDecoder(CPU).decode([data, data], [header, header._replace(height=70)])
+    assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
+
+
+# --- which one ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_decoder_is_named_with_its_extra(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    extra = {"torchcodec": "gpu", "torchvision": "torchvision"}[name]
+    with pytest.raises(MissingExtraError, match=rf"decoding on cpu needs {name} >= .*packer\[{extra}\]"):
+        open_decoder(name, CPU)
+
+
+def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    for name in NAMES:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.warns(UserWarning, match="decoded on the CPU: .*torchcodec.*torchvision"):
+        assert isinstance(open_decoder("auto", cuda), CpuDecoder)
+    install(monkeypatch, "torchvision")
+    assert open_decoder("auto", cuda).name == "torchvision/cuda"
+    install(monkeypatch, "torchcodec")
+    assert open_decoder("auto", cuda).name == "torchcodec/cuda"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_decoder("auto", CPU).name == open_decoder("cpu", cuda).name == "cpu"
+    with pytest.raises(ValueError, match="decoder is one of auto, cpu, torchcodec, torchvision, not 'nvjpeg'"):
+        open_decoder("nvjpeg", CPU)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="torchcodec decodes on cpu and cuda devices, not on meta"):
+        open_decoder("torchcodec", torch.device("meta"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_real_ones_on_the_cpu(name: Any) -> None:
+    try:
+        decoder = open_decoder(name, CPU)
+    except MissingExtraError as error:
+        pytest.skip(f"{error}; only its double was tested")
+    images = [jpeg(1), jpeg(2, mode="L"), *(turned(8, orientation) for orientation in range(1, 9))]
+    for found, data in zip(decoder.decode(images, [parse_held(image) for image in images]), images, strict=True):
+        assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+def test_without_cuda_a_stream_is_nothing() -> None:
+    stream = DecodeStream(CPU)
+    with stream.decoding():
+        pass
+    assert stream.mark() is None
+    DecodeStream.hand_over([torch.zeros(1)], None)
+
+
+def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for one's own stream, decode on it, mark its end; the consumer waits for the mark, then the tensors are
+    its own."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, name: Any) -> None:
+            self.name = "decode" if isinstance(name, torch.device) else name
+
+        def synchronize(self) -> None:
+            log.append(f"{self.name} is empty")
+
+        def record_event(self) -> Any:
+            log.append(f"{self.name} is marked")
+            return "mark"
+
+        def wait_event(self, event: Any) -> None:
+            log.append(f"{self.name} waits for the {event}")
+
+        def __enter__(self) -> None:
+            log.append(f"on {self.name}")
+
+        def __exit__(self, *_: object) -> None:
+            log.append(f"off {self.name}")
+
+    class Tensor:
+        device = torch.device("cuda", 0)
+
+        def record_stream(self, stream: Stream) -> None:
+            log.append(f"recorded on {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("consumer"))
+    stream = DecodeStream(torch.device("cuda", 0))
+    with stream.decoding():
+        log.append("decode")
+        ready = stream.mark()
+    DecodeStream.hand_over([Tensor()], ready)  # type: ignore[list-item]
+    assert log == [
+        "decode is empty",
+        "on decode",
+        "decode",
+        "decode is marked",
+        "off decode",
+        "consumer waits for the mark",
+        "recorded on consumer",
+    ]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: the canary of recycled blocks never ran here"
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
+    """The canary: sums of tensors that are freed while the sums are still queued, with decodes in between.
+
+    Without the discipline of `readers.decode.streams` the decoder is given the freed blocks and some sums are wrong.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        decoder = open_decoder(name, device)
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    images = [jpeg(i, (640, 480)) for i in range(16)]
+    headers, stream = [parse_held(image) for image in images], DecodeStream(device)
+    wrong = 0
+    for _ in range(50):
+        with stream.decoding():
+            delay = torch.randn(4096, 4096, device=device)
+            for _ in range(20):
+                delay = delay @ delay.clamp(-1e-3, 1e-3)
+            blocks = [torch.ones(3, 480, 640, dtype=torch.uint8, device=device) for _ in images]
+            sums = [block.sum() for block in blocks]
+            del blocks
+        with stream.decoding():
+            decoder.decode(images, headers)
+            wrong += sum(int(total) != 3 * 480 * 640 for total in sums)
+    assert wrong == 0

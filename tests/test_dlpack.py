@@ -1,0 +1,66 @@
+"""Batches in other libraries' hands: DLPack shares their memory, and a batch lives for as long as anybody has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import readers
+from readers.augment import RandomResizedCrop
+from readers.loader import ImageLoader
+
+ROOT = Path(__file__).parent.parent
+NO_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+
+
+def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None:
+    """NumPy takes DLPack as well: what holds for it holds for the others."""
+    reader = readers.open_folder(tree, split="train")
+    loader = ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", prefetch=1, seed=1)
+    batches = [images for images, _ in loader]
+    kept, copies = [], []
+    for images, _ in ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", prefetch=1, seed=1):
+        kept.append(np.from_dlpack(images))
+        copies.append(kept[-1].copy())
+        assert kept[-1].ctypes.data == images.data_ptr(), "the memory is shared"
+        del images
+    assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(kept, copies, batches, strict=True))
+
+
+@NO_JAX
+def test_the_example_runs(tree: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/jax_consumer.py"), str(tree), "--steps", "5", "--batch-size", "8"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("5 steps on") and "loss" in done.stdout
+
+
+@NO_JAX
+def test_jax_sees_the_same_memory(tree: Path) -> None:
+    code = f"""
+import jax.numpy as jnp, numpy as np, readers
+from readers.augment import RandomResizedCrop
+from readers.loader import ImageLoader
+reader = readers.open_folder({str(tree)!r}, split="train")
+for dtype in (None, "bfloat16"):
+    import torch
+    options = {{}} if dtype is None else {{"dtype": torch.bfloat16}}
+    images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", **options)))
+    array = jnp.from_dlpack(images)
+    assert array.shape == (4, 16, 16, 3) and str(array.dtype) == (dtype or "uint8"), array.dtype
+    assert np.array_equal(np.asarray(array.astype("float32")), images.float().numpy())
+print("same")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0 and done.stdout == "same\n", done.stderr

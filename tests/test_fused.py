@@ -1,0 +1,244 @@
+"""Batches from decoded images: the same boxes, flips, pixel ops and values as `readers.augment.cpu` makes of the same
+plan.
+
+The kernel itself is tested in kernel_cases.py, under Triton's interpreter; on a GPU it runs at the end of this file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from readers.augment import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Recipe,
+    Resize,
+)
+from readers.augment.batched import apply_steps
+from readers.augment.cpu import Finish, Renderer
+from readers.augment.fused import TILING, BatchRenderer, moved_bytes, triton_runs
+from readers.augment.pixels import apply_pixel_op
+from readers.augment.recipe import Plan
+from readers.decode.orient import upright
+from readers.decode.picture import Picture, layout, upright_tensor
+
+CPU = torch.device("cpu")
+NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
+CROP = [RandomResizedCrop(24, (0.3, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()]
+PIXEL_OPS = [RandomRotation(15), ColorJitter(0.4, 0.4, 0.4), GaussianBlur((0.1, 1.5), p=0.6)]
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+TESTS = Path(__file__).parent
+WHEREVER_CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device: the kernel was only interpreted"
+)
+
+
+def arrays(count: int = 9) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+    rng = np.random.default_rng(5)
+    sides = rng.integers(26, 40, (count, 2))
+    return [rng.integers(0, 256, (height, width, 3), np.uint8) for height, width in sides]
+
+
+def plan_for(ops: list[Any], images: list[Any]) -> Plan:
+    sizes = np.array([image.shape[:2] for image in images])
+    return Recipe(ops).plan(11, 2, np.arange(len(images)), sizes[:, 0], sizes[:, 1])
+
+
+def on_the_cpu(ops: list[Any], images: list[Any], dtype: torch.dtype, planar: bool) -> torch.Tensor:
+    """What the loader without a device makes of the same plan."""
+    recipe, jobs = Recipe(ops), plan_for(ops, images).jobs()
+    finish, renderer = Finish(dtype, planar, recipe.normalize), Renderer()
+    assert recipe.out_size is not None
+    out = BatchRenderer(CPU, dtype=dtype, planar=planar)._empty(len(images), recipe.out_size, dtype)
+    pixels = out if finish.in_place else renderer.chunk(len(images), *recipe.out_size)
+    places = pixels.split(1)
+    for image, job, place in zip(images, jobs, places, strict=True):
+        encoded = io.BytesIO()
+        Image.fromarray(image).save(encoded, "PNG")
+        renderer.render(encoded.getvalue(), job, image.shape[:2], place)
+    finish.store(pixels, places, jobs, out)
+    return out
+
+
+def on_a_device(ops: list[Any], images: list[Any], device: torch.device = CPU, **options: Any) -> torch.Tensor:
+    recipe = Recipe(ops)
+    pictures = [Picture(torch.from_numpy(image).to(device).permute(2, 0, 1)) for image in images]
+    assert recipe.out_size is not None
+    renderer = BatchRenderer(device, normalize=recipe.normalize, **options)
+    return renderer.render(pictures, plan_for(ops, images).jobs(), recipe.out_size)
+
+
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "ops", [CROP, [*CROP, *PIXEL_OPS], [Resize(30), CenterCrop(21)]], ids=["crop", "pixels", "fixed"]
+)
+def test_torch_ops_make_what_the_cpu_makes(ops: list[Any], dtype: torch.dtype, planar: bool) -> None:
+    ops = ops if dtype == torch.uint8 else [*ops, NORMALIZE]
+    images = arrays()
+    ours = on_a_device(ops, images, dtype=dtype, planar=planar, engine="torch")
+    expected = on_the_cpu(ops, images, dtype, planar)
+    assert ours.dtype == dtype and ours.stride() == expected.stride()
+    # Sums in another order may round the other way after pixel ops: one step of 255, which a deviation of 0.2 makes
+    # larger.
+    step = (1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03) if any(op in ops for op in PIXEL_OPS) else 1e-5
+    apart = (ours.to(torch.float32) - expected.to(torch.float32)).abs()
+    assert float(apart.max()) <= step and float(apart.mean()) < 0.01 * max(step, 0.01)
+
+
+@pytest.mark.parametrize("op", PIXEL_OPS, ids=lambda op: type(op).__name__)
+def test_batched_pixel_ops_are_those_of_one_image(op: Any) -> None:
+    images = torch.rand(7, 3, 19, 23) * 255
+    (_, draws), *_ = Recipe([op]).plan(3, 0, np.arange(7), np.full(7, 19), np.full(7, 23)).steps
+    expected = torch.stack(
+        [apply_pixel_op(op, row, image.clone()) for row, image in zip(draws.tolist(), images, strict=True)]
+    )
+    ours = apply_steps([(op, draws.tolist())], images.clone())
+    assert torch.allclose(ours, expected, atol=2e-3)
+    assert not torch.allclose(ours, images, atol=1.0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_layout_of_a_turned_picture_is_that_of_the_upright_one(orientation: int) -> None:
+    stored = np.random.default_rng(1).integers(0, 256, (5, 7, 3), np.uint8)
+    expected = upright(stored, orientation)
+    for pixels in (torch.from_numpy(stored).permute(2, 0, 1), torch.from_numpy(stored).permute(2, 0, 1).contiguous()):
+        picture = Picture(pixels, orientation)
+        assert picture.size == expected.shape[:2]
+        assert np.array_equal(upright_tensor(picture).permute(1, 2, 0).numpy(), expected)
+        address, row, column, channel = layout(picture)
+        flat, start = (
+            pixels.flatten() if pixels.is_contiguous() else torch.from_numpy(stored).flatten(),
+            pixels.data_ptr(),
+        )
+        for y, x, c in np.ndindex(expected.shape):
+            assert flat[address - start + y * row + x * column + c * channel] == expected[y, x, c]
+
+
+def test_no_images_and_no_pictures_for_them() -> None:
+    renderer = BatchRenderer(CPU, dtype=torch.float32)
+    assert renderer.render([], [], (4, 5)).shape == (0, 3, 4, 5)
+    job = ((0, 0, 4, 4, 1, False), (4, 4), (0, 0), (), ())
+    with pytest.raises(ValueError, match="0 pictures for 1 jobs"):
+        renderer.render([], [job], (4, 4))
+
+
+@pytest.mark.parametrize("box", [(0, 0, 5, 4), (1, 0, 4, 4), (-1, 0, 2, 2), (0, 3, 4, 2), (0, 0, 0, 4)])
+def test_a_box_outside_of_its_picture_is_refused(box: tuple[int, int, int, int]) -> None:
+    picture = Picture(torch.zeros(3, 4, 4, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"picture 0: box .* is not inside"):
+        BatchRenderer(CPU, dtype=torch.uint8).render([picture], [((*box, 1, False), (4, 4), (0, 0), (), ())], (4, 4))
+
+
+def test_pictures_of_another_kind_are_refused() -> None:
+    job = ((0, 0, 4, 4, 1, False), (4, 4), (0, 0), (), ())
+    for pixels in (torch.zeros(3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="expected uint8 \\[3, height, width\\]"):
+            BatchRenderer(CPU, dtype=torch.uint8).render([Picture(pixels)], [job], (4, 4))
+    with pytest.raises(ValueError, match="engine is one of auto, triton, torch"):
+        BatchRenderer(CPU, dtype=torch.uint8, engine="cuda")  # type: ignore[arg-type]
+
+
+def test_the_bytes_that_must_be_moved() -> None:
+    jobs = [((0, 0, 10, 20, 1, False), (4, 5), (0, 0), (), ())] * 2
+    assert moved_bytes(jobs, (4, 5), torch.uint8) == 2 * (600 + 60)
+    assert moved_bytes(jobs, (4, 5), torch.bfloat16) == 2 * (600 + 120)
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_the_kernel_under_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / "kernel_cases.py")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+COMPILE = f"""
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from readers.augment.kernel import render_tiles
+import sys
+
+names = ("FLOAT", "TILE_Y", "TILE_X", "ROWS", "COLUMNS")
+steps = ("out_height", "out_width", "image_step", "channel_step", "row_step", "column_step")
+for dtype, ones in (("u8", ()), ("fp32", ()), ("bf16", ("column_step",)), ("fp16", ("out_height", "out_width"))):
+    # Triton makes constants of integers that are 1: the column step of planar batches, and sides of one pixel.
+    types = {{"table": "*i64", "out": "*" + dtype, "factors": "*fp32", **dict.fromkeys(steps, "i32")}}
+    signature = {{**types, **dict.fromkeys((*names, *ones), "constexpr")}}
+    values = dict(zip(names, (dtype != "u8", *{TILING[:4]}), strict=True)) | dict.fromkeys(ones, 1)
+    target = GPUTarget(*eval(sys.argv[1]))
+    options = {{"num_warps": {TILING[4]}, "enable_fp_fusion": True}}
+    made = compile(ASTSource(render_tiles, signature=signature, constexprs=values), target=target, options=options)
+    print(dtype, *made.asm)
+"""
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("target", "binary"), [(("cuda", 80, 32), "cubin"), (("cuda", 90, 32), "cubin"), (("hip", "gfx942", 64), "hsaco")]
+)
+def test_the_kernel_compiles_for_gpus(target: tuple[Any, ...], binary: str, tmp_path: Path) -> None:
+    """Machine code for NVIDIA's and AMD's GPUs, made without one."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPILE, repr(target)],
+        env={**inherited, "TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == [binary] * 4
+
+
+def test_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not triton_runs(CPU) and BatchRenderer(CPU, dtype=torch.uint8).engine == "torch"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert triton_runs(CPU) and triton_runs(torch.device("cuda"))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert not triton_runs(CPU)
+
+
+def test_triton_that_is_missing_is_named() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from readers.augment.fused import BatchRenderer\n"
+        "BatchRenderer(torch.device('cpu'), dtype=torch.uint8, engine='triton')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, timeout=60)
+    assert "MissingExtraError" in done.stderr and "pip install 'packer[triton]'" in done.stderr
+
+
+@WHEREVER_CUDA
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
+    ops = CROP if dtype == torch.uint8 else [*CROP, NORMALIZE]
+    images = arrays(200)
+    ours = on_a_device(ops, images, torch.device("cuda"), dtype=dtype, engine="triton").cpu()
+    expected = on_the_cpu(ops, images, dtype, False)
+    step = 1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03
+    assert float((ours.to(torch.float32) - expected.to(torch.float32)).abs().max()) <= step

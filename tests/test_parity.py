@@ -1,0 +1,80 @@
+"""The parity report: what it measures, and that it finds what differs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_jpeg
+from gpu_doubles import install
+from test_device_decode import jpeg, png, turned
+
+import packer
+import readers
+from readers.parity import Parity, compare_with_pillow
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("parity")
+    (root / "images").mkdir()
+    images = [
+        jpeg(0, quality=90),
+        jpeg(1, mode="L"),
+        turned(2, 6),
+        png(3),
+        jpeg(4, mode="CMYK"),
+        make_jpeg(5, (300, 400)),
+    ]
+    for i, data in enumerate(images):
+        (root / f"images/{i}.jpg").write_bytes(data)
+    packer.convert(root / "images", to="tar", output=root / "set")
+    return root / "set"
+
+
+def by_name(rows: list[Parity]) -> dict[tuple[str, str], Parity]:
+    return {(row.what, row.name): row for row in rows}
+
+
+def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    double = install(monkeypatch, "torchcodec")
+    one = double._one
+
+    def off_by_two(data: bytes) -> Any:
+        return (one(data).to(torch.int16) + 2).clamp(0, 255).to(torch.uint8)
+
+    monkeypatch.setattr(double, "_one", off_by_two)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with readers.open(packed) as reader:
+        rows = by_name(compare_with_pillow(reader, size=24, device="cpu"))
+    cpu, codec = rows["decoder", "cpu"], rows["decoder", "torchcodec/cpu"]
+    assert cpu.images == codec.images == 6 and cpu.largest == 0
+    assert codec.by_device == 4 and codec.largest == 2 and 1.5 < codec.worst_image <= 2 and 0 < codec.mean < 2
+    assert "packer[torchvision]" in rows["decoder", "torchvision"].reason
+    assert rows["resizer", "cpu"].largest <= 1 and rows["resizer", "torch"] == rows["resizer", "cpu"].__class__(
+        "resizer", "torch", *list(rows["resizer", "cpu"].to_dict().values())[2:]
+    )
+    assert rows["resizer", "triton"].reason.startswith("needs triton")
+    assert rows["both", "cpu"].mean > rows["resizer", "cpu"].mean
+
+
+def test_the_command(packed: Path) -> None:
+    command = [sys.executable, "-m", "packer", "parity", str(packed), "--samples", "3", "--size", "32"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=120, check=True)
+    rows = json.loads(done.stdout)
+    assert {(row["what"], row["name"]) for row in rows} >= {("decoder", "cpu"), ("resizer", "torch"), ("both", "cpu")}
+    assert all(row["reason"] or row["images"] == 3 for row in rows)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "resizer   cpu" in shown and "did not run: " in shown
+    failed = subprocess.run([*command, "--device", "cuda:99"], capture_output=True, text=True, timeout=120, check=False)
+    assert failed.returncode == 1 and failed.stderr.startswith("packer: ") and "Traceback" not in failed.stderr
+
+
+def test_nothing_to_compare(packed: Path) -> None:
+    with readers.open(packed) as reader, pytest.raises(ValueError, match="leave nothing to compare"):
+        compare_with_pillow(reader, samples=0)
