@@ -20,7 +20,7 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py"},
-    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard"},
+    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "nvidia"},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
@@ -124,7 +124,8 @@ def test_no_import_cycles() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order"]
+    "module",
+    ["cache", "cache.staging", "readers", "readers.augment", "readers.dali", "readers.decode", "readers.order"],
 )
 def test_what_an_import_loads(module: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""
