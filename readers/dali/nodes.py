@@ -76,25 +76,18 @@ def source_nodes(source: Source, *, parallel: bool = False, per: Per = "batch", 
             f"samples one by one make no short batches, as tail={source.schedule.tail!r} has: "
             f"use per='batch' or tail='drop_last'"
         )
-    dtypes, ndims = [dali.types.UINT8, dali.types.INT64], [1, 1]
-    if source.recipe is not None:
-        dtypes += [dali.types.INT64] * source.boxed + [dali.types.FLOAT, dali.types.INT32]
-        ndims += [1] * (source.boxed + 2)
+    types = dali.types
+    extras = ([types.INT64] if source.boxed else []) + [types.FLOAT, types.INT32]
+    dtypes = [types.UINT8, types.INT64, *([] if source.recipe is None else extras)]
     # The pool copies what its workers give; only without one does DALI use our memory, for as long as a batch is on
     # its way through the pipeline, and one is being made.
     kept = 0 if parallel else _under_way(pipeline.prefetch_queue_depth) + 1
-    if parallel:
-        options: dict[str, Any] = {"parallel": True, "prefetch_queue_depth": ahead}
-    else:
-        options = {"no_copy": True}
-    call: Any
-    if per == "batch":
-        call, options["batch_info"] = BatchSource(source, kept), True
-    else:
-        call = SampleSource(source, kept)
-    options["batch"] = per == "batch"
-    nodes: list[Any] = dali.fn.external_source(call, num_outputs=len(dtypes), dtype=dtypes, ndim=ndims, **options)
-    return nodes
+    how = {"parallel": True, "prefetch_queue_depth": ahead} if parallel else {"no_copy": True}
+    how |= {"batch": per == "batch", "batch_info": True}
+    call = BatchSource(source, kept) if per == "batch" else SampleSource(source, kept)
+    ndims = [1] * len(dtypes)
+    nodes = dali.fn.external_source(call, num_outputs=len(dtypes), dtype=dtypes, ndim=ndims, **how)
+    return list(nodes)
 
 
 def _under_way(depth: int | Mapping[str, int]) -> int:
