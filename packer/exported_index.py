@@ -25,7 +25,7 @@ from packer.formats.tar import sample_members
 from packer.formats.tfrecord import record_ranges
 from packer.formats.window import Window
 from packer.watch import Silent, Watcher
-from readers.errors import FormatError, OutputError, StaleIndexError
+from readers.errors import FormatError, OutputError, PackerError, StaleIndexError
 from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
@@ -163,8 +163,7 @@ def _tfrecord_lines(window: Window, shard: ShardInfo) -> Iterator[str]:
 
 
 def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]:
-    """wids takes `url` relative to where it runs, or to its own file, depending on its version: absolute ones always
-    work, relative ones let a set move. Beside the shards they are relative."""
+    """`url` is relative to the file beside the shards, so that both may move, and absolute elsewhere."""
     for shard in part.shards:
         with Window(root / shard.path) as window:
             if window.size != shard.bytes:
@@ -196,18 +195,19 @@ def _write(path: Path, lines: Iterator[str]) -> Path:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file = open(temporary, "w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    try:
+        with file:
             file.writelines(lines)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         fsync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, (StaleIndexError, OutputError)):
-            raise
-        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, PackerError):
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
         raise
     return path

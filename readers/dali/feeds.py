@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +24,9 @@ class Feed(Protocol):
     def reset(self) -> None:
         """Begin the next epoch; only after StopIteration."""
 
+    def here(self) -> AbstractContextManager[Any]:
+        """Within this, `take` in another thread gives images as it would in the one that calls `here`."""
+
 
 class _TorchFeed:
     """Through `nvidia.dali.plugin.pytorch.DALIGenericIterator`. Images lie where the pipeline has them, labels int64 on
@@ -30,6 +34,7 @@ class _TorchFeed:
 
     def __init__(self, pipeline: Any) -> None:
         iterator = load_torch_iterator()
+        self._device_id = pipeline.device_id
         self._iterator = iterator([pipeline], ["image", "label"], size=-1, prepare_first_batch=False)
 
     def take(self) -> tuple[Any, Any]:
@@ -38,6 +43,15 @@ class _TorchFeed:
 
     def reset(self) -> None:
         self._iterator.reset()
+
+    def here(self) -> AbstractContextManager[Any]:
+        if self._device_id is None:
+            return nullcontext()
+        import torch
+
+        # DALI makes the stream that is current wait for its images, and each thread has a current one of its own.
+        stream: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.current_stream(self._device_id))
+        return stream
 
 
 class _ArrayFeed:
@@ -52,6 +66,9 @@ class _ArrayFeed:
 
     def reset(self) -> None:
         self._pipeline.reset()
+
+    def here(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 def open_feed(pipeline: Any, output: Output) -> Feed:

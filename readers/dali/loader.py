@@ -11,6 +11,7 @@ from readers.dali.diagnosis import diagnose
 from readers.dali.feeds import Feed, Output, empty_batch, open_feed
 from readers.dali.pipelines import Graph, PipelineOptions, pipeline
 from readers.dali.source import Source
+from readers.dali.watched import WatchedFeed
 from readers.errors import WorkerError
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -70,7 +71,6 @@ class DaliLoader:
         self._begun = False
         self._idle: Feed | None = None  # a pipeline of `_source` at the end of the epoch before `_next`
         self._running: weakref.ref[_Epoch] | None = None
-        self._like: Any = None
 
     # --- where it is --------------------------------------------------------------------------------------------
     @property
@@ -123,7 +123,8 @@ class DaliLoader:
         if feed is not None:
             feed.reset()
             return feed
-        return open_feed(pipeline(self._source, self.options, graph=self._graph), self.output)
+        made = pipeline(self._source, self.options, graph=self._graph)
+        return WatchedFeed(made, self.output) if self.options.workers else open_feed(made, self.output)
 
     def _empty(self) -> tuple[Any, Any]:
         """The batch of a rank that has no sample left in the last step."""

@@ -64,9 +64,7 @@ def source_nodes(source: Source, *, parallel: bool = False, per: Per = "batch", 
     dali = load_dali()
     pipeline = dali.pipeline.current()
     if pipeline is None:
-        raise ValueError(
-            "there is no pipeline to add to: call this inside a function with @pipeline_def, or `with pipe:`"
-        )
+        raise ValueError("no pipeline is being defined: call this in a function with @pipeline_def, or in `with pipe:`")
     if pipeline.max_batch_size != source.batch_size:
         raise ValueError(f"the pipeline has batches of {pipeline.max_batch_size}, the source of {source.batch_size}")
     if per not in _PER:

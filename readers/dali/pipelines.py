@@ -196,9 +196,7 @@ def _check(recipe: Recipe, options: PipelineOptions) -> None:
     for op in recipe.ops:
         if not isinstance(op, _SUPPORTED):
             names = ", ".join(kind.__name__ for kind in _SUPPORTED)
-            raise ValueError(
-                f"{type(op).__name__} is none of what a DALI pipeline executes here: {names}; pass a graph"
-            )
+            raise ValueError(f"a DALI pipeline has no {type(op).__name__} here, only {names}; pass a graph for more")
     if recipe.out_size is None:
         raise ValueError(
             "the size of the results depends on the image; end with RandomResizedCrop(224), or with Resize(256) and "
