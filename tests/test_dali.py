@@ -7,6 +7,8 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -451,3 +453,17 @@ def test_the_graph_for_a_gpu_can_be_defined(reader: readers.ShardReader) -> None
     made._build_graph()
     operators = [type(operator._op).__name__ for operator in made._ops]
     assert "Image" in operators and "Slice" in operators and "ImageSlice" not in operators
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_example(packed: Callable[[str], Path], workers: int) -> None:
+    """42 images are no batch of 50, so it runs with smaller ones."""
+    script = Path(packer.__file__).parent.parent / "examples" / "dali_pipeline.py"
+    code = script.read_text(encoding="utf-8").replace("BATCH, SIZE = 50, 160", "BATCH, SIZE = 8, 32")
+    small = packed("hdf5").parent / "example.py"
+    small.write_text(code, encoding="utf-8")
+    command = [sys.executable, str(small), str(packed("hdf5")), "--workers", str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "goes on after 3 batches: 2 batches are left" in done.stdout
+    assert "saw {0: 21, 1: 21} samples by class" in done.stdout
