@@ -290,6 +290,27 @@ def test_a_loop_that_is_left_early_ends_its_epoch(reader: readers.ShardReader) -
     assert loader.epoch == 3
 
 
+def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
+    loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
+    loader.load_state_dict({**loader.state_dict(), "cursor": 40})
+    assert labels_of(loader) == [] and loader.epoch == 1
+    straight.set_epoch(1)
+    assert labels_of(loader) == labels_of(straight)
+
+
+def test_closing_keeps_the_place(reader: readers.ShardReader) -> None:
+    loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
+    epochs = [labels_of(straight) for _ in range(3)]
+    loader.load_state_dict({**loader.state_dict(), "cursor": 16})
+    loader.close()
+    assert labels_of(loader) == epochs[0][2:]
+    loader.close()
+    assert labels_of(loader) == epochs[1]
+    next(iter(loader))
+    loader.close()
+    assert loader.epoch == 3
+
+
 def test_dali_restores_its_own_checkpoints(reader: readers.ShardReader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, enable_checkpointing=True)
     def encoded_only() -> Any:
@@ -389,8 +410,18 @@ def test_what_dali_does_not_decode_is_named(tmp_path: Path) -> None:
     loader = DaliLoader(
         readers.open_folder(tmp_path), 1, graph=lambda encoded: fn.decoders.image(encoded), shuffle=False
     )
-    with pytest.raises(BadSampleError, match=r"sample 2 \(c\): DALI does not decode 'gif' images"):
+    with pytest.raises(BadSampleError, match=r"sample 2 \(c\): DALI does not decode GIF images"):
         list(loader)
+
+
+def test_cached_pixels_are_refused(reader: readers.ShardReader, place: dict[str, Any]) -> None:
+    cached = readers.cached(reader, keep="decoded:32", **place)
+    for augment, graph in ((CROPS, None), (None, fn.decoders.image)):
+        loader = DaliLoader(cached, 8, augment=augment, graph=graph)
+        with pytest.raises(BadSampleError, match="its bytes are pixels, which DALI does not take: have"):
+            next(iter(loader))
+        del loader
+    cached.close()
 
 
 def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.ShardReader) -> None:

@@ -6,10 +6,10 @@ their images are decoded by our own decoder.
 
 from __future__ import annotations
 
-from readers.dali.source import FOREIGN_MEDIA, Source
+from readers.dali.source import Source, foreign_media
 from readers.decode import decode_image
 from readers.errors import BadSampleError, PackerError, WorkerError
-from readers.headers import sniff
+from readers.headers import parse_held
 from readers.sample import Buffer
 
 __all__ = ["diagnose"]
@@ -42,14 +42,13 @@ def diagnose(source: Source, epoch: int, steps: range, error: Exception) -> Exce
 
 
 def _reason(data: Buffer) -> str:
-    media = sniff(data)
-    if media in FOREIGN_MEDIA:
-        return f"DALI does not decode {media!r} images"
     try:
-        decode_image(data)
+        reason = foreign_media(parse_held(data).media)
+        if not reason:
+            decode_image(data)
     except BadSampleError as error:
         return str(error)
-    return ""
+    return reason
 
 
 def _essence(error: Exception) -> str:

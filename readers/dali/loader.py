@@ -101,13 +101,17 @@ class DaliLoader:
         return self._source.steps(epoch) - step
 
     def close(self) -> None:
-        """End the pipeline and its processes; the next loop starts them again."""
-        self._restart(self._source.starting(self.epoch + self._begun))
+        """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
+        if self._begun:
+            self._restart(self._source.starting(self.epoch + 1))
+        self._idle = None
 
     # --- one epoch ----------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         if self._begun:  # the last loop was left early: DALI cannot go on from there to the next epoch
             self._restart(self._source.starting(self.epoch + 1))
+        elif self._idle is None and self._next[0]:  # a new pipeline begins to count epochs
+            self._restart(self._source.starting(self.epoch))
         epoch = _Epoch(self)
         self._begun, self._running = True, weakref.ref(epoch)
         return epoch

@@ -41,14 +41,17 @@ from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.sample import Buffer, ImageInfo, Reader
 
-__all__ = ["DECODER", "FOREIGN_MEDIA", "BatchSource", "Columns", "SampleSource", "Source"]
+__all__ = ["DECODER", "BatchSource", "Columns", "SampleSource", "Source", "foreign_media"]
 
 DECODER = "dali"  # named in resume tokens
 # What DALI cannot decode, though our own decoder can.
-FOREIGN_MEDIA = ("gif", "pixels")
+_FOREIGN = {
+    "gif": "DALI does not decode GIF images",
+    "pixels": "its bytes are pixels, which DALI does not take: have readers.cached keep 'encoded' or 'recoded:…'",
+}
 _ORDER_AT_ONCE = 1024
 Columns = tuple[npt.NDArray[Any], ...]
-_ADVICE = "find all such samples with `packer verify --deep`, and leave them out with reader.select(…)"
+_ADVICE = "packer verify --deep finds damaged images, and reader.select(…) leaves samples out"
 
 
 class _Start(NamedTuple):
@@ -214,8 +217,9 @@ class Source:
         for row in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
             raise self.bad(int(indices[row]), "its header cannot be read")
         for row, media in enumerate(info.media.tolist()):
-            if MEDIA[media] in FOREIGN_MEDIA:
-                raise self.bad(int(indices[row]), f"DALI does not decode {MEDIA[media]!r} images")
+            reason = foreign_media(MEDIA[media])
+            if reason:
+                raise self.bad(int(indices[row]), reason)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": {}}
@@ -256,6 +260,11 @@ class SampleSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source, "_held": deque(maxlen=self._held.maxlen)}
+
+
+def foreign_media(media: str) -> str:
+    """Why DALI cannot decode images of this medium, one of `readers.headers.MEDIA`; "" where it can."""
+    return _FOREIGN.get(media, "")
 
 
 def _with_order(schedule: Schedule, order: Order) -> Schedule:
