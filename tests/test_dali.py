@@ -34,7 +34,7 @@ from readers.augment import (
 )
 from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classification, external_source, pipeline
 from readers.decode import decode_image
-from readers.errors import BadSampleError, ResumeError, WorkerError
+from readers.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.loader import ImageLoader
 
 try:
@@ -340,7 +340,9 @@ def test_two_workers_give_what_none_do(reader: readers.ShardReader, start_method
 
 @pytest.mark.parametrize("conditionals", [False, True])
 def test_samples_one_by_one(reader: readers.ShardReader, conditionals: bool) -> None:
-    @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method="fork")
+    start_method = "fork" if conditionals else "spawn"
+
+    @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method=start_method)
     def labels_only(per: Any, parallel: bool) -> Any:
         return external_source(reader, 8, seed=5, parallel=parallel, per=per)[::-1]
 
@@ -466,6 +468,14 @@ def test_wrong_options(reader: readers.ShardReader, options: dict[str, Any], mes
 def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PipelineOptions(**options)
+
+
+def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dali, "__version__", "2.2.9")
+    with pytest.raises(
+        MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer\[dali\]'"
+    ):
+        DaliLoader(reader, 8, augment=CROPS)
 
 
 def test_wrong_use_of_nodes(reader: readers.ShardReader) -> None:
