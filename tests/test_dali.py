@@ -206,9 +206,11 @@ def test_all_media_that_both_decode() -> None:
         Image.fromarray(pixels).resize((48, 40)).convert(mode).save(out, kind, **options)
         return out.getvalue()
 
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    data = [encode(kind, exif=turned) for kind in ("PNG", "WEBP", "TIFF", "JPEG")]
+    data = []
+    for orientation in range(1, 9):
+        turned = Image.Exif()
+        turned[0x0112] = orientation
+        data += [encode(kind, exif=turned) for kind in ("PNG", "WEBP", "TIFF", "JPEG")]
     data += [encode("JPEG", mode) for mode in ("L", "CMYK")] + [encode("PNG", mode) for mode in ("L", "P", "RGBA")]
     data += [encode("BMP"), encode("JPEG", progressive=True), encode("JPEG", subsampling=2, quality=60)]
     for one, theirs in zip(data, decoded(data), strict=True):
