@@ -126,10 +126,7 @@ def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
 
 def _shard_lines(root: Path, shard: ShardInfo, lines: Callable[[Window, ShardInfo], Iterator[str]]) -> Iterator[str]:
     with Window(root / shard.path) as window:
-        if window.size != shard.bytes:
-            raise StaleIndexError(
-                f"{window.path}: {window.size} bytes, {shard.bytes} were indexed; adopt it again with  packer index"
-            )
+        _check_size(window, shard)
         yield from lines(window, shard)
 
 
@@ -166,10 +163,7 @@ def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]
     """`url` is relative to the file beside the shards, so that both may move, and absolute elsewhere."""
     for shard in part.shards:
         with Window(root / shard.path) as window:
-            if window.size != shard.bytes:
-                raise StaleIndexError(
-                    f"{window.path}: {window.size} bytes, {shard.bytes} were indexed; adopt it again with  packer index"
-                )
+            _check_size(window, shard)
     beside = folder.resolve() == root.resolve()
     shards = [
         {
@@ -183,6 +177,13 @@ def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]
     yield json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
+def _check_size(window: Window, shard: ShardInfo) -> None:
+    if window.size != shard.bytes:
+        raise StaleIndexError(
+            f"{window.path}: {window.size} bytes, {shard.bytes} were indexed; adopt it again with  packer index"
+        )
+
+
 def _check_count(window: Window, found: int, shard: ShardInfo) -> None:
     if found != shard.samples:
         raise StaleIndexError(
@@ -192,7 +193,7 @@ def _check_count(window: Window, found: int, shard: ShardInfo) -> None:
 
 def _write(path: Path, lines: Iterator[str]) -> Path:
     """Temporary name, fsync, rename; nothing is left of a file that could not be finished."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(temporary, "w", encoding="utf-8", newline="\n")
