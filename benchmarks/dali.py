@@ -110,16 +110,12 @@ def _external(job: Job, workers: int = 0, **options: Any) -> MakeLoader:
     )
 
 
-@pipeline(
-    _VIEWS, data=[sets.HDF5], imports=_THEIRS, note="read in the training process, nothing copied; global shuffle"
-)
+@pipeline(_VIEWS, data=[sets.HDF5], imports=_THEIRS, note="read in the training process; global shuffle")
 def external_views(job: Job) -> MakeLoader:
     return _external(job)
 
 
-@pipeline(
-    _BATCHES, data=[sets.HDF5], imports=_THEIRS, note="worker processes of DALI read; two more than other rows have"
-)
+@pipeline(_BATCHES, data=[sets.HDF5], imports=_THEIRS, note="read by two more processes of DALI")
 def external_batches(job: Job) -> MakeLoader:
     return _external(job, job.workers)
 
@@ -129,9 +125,7 @@ def external_samples(job: Job) -> MakeLoader:
     return _external(job, job.workers, per="sample")
 
 
-@pipeline(
-    _DALI_LOADER, data=[sets.HDF5], imports=f"{_THEIRS} {_OURS}", note="crops drawn by us; torch tensors; resumable"
-)
+@pipeline(_DALI_LOADER, data=[sets.HDF5], imports=f"{_THEIRS} {_OURS}", note="crops drawn by us; torch tensors")
 def dali_loader(job: Job) -> MakeLoader:
     from pipeline_rows import ops
 
