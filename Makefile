@@ -31,8 +31,14 @@ $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.ready-test: $(VENV)/.ready
+# DALI has wheels for Linux on x86_64 and Python 3.10 to 3.14. Where it cannot be had, its tests are skipped.
+$(VENV)/.ready-test: $(VENV)/.ready tests/requirements-dali.txt
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 10) <= sys.version_info[:2] <= (3, 14) and \
+	    (platform.system(), platform.machine()) == ("Linux", "x86_64")))'; then \
+	  $(BIN)/pip install -q --disable-pip-version-check --no-deps -r tests/requirements-dali.txt || \
+	    echo 'DALI could not be installed; its tests are skipped'; \
+	fi
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test

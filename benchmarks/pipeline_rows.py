@@ -7,7 +7,7 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
-__all__ = ["DATASET", "LOADER", "RECODED"]
+__all__ = ["DATASET", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
 RECODED = "ours: ImageLoader, set re-encoded"
@@ -16,7 +16,8 @@ _LOADER_IMPORTS = "torch readers.loader readers.augment"
 _DATASET_IMPORTS = "torch.utils.data readers.torch readers.augment"
 
 
-def _ops(job: Job) -> list[Any]:
+def ops(job: Job) -> list[Any]:
+    """What the task does to an image."""
     from readers.augment import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
     crop = [CenterCrop(148), Resize(64)] if job.celeb else [RandomResizedCrop(224)]
@@ -29,7 +30,7 @@ def _loader(job: Job, name: str) -> MakeLoader:
     from readers.loader import ImageLoader
 
     reader = readers.open(job.output(name))
-    return lambda: ImageLoader(reader, job.batch, augment=_ops(job), threads=job.workers, seed=1)
+    return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1)
 
 
 @pipeline(LOADER, imports=_LOADER_IMPORTS, data=[sets.HDF5], modes=("imagenet", "celeb", "recoded"))
@@ -66,7 +67,7 @@ def _data_loader(job: Job, transform: Any) -> MakeLoader:
 
 @pipeline(DATASET, imports=_DATASET_IMPORTS, data=[sets.HDF5], note="our ops; worker processes")
 def image_dataset(job: Job) -> MakeLoader:
-    return _data_loader(job, _ops(job))
+    return _data_loader(job, ops(job))
 
 
 @pipeline(

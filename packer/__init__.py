@@ -13,6 +13,7 @@ from __future__ import annotations
 from packer.adoption import IndexResult, index
 from packer.conversion.options import Reencode
 from packer.conversion.run import ConvertResult, convert
+from packer.exported_index import ExportResult, export_index
 from packer.extraction import ExtractResult, extract
 from packer.inspection import InspectResult, inspect
 from packer.orders import OrderReport, compare_orders
@@ -24,6 +25,7 @@ from packer.version import VERSION as __version__
 __all__ = [
     "CleanResult",
     "ConvertResult",
+    "ExportResult",
     "ExtractResult",
     "IndexResult",
     "InspectResult",
@@ -35,6 +37,7 @@ __all__ = [
     "clean_staged",
     "compare_orders",
     "convert",
+    "export_index",
     "extract",
     "index",
     "inspect",

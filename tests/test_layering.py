@@ -22,7 +22,7 @@ OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia"
 GPU = ("triton", "torchcodec", "torchvision", "kvikio")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py"},
-    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", *GPU},
+    "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
@@ -148,7 +148,16 @@ def test_no_import_cycles() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order", "readers.rocal"],
+    [
+        "cache",
+        "cache.staging",
+        "readers",
+        "readers.augment",
+        "readers.dali",
+        "readers.decode",
+        "readers.order",
+        "readers.rocal",
+    ],
 )
 def test_what_an_import_loads(module: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""

@@ -23,6 +23,7 @@ _COMMANDS = {
     "inspect": "Show what a packed set is.",
     "verify": "Check every byte of a packed set.",
     "extract": "Write the original files back.",
+    "export-index": "Write the index files of other readers.",
     "stage": "Copy a packed set to this node's own disk.",
     "order": "Compare ways to shuffle a packed set.",
     "parity": "Compare decoders and resizers with Pillow.",
@@ -39,7 +40,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"packer.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"packer.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -32,7 +32,7 @@ from readers.headers import SUFFIX
 from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer
 
-__all__ = ["FORMAT", "TarFormat", "member_stem"]
+__all__ = ["FORMAT", "TarFormat", "member_stem", "sample_members"]
 
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
 _NAME_EXTENSION = "__name__"
@@ -183,7 +183,7 @@ class TarFormat:
         with Window(path) as window:
             stem, seen = "", set[str]()
             group: list[tuple[str, Member]] = []
-            for member, member_stem_, extension in _sample_members(window):
+            for member, member_stem_, extension in sample_members(window):
                 if member_stem_ != stem:
                     if group:
                         yield _sample(window, stem, group, options)
@@ -199,7 +199,11 @@ class TarFormat:
                 yield _sample(window, stem, group, options)
 
 
-def _sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
+def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
+    """(member, stem, extension in lower case) of all that WebDataset sees in a shard, in file order.
+
+    Raises FormatError for links, and for names that its readers would drop or cannot hold.
+    """
     for member in walk(window):
         if member.type == "5" or _SKIPPED.match(member.name):
             continue

@@ -42,7 +42,7 @@ from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer
 from readers.tree import key_of_name
 
-__all__ = ["FORMAT", "TFRecordFormat"]
+__all__ = ["FORMAT", "TFRecordFormat", "record_ranges"]
 
 _LENGTH = Struct("<Q")
 _CRC = Struct("<I")
@@ -170,15 +170,24 @@ class TFRecordFormat:
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         with Window(path) as window:
-            position = number = 0
-            while position < window.size:
-                start, length = _record(window, position, options.check_payload)
+            for number, (start, length) in enumerate(record_ranges(window, options.check_payload)):
                 data = memoryview(window.read(start, length))
                 try:
                     yield _sample(window, data, start, number, path.stem, options)
                 except FormatError as error:
-                    raise FormatError(f"{path}: record {number} at byte {position}: {error}") from error
-                position, number = start + length + 4, number + 1
+                    raise FormatError(f"{path}: record {number} at byte {start - _HEAD_BYTES}: {error}") from error
+
+
+def record_ranges(window: Window, check_payload: bool = False) -> Iterator[tuple[int, int]]:
+    """(start, length) of the data of each record; the record begins 12 bytes before and ends 4 after.
+
+    Raises FormatError, NotFlatError.
+    """
+    position = 0
+    while position < window.size:
+        start, length = _record(window, position, check_payload)
+        yield start, length
+        position = start + length + 4
 
 
 def _record(window: Window, position: int, check_payload: bool) -> tuple[int, int]:

@@ -1,0 +1,29 @@
+"""Our bytes in NVIDIA DALI pipelines. Needs DALI: `pip install 'packer[dali]'`; importing this module does not.
+
+from readers.dali import DaliLoader, classification, external_source
+
+for images, labels in DaliLoader(reader, 256, augment=classification(224), seed=7):     # a pipeline that is ready
+    ...
+
+@pipeline_def(batch_size=256, num_threads=8, device_id=0)                                # or one of your own
+def training(reader):
+    encoded, label = external_source(reader, 256, seed=7)
+    return fn.decoders.image(encoded, device="mixed"), label.gpu()
+"""
+
+from readers.dali.loader import DaliLoader
+from readers.dali.nodes import external_source
+from readers.dali.pipelines import PipelineOptions, celeba, classification, pipeline
+from readers.dali.source import BatchSource, SampleSource, Source
+
+__all__ = [
+    "BatchSource",
+    "DaliLoader",
+    "PipelineOptions",
+    "SampleSource",
+    "Source",
+    "celeba",
+    "classification",
+    "external_source",
+    "pipeline",
+]

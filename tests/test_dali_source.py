@@ -1,0 +1,178 @@
+"""What a DALI pipeline is fed with, without DALI: a function of (epoch, iteration), and what it says of each image."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import packer
+import readers
+from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers.dali import BatchSource, SampleSource, Source
+from readers.errors import BadSampleError, MissingExtraError, ResumeError
+from readers.order import NodeLocal
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dali") / "set"
+    packer.convert(tree, to="hdf5", output=out, workers=1, samples_per_shard=10)
+    return out
+
+
+@pytest.fixture
+def reader(packed: Path) -> Iterator[readers.ShardReader]:
+    with readers.open(packed, "train") as reader:
+        yield reader
+
+
+def info(epoch: int, step: int, row: int = 0) -> Any:
+    """As DALI's BatchInfo and SampleInfo."""
+    return SimpleNamespace(epoch_idx=epoch, iteration=step, idx_in_batch=row)
+
+
+def indices(source: Source, epoch: int = 0) -> list[int]:
+    return [i for step in range(source.batches(epoch)) for i in source.samples_of(epoch, step)[1].tolist()]
+
+
+def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.ShardReader) -> None:
+    source = Source(reader, 5, seed=3, tail="exact")
+    assert sorted(indices(source)) == sorted(indices(source, 1)) == list(range(36))
+    assert indices(source) != indices(source, 1) and source.steps() == 8
+    call = BatchSource(source)
+    for step in (8, 9, 500, 8):
+        with pytest.raises(StopIteration):
+            call(info(0, step))
+
+
+def test_a_batch_is_views_of_the_readers_memory(reader: readers.ShardReader) -> None:
+    source = Source(reader, 4, seed=1)
+    arrays, labels = source.batch(0, 2)
+    _, wanted = source.samples_of(0, 2)
+    assert [a.tobytes() for a in arrays] == [bytes(reader.read(i)) for i in wanted.tolist()]
+    assert labels.dtype == np.int64 and labels.ravel().tolist() == reader.labels[wanted].tolist()
+    assert all(a.dtype == np.uint8 and not a.flags.owndata and not a.flags.writeable for a in arrays)
+
+
+def test_the_memory_of_batches_under_way_is_held(reader: readers.ShardReader) -> None:
+    """The reader would use it again for the next batch if nobody looked at it."""
+    source = Source(reader, 4, seed=1)
+    kept = BatchSource(source, kept=3)
+    addresses = []
+    for step in range(6):
+        (arrays, *_) = kept(info(0, step))
+        addresses.append(arrays[0].__array_interface__["data"][0])
+        del arrays
+    assert all(len(set(addresses[i : i + 3])) == 3 for i in range(4))
+    forgetful = BatchSource(source)
+    first = {forgetful(info(0, step))[0][0].__array_interface__["data"][0] for step in range(6)}
+    assert len(first) < 6, "the reader never uses memory again: this test shows nothing"
+
+
+def test_calls_in_any_order_and_process_give_the_same(reader: readers.ShardReader) -> None:
+    ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
+    source = Source(reader, 6, augment=ops, seed=5)
+    call, other = BatchSource(source, 2), pickle.loads(pickle.dumps(BatchSource(source, 2)))
+    for epoch, step in ((1, 3), (0, 0), (1, 2), (0, 5)):
+        (a, *columns), (b, *same) = call(info(epoch, step)), other(info(epoch, step))
+        assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
+        assert all((x == y).all() for x, y in zip(columns, same, strict=True))
+        one = pickle.loads(pickle.dumps(SampleSource(source)))
+        for row in (5, 0):
+            image, *rest = one(info(epoch, step, row))
+            assert image.tobytes() == a[row].tobytes()
+            assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
+
+
+def test_what_ops_do_comes_with_the_samples(reader: readers.ShardReader) -> None:
+    source = Source(reader, 6, augment=[RandomResizedCrop(16), RandomHorizontalFlip()])
+    _, _, box, resized, flips = source.batch(0, 0)
+    assert box.dtype == np.int64 and box.shape == (6, 4) and (box[:, :2] + box[:, 2:] <= (24, 32)).all()
+    assert resized.dtype == np.float32 and (resized[:, :2] == 16).all() and (resized[:, 2:] == 0).all()
+    assert flips.dtype == np.int32 and set(flips[:, 0].tolist()) == {0, 1} and not flips[:, 1].any()
+    middle = Source(reader, 6, augment=[Resize(16), CenterCrop(12)])
+    _, _, resized, _ = middle.batch(0, 0)  # whole images are resized: there is no box
+    assert resized[0].tolist() == [16.0, 21.0, 0.5, np.float32(4 / 9)]
+
+
+@pytest.mark.parametrize(
+    ("tail", "steps", "batches"), [("drop_last", 2, [2] * 3), ("pad", 3, [3] * 3), ("exact", 3, [2, 3, 3])]
+)
+def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps: int, batches: list[int]) -> None:
+    """26 samples are two steps of 12 and 2 more; with "exact" one rank has none of those."""
+    some = reader.select(indices=list(range(26)))
+    ranks = [Source(some, 4, seed=2, rank=rank, world_size=3, tail=tail) for rank in range(3)]
+    assert [source.steps() for source in ranks] == [steps] * 3 and [s.batches() for s in ranks] == batches
+    seen = [i for source in ranks for i in indices(source)]
+    assert len(set(seen)) == len(seen) if tail != "pad" else set(seen) == set(range(26))
+
+
+def test_a_run_on_two_ranks_goes_on_with_three(reader: readers.ShardReader) -> None:
+    before = [Source(reader, 4, seed=9, rank=rank, world_size=2, tail="exact") for rank in range(2)]
+    seen = [i for source in before for step in range(2) for i in source.samples_of(0, step)[1].tolist()]
+    state = before[0].state_after(0, 2)
+    after = [Source(reader, 3, rank=rank, world_size=3, tail="exact").resumed(state) for rank in range(3)]
+    seen += [i for source in after for i in indices(source)]
+    assert sorted(seen) == list(range(36)) and after[0].seed == 9
+    assert indices(after[0], 1) == indices(Source(reader, 3, seed=9, rank=0, world_size=3, tail="exact"), 1)
+
+
+def test_the_state_between_epochs(reader: readers.ShardReader) -> None:
+    source = Source(reader, 6, seed=4)
+    assert source.state_after(0, 6) == source.state_after(1, 0) and source.state_after(0, 6)["epoch"] == 1
+    assert source.starting(5).state_after(1, 2)["epoch"] == 6
+
+
+def test_a_state_of_another_set_or_decoder(reader: readers.ShardReader) -> None:
+    state = Source(reader, 4).state_after(0, 1)
+    with pytest.raises(ResumeError, match="of the data set"):
+        Source(reader.select(labels=[0]), 4).resumed(state)
+    with pytest.warns(UserWarning, match="goes on with 'dali'"):
+        Source(reader, 4).resumed({**state, "decoder": "cpu"})
+
+
+def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.ShardReader) -> None:
+    old, new = NodeLocal(36, 2, exchange_every=1), NodeLocal(36, 3, exchange_every=1)
+    state = Source(reader, 4, order=old, rank=0, world_size=2).state_after(0, 1)
+    went_on = Source(reader, 4, order=new, rank=0, world_size=3).resumed(state)
+    assert went_on.start.order.spec() == old.spec() and went_on.order.spec() == new.spec()
+
+
+def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
+    for name, data in (("a", jpeg(1)), ("b", b""), ("c", b"no image")):
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    Image.new("RGB", (9, 9)).save(tmp_path / "d.gif")
+    reader = readers.open_folder(tmp_path)
+    plain, cropped = Source(reader, 1, shuffle=False), Source(reader, 1, shuffle=False, augment=[CenterCrop(8)])
+    assert plain.batch(0, 0) and plain.batch(0, 2), "what DALI will say of it is not known yet"
+    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; packer verify --deep finds"):
+        plain.batch(0, 1)
+    with pytest.raises(BadSampleError, match=r"sample 2 \(c\): its header cannot be read"):
+        cropped.batch(0, 2)
+    with pytest.raises(BadSampleError, match=r"sample 3 \(d\): DALI does not decode GIF images"):
+        cropped.batch(0, 3)
+    with pytest.raises(BadSampleError, match=r"sample 0 \(a\): CenterCrop\(size=30\) does not fit"):
+        Source(reader, 1, shuffle=False, augment=[CenterCrop(30)]).batch(0, 0)
+
+
+def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.ShardReader) -> None:
+    from readers.dali import external_source
+
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(MissingExtraError, match=r"needs NVIDIA DALI: run  pip install 'packer\[dali\]'"):
+        external_source(reader, 4)
+
+
+def test_importing_readers_dali_loads_neither_dali_nor_torch() -> None:
+    script = "import sys, readers.dali; print('torch' in sys.modules, any(m.startswith('nvidia') for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False"]
