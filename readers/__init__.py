@@ -23,6 +23,7 @@ from readers.errors import (
     NotFlatError,
     OutputError,
     PackerError,
+    RemoteError,
     ResumeError,
     SourceError,
     StagingError,
@@ -57,6 +58,7 @@ __all__ = [
     "PackerError",
     "Reader",
     "Recoded",
+    "RemoteError",
     "ResumeError",
     "Sample",
     "SelectedReader",
@@ -85,14 +87,27 @@ def open(
 ) -> ShardReader:
     """Open one split of a packed set.
 
-    path: the directory that holds dataset.json. split: None takes the only split, or "train". backend: "pread"
+    path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`. split: None takes the only split, or "train". backend: "pread"
     copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read. fallback: the
     set that `path` is a copy of; shards that are not in the copy (yet) are read from there.
-    Raises DatasetError, UnknownNameError, StaleIndexError.
+    Raises DatasetError, UnknownNameError, StaleIndexError; for addresses also RemoteError and MissingExtraError.
     """
+    address, local = (path, None) if _is_address(path) else (fallback, path)
+    if isinstance(address, str) and _is_address(address):
+        if backend != "pread":
+            raise ValueError(f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://")
+        from readers.remote import RemoteReader  # what it imports is not for everybody
+
+        if local is None and fallback is not None:
+            raise ValueError("fallback is for local copies; the path is an address itself")
+        return RemoteReader(address, split, local=local)
     if fallback is not None:
         return FallbackReader(path, split, fallback=fallback, backend=backend, verify=verify)
     return ShardReader(path, split, backend=backend, verify=verify)
+
+
+def _is_address(place: object) -> bool:
+    return isinstance(place, str) and "://" in place
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> FolderReader:

@@ -88,9 +88,9 @@ class Remote:
         """Begin to read. Raises RuntimeError where the interpreter is about to end."""
         return _pool().submit(self.read, span)
 
-    def whole(self, path: str, most_bytes: int) -> tuple[bytes, Facts]:
-        """A whole object that has at most so many bytes."""
-        return self._reading().whole(path, most_bytes)
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        """A whole object that has at most so many bytes; cut: or as many of them, by one ranged GET."""
+        return self._reading().whole(path, most_bytes, cut)
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
         """Size, ETag and time of an object, and its attributes."""

@@ -122,8 +122,8 @@ class ReadByCourier:
         told, data = self._courier.ask(self._url, self._patience, "read", span=astuple(span))
         return data, Facts(*told["facts"])
 
-    def whole(self, path: str, most_bytes: int) -> tuple[bytes, Facts]:
-        told, data = self._courier.ask(self._url, self._patience, "whole", path=path, most=most_bytes)
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        told, data = self._courier.ask(self._url, self._patience, "whole", path=path, most=most_bytes, cut=cut)
         return data, Facts(*told["facts"])
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
@@ -160,7 +160,7 @@ def _carried_out(store: ObjectStore, request: dict[str, Any]) -> tuple[dict[str,
         data, facts = store.read(Span(*request["span"]))
         return {"facts": astuple(facts)}, data
     if request["do"] == "whole":
-        data, facts = store.whole(request["path"], request["most"])
+        data, facts = store.whole(request["path"], request["most"], request["cut"])
         return {"facts": astuple(facts)}, data
     facts, attributes = store.head(request["path"])
     return {"facts": astuple(facts), "attributes": dict(attributes)}, b""

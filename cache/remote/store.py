@@ -27,7 +27,7 @@ CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digit
 _PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
 _FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
 _TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent")
-_BODY_TRIES = 4
+_BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
 
@@ -127,16 +127,17 @@ class ObjectStore:
             raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
         return data, facts
 
-    def whole(self, path: str, most_bytes: int) -> tuple[bytes, Facts]:
-        """A whole small object. Raises RemoteError where it is larger than `most_bytes`."""
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
+        options: Any = {"range": (0, most_bytes)} if cut else None
         for last in (*(False,) * (_BODY_TRIES - 1), True):
             try:
-                result = self._obs.get(self._store, path)
+                result = self._obs.get(self._store, path, options=options)
                 facts = _facts(result.meta)
-                if facts.bytes > most_bytes:
+                if facts.bytes > most_bytes and not cut:
                     raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
                 data = bytes(result.bytes())
-                if len(data) == facts.bytes:
+                if len(data) == min(facts.bytes, most_bytes):
                     return data, facts
                 error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
             except RemoteError:
