@@ -95,7 +95,9 @@ def open(
     address, local = (path, None) if _is_address(path) else (fallback, path)
     if isinstance(address, str) and _is_address(address):
         if backend != "pread":
-            raise ValueError(f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://")
+            raise ValueError(
+                f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
+            )
         from readers.remote import RemoteReader  # what it imports is not for everybody
 
         if local is None and fallback is not None:

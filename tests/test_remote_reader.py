@@ -152,7 +152,9 @@ def test_pickled_without_the_index(address: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "elsewhere"))
     os.rename(tmp_path / "index-cache", tmp_path / "gone")
     with pickle.loads(data) as again:
-        assert again.path.is_relative_to(tmp_path / "elsewhere") and bytes(again.read(1)) == bytes(reader_bytes(packed, 1))
+        assert again.path.is_relative_to(tmp_path / "elsewhere") and bytes(again.read(1)) == bytes(
+            reader_bytes(packed, 1)
+        )
     os.rename(tmp_path / "elsewhere", tmp_path / "gone too")
     other = tmp_path / "other"
     packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12)
@@ -187,7 +189,9 @@ def test_a_shard_that_changes_while_it_is_read(address: str, packed: Path) -> No
     with readers.open(address, "train") as reader, readers.open(address, "train") as fresh:
         reader.read(0)
         Remote(address).store.put(name, bytes(changed), crc32c=0)
-        with pytest.raises(readers.StaleIndexError, match=re.escape(f"{address}/{name}, bytes") + ".*no longer the object"):
+        with pytest.raises(
+            readers.StaleIndexError, match=re.escape(f"{address}/{name}, bytes") + ".*no longer the object"
+        ):
             reader.read(1)
         with pytest.raises(readers.StaleIndexError):
             reader.read_many([1, 2])

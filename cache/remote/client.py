@@ -1,11 +1,11 @@
-"""What lies below one address, for a process and all its threads: also one that was forked, also one that got it pickled.
+"""What lies below one address, for a process and all its threads: also where it was forked, or got this pickled.
 
     with Remote("s3://bucket/set") as remote:
         text, facts = remote.whole("dataset.json", 1 << 20)
         parts = remote.read_many([Span("train-000000.tar", 0, 1024), …])      # in parallel, in this order
 
 All addresses of a process share one pool of threads, which is made when it is first used. No read waits longer than
-`Patience.most_seconds` for its turn at the network. A pending read that nobody began is dropped when the interpreter ends.
+`Patience.most_seconds` at the network.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ class Courier:
             told, data = answer.result(patience.most_seconds + _START_SECONDS)
         except FutureTimeout:
             self.close()
-            raise SlowError(f"{url}: the process that fetches for this forked one does not answer; it was ended") from None
+            raise SlowError(
+                f"{url}: the process that fetches for this forked one does not answer; it was ended"
+            ) from None
         if "error" in told:
             raise _error(told)
         return told, data
@@ -109,7 +111,9 @@ class Courier:
         with self._lock:
             left, self._waiting = self._waiting, {}
         for answer in left.values():
-            answer.set_result(({"error": "RemoteError", "text": "the process that fetches for a forked one has ended"}, b""))
+            answer.set_result(
+                ({"error": "RemoteError", "text": "the process that fetches for a forked one has ended"}, b"")
+            )
 
 
 class ReadByCourier:

@@ -2,7 +2,8 @@
 
 RemoteError (OSError)
 ├── AddressError        no address of ours: scheme, bucket or path are wrong
-├── MissingError        there is no such object, bucket or page
+├── MissingError        there is no such object or page
+│   └── NoBucketError   nor bucket or container
 ├── DeniedError         credentials are missing, wrong, or not enough
 ├── SlowError           no answer, or not all of it, within the time that is allowed
 ├── ChangedError        not the object that was read before: another ETag or size
@@ -23,6 +24,7 @@ __all__ = [
     "DeniedError",
     "ExistsError",
     "MissingError",
+    "NoBucketError",
     "RemoteError",
     "SlowError",
     "TruncatedError",
@@ -40,7 +42,11 @@ class AddressError(RemoteError):
 
 
 class MissingError(RemoteError):
-    """No such object, bucket or page."""
+    """No such object or page."""
+
+
+class NoBucketError(MissingError):
+    """No such bucket or container."""
 
 
 class DeniedError(RemoteError):
@@ -85,7 +91,7 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
     """The error of ours for one of obstore's. where: printable address and range. says: its text without secrets."""
     detail = _detail(says)
     if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
-        return MissingError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
+        return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
     if "416 Range Not Satisfiable" in says:
         return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
     kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))

@@ -193,7 +193,9 @@ class ObjectStore:
         if span.bytes is not None and facts.bytes != span.bytes:
             raise ChangedError(f"{where}: has {facts.bytes} bytes, {span.bytes} expected: it was changed or truncated")
         if span.etag and facts.etag and facts.etag != span.etag:
-            raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while it was read")
+            raise ChangedError(
+                f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while it was read"
+            )
 
     def _error(self, error: Exception, what: str) -> RemoteError:
         verb, _, path = what.partition(" of ")

@@ -1,9 +1,9 @@
 """Packed sets in object stores and on web servers.
 
-    home      dataset.json and the indexes, fetched once into a directory of this machine
-    reader    the reader: ranged GETs for the shards, or a local copy of them where there is one
-    ahead     reads that were announced, on their way
-    errors    errors of `cache.remote` under our names
+home      dataset.json and the indexes, fetched once into a directory of this machine
+reader    the reader: ranged GETs for the shards, or a local copy of them where there is one
+ahead     reads that were announced, on their way
+errors    errors of `cache.remote` under our names
 """
 
 from readers.remote.errors import remote_errors

@@ -24,7 +24,9 @@ _PARALLEL = 16
 class Run:
     """One announced range. parts: what lies where in it, as key -> (start, stop) relative to the run."""
 
-    def __init__(self, begin: Callable[[], Future[Any]], size_bytes: int, parts: dict[Hashable, tuple[int, int]]) -> None:
+    def __init__(
+        self, begin: Callable[[], Future[Any]], size_bytes: int, parts: dict[Hashable, tuple[int, int]]
+    ) -> None:
         self.begin, self.bytes, self.parts = begin, size_bytes, parts
         self.future: Future[Any] | None = None
 

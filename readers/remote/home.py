@@ -20,7 +20,7 @@ import shutil
 import time
 from pathlib import Path
 
-from cache.remote import Facts, MissingError, Remote, Span
+from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
 from cache.staging.errors import StagingError
 from cache.staging.locks import locked
 from cache.staging.records import fsync_folder
@@ -64,15 +64,14 @@ class RemoteHome:
 
     def __init__(self, remote: Remote, folder: str | os.PathLike[str] | None = None) -> None:
         self.remote, self.url = remote, remote.url
-        try:
-            with remote_errors():
+        with remote_errors():
+            try:
                 self.text, self.facts = remote.whole(DATASET_FILE, MAX_JSON_BYTES)
-        except OSError as error:
-            if isinstance(error.__cause__, MissingError) and "bucket" not in str(error):
-                raise DatasetError(
-                    f"{self.url}: no packed set (no {DATASET_FILE}), or an upload that is not finished"
-                ) from error
-            raise
+            except NoBucketError:
+                raise
+            except MissingError as error:
+                unfinished = f"{self.url}: no packed set (no {DATASET_FILE}), or an upload that is not finished"
+                raise DatasetError(unfinished) from error
         self.info: DatasetInfo = parse_dataset_info(self.text, self.url.at(DATASET_FILE))
         self.state = _digest(self.text, self.facts.etag.encode(), repr(self.facts.modified).encode())
         self.base = index_cache_folder(folder) / "sets"
