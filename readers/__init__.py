@@ -87,9 +87,10 @@ def open(
 ) -> ShardReader:
     """Open one split of a packed set.
 
-    path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`. split: None takes the only split, or "train". backend: "pread"
-    copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read. fallback: the
-    set that `path` is a copy of; shards that are not in the copy (yet) are read from there.
+    path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
+    split: None takes the only split, or "train". backend: "pread" copies bytes out; "mmap" gives views of the page
+    cache. verify: check the CRC32C of everything read; what comes from an address always is. fallback: the set, path or
+    address, that `path` is a copy of; shards that are not in the copy (yet) are read from there.
     Raises DatasetError, UnknownNameError, StaleIndexError; for addresses also RemoteError and MissingExtraError.
     """
     address, local = (path, None) if _is_address(path) else (fallback, path)

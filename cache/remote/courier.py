@@ -31,6 +31,7 @@ __all__ = ["Courier", "ReadByCourier", "serve"]
 
 _THREADS = 16
 _START_SECONDS = 60.0
+_ENDED = "the process that fetches for this forked one has ended; try again"
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from cache.remote.courier import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
@@ -111,9 +112,7 @@ class Courier:
         with self._lock:
             left, self._waiting = self._waiting, {}
         for answer in left.values():
-            answer.set_result(
-                ({"error": "RemoteError", "text": "the process that fetches for a forked one has ended"}, b"")
-            )
+            answer.set_result(({"error": "RemoteError", "text": _ENDED}, b""))
 
 
 class ReadByCourier:
@@ -180,4 +179,4 @@ def _error(told: Mapping[str, Any]) -> Exception:
 
 
 def _gone(url: RemoteUrl) -> RemoteError:
-    return RemoteError(f"{url}: the process that fetches for this forked one is gone; try again")
+    return RemoteError(f"{url}: {_ENDED}")

@@ -110,7 +110,7 @@ class ObjectStore:
         raise AssertionError
 
     def _read_once(self, span: Span) -> tuple[Any, Facts]:
-        options: dict[str, Any] = {"range": (span.start, span.stop)}
+        options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
             options["if_match"] = span.etag
         where = f"GET of {span}"
@@ -167,8 +167,8 @@ class ObjectStore:
     def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
         """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
 
-        Large files go up in parts. Parts of an upload that was killed stay in a hidden state and cost until the bucket's
-        rules remove them.
+        Large files go up in parts. Parts of an upload that was killed stay in a hidden state, and cost, until the
+        bucket's rules remove them.
         """
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
@@ -193,9 +193,7 @@ class ObjectStore:
         if span.bytes is not None and facts.bytes != span.bytes:
             raise ChangedError(f"{where}: has {facts.bytes} bytes, {span.bytes} expected: it was changed or truncated")
         if span.etag and facts.etag and facts.etag != span.etag:
-            raise ChangedError(
-                f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while it was read"
-            )
+            raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while being read")
 
     def _error(self, error: Exception, what: str) -> RemoteError:
         verb, _, path = what.partition(" of ")

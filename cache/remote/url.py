@@ -81,8 +81,8 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
     if userinfo and not url.is_http:
         raise AddressError(f"{url}: credentials do not belong into the address; set them in the environment")
     if set(path) & set("?#"):
-        shown = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
-        raise AddressError(f"{shown}: has a query after it; give the address of the set's folder, without ? and #")
+        bare = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
+        raise AddressError(f"{bare}: has a query after it; give the address of the set's folder, without ? and #")
     if not f"{host}{path}".isprintable() or any(part in ("", ".", "..") for part in path.split("/") if path):
         raise AddressError(f"{str(url)!r}: has empty, dotted or unprintable parts")
     return url

@@ -1,14 +1,14 @@
 """What is kept on this machine of a remote set: dataset.json and, of each split that was opened, the index.
 
-    $XDG_CACHE_HOME/packer/sets/          ~/.cache without the variable; $PACKER_CACHE_DIR replaces $XDG_CACHE_HOME/packer
+    $XDG_CACHE_HOME/packer/sets/          ~/.cache without the variable; $PACKER_CACHE_DIR replaces the first two parts
       <name>-<address>-<state>/           address, state: 16 hex digits each
         dataset.json
         train.index/                      the columns, mapped as those of a local set are
         .lock                             flock: one process fetches, others wait for it
 
 `state` covers the bytes of dataset.json and what the server says of it (ETag, time), and dataset.json is the last thing
-that is written of a set: a set that was changed has another directory, and nothing of two states is ever mixed. After an
-index was fetched, dataset.json must still be what it was. Names of columns follow from dataset.json, so that a server
+that is written of a set: a changed set has another directory, and nothing of two states is ever mixed. After an index
+was fetched, dataset.json must still be what it was. Names of columns follow from dataset.json, so that a server
 without lists will do. States that nobody opened for 30 days are removed.
 """
 
@@ -58,8 +58,8 @@ def column_names(fields: list[str]) -> list[str]:
 class RemoteHome:
     """A remote set's dataset.json, read now, and its directory here.
 
-    Raises DatasetError where there is no set, RemoteError, MissingExtraError, and OutputError where the directory cannot
-    be written.
+    Raises DatasetError where there is no set, RemoteError, MissingExtraError, and OutputError where the directory
+    cannot be written.
     """
 
     def __init__(self, remote: Remote, folder: str | os.PathLike[str] | None = None) -> None:

@@ -43,9 +43,9 @@ class RemoteReader(ShardReader):
     """Random access to one split of a remote set; see `ShardReader` for its methods.
 
     url: the address of the directory with `dataset.json`. local: a copy of some or all of its files, on this machine.
-    index_cache: where the index is kept; see `readers.remote.home`. Pickles by address; the copy connects by itself, also
-    in a forked process. Raises what ShardReader does, RemoteError, MissingExtraError, and StaleIndexError where the set
-    changed since it was opened.
+    index_cache: where the index is kept; see `readers.remote.home`. Pickles by address; the copy connects by itself,
+    also in a forked process. Raises what ShardReader does, RemoteError, MissingExtraError, and StaleIndexError where
+    the set changed since it was opened.
     """
 
     _gap_bytes = _GAP_BYTES
@@ -142,7 +142,7 @@ class RemoteReader(ShardReader):
             self.dataset = read_dataset_info(self.path)
             if self.dataset.fingerprint() != known:
                 raise StaleIndexError(f"{self.url}: changed since this reader was opened; open it again")
-            self.split, self.split_info = self.dataset.split(self.split, self.url)
+            self.split, self.split_info = self.dataset.split(self.split, str(self.url))
             self.index = type(self.index)(self.path / self.split_info.index, self.split_info.samples)
         self._setup()
 
@@ -166,7 +166,7 @@ class RemoteReader(ShardReader):
                 return self.local
         with remote_errors():
             home = RemoteHome(Remote(self.url), self._index_cache)
-        name, _ = home.info.split(split, self.url)
+        name, _ = home.info.split(split, str(self.url))
         home.fetch_index(name)
         return home.path
 
