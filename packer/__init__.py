@@ -18,6 +18,7 @@ from packer.inspection import InspectResult, inspect
 from packer.orders import OrderReport, compare_orders
 from packer.sources import open_source
 from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+from packer.uploading import UploadResult, upload
 from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
 
@@ -30,6 +31,7 @@ __all__ = [
     "OrderReport",
     "Reencode",
     "StagedCopy",
+    "UploadResult",
     "VerifyResult",
     "__version__",
     "clean_staged",
@@ -40,5 +42,6 @@ __all__ = [
     "inspect",
     "open_source",
     "staged_copies",
+    "upload",
     "verify",
 ]

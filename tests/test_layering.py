@@ -17,9 +17,9 @@ import packer
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
-OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py")
+OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "obstore")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
-    "cache": {"numpy", "crc32c", "mpi4py"},
+    "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard"},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
@@ -124,7 +124,17 @@ def test_no_import_cycles() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["cache", "cache.staging", "readers", "readers.augment", "readers.decode", "readers.order"]
+    "module",
+    [
+        "cache",
+        "cache.staging",
+        "cache.remote",
+        "readers",
+        "readers.remote",
+        "readers.augment",
+        "readers.decode",
+        "readers.order",
+    ],
 )
 def test_what_an_import_loads(module: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""

@@ -26,6 +26,8 @@ _SHOWN = 50
 def command(path: str, deep: bool, against: str | None, workers: int | None, as_json: bool) -> None:
     """Check the set in DIR: size of every shard, structure, CRC32C of every sample, index against shards.
 
+    DIR may be an address; then the CRC32C of every shard and the index are checked.
+
     Exits with 1 and names each damaged sample where anything is wrong.
     """
     result = verify(path, deep=deep, against=against, workers=workers, watcher=watcher(as_json))
