@@ -1,7 +1,7 @@
 """Converting to an address: made whole in a directory of this machine, then uploaded.
 
-The directory is `work`, or `.packer-upload-<name>-<address>` where the command runs; that one is removed when the upload
-is done. Until then the same command goes on where it was, in the conversion or in the upload.
+The directory is `work`, or `.packer-upload-<name>-<address>` where the command runs; that one is removed when the
+upload is done. Until then the same command goes on where it was, in the conversion or in the upload.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -107,6 +107,7 @@ class Remote:
         finally:
             for future in futures:
                 future.cancel()
+            wait(futures)  # what is under way ends before the caller cleans up
 
     # --- writing ------------------------------------------------------------------------------------------------
     @property

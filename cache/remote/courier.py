@@ -22,8 +22,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import astuple
 from typing import IO, Any
 
-from cache.remote import errors
-from cache.remote.errors import RemoteError, SlowError
+from cache.remote.errors import RemoteError, SlowError, error_named
 from cache.remote.store import Facts, ObjectStore, Patience, Span
 from cache.remote.url import RemoteUrl, parse_url
 
@@ -69,7 +68,7 @@ class Courier:
         except FutureTimeout:
             self.close()
             raise SlowError(
-                f"{url}: the process that fetches for this forked one does not answer; it was ended"
+                f"{url}: the process that fetches for this forked one did not answer and was ended"
             ) from None
         if "error" in told:
             raise _error(told)
@@ -77,7 +76,7 @@ class Courier:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._listener.is_alive() and self._process.poll() is None
 
     def close(self) -> None:
         """End the courier; what waits for it gets an error."""
@@ -173,9 +172,7 @@ def _error(told: Mapping[str, Any]) -> Exception:
     """The error that a courier met, under its own name."""
     if told["error"] == "ImportError":
         return ImportError(told["text"])
-    kind = getattr(errors, told["error"], RemoteError)
-    made: Exception = kind(told["text"])
-    return made
+    return error_named(told["error"], told["text"])
 
 
 def _gone(url: RemoteUrl) -> RemoteError:

@@ -29,6 +29,7 @@ __all__ = [
     "SlowError",
     "TruncatedError",
     "UnsupportedError",
+    "error_named",
     "translated",
 ]
 
@@ -85,6 +86,12 @@ _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "InvalidPathError": (AddressError, "is no valid address"),
     "UnknownConfigurationKeyError": (AddressError, "the configuration has a key that obstore does not know"),
 }
+
+
+def error_named(name: str, text: str) -> RemoteError:
+    """The error of this name, as it comes back from another process."""
+    kinds = {kind.__name__: kind for parent in (RemoteError, MissingError) for kind in parent.__subclasses__()}
+    return kinds.get(name, RemoteError)(text)
 
 
 def translated(error: BaseException, where: str, says: str) -> RemoteError:

@@ -95,9 +95,9 @@ class ObjectStore:
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
         options: Any = _client_options(url, patience, os.environ)
         try:
-            self._store: Any = obstore.store.from_url(url.full(), client_options=options, retry_config=retry)
+            self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
         except Exception as error:
-            raise self._error(error, "") from self._cause(error)
+            raise self._error(error, "") from error
 
     def read(self, span: Span) -> tuple[Any, Facts]:
         """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
@@ -122,7 +122,7 @@ class ObjectStore:
         except RemoteError:
             raise
         except Exception as error:
-            raise self._error(error, where) from self._cause(error)
+            raise self._error(error, where) from error
         if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
             raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
         return data, facts
@@ -145,7 +145,7 @@ class ObjectStore:
             except Exception as failure:
                 error = self._error(failure, f"GET of {path}")
                 if last or not isinstance(error, TruncatedError):
-                    raise error from self._cause(failure)
+                    raise error from failure
         raise error
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
@@ -154,7 +154,7 @@ class ObjectStore:
             result = self._obs.get(self._store, path, options={"head": True})
             return _facts(result.meta), {str(name): str(value) for name, value in result.attributes.items()}
         except Exception as error:
-            raise self._error(error, f"HEAD of {path}") from self._cause(error)
+            raise self._error(error, f"HEAD of {path}") from error
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """(path, bytes) of every object below a folder."""
@@ -162,7 +162,7 @@ class ObjectStore:
             for page in self._obs.list(self._store, prefix=prefix or None):
                 yield from ((meta["path"], meta["size"]) for meta in page)
         except Exception as error:
-            raise self._error(error, f"list of {prefix}") from self._cause(error)
+            raise self._error(error, f"list of {prefix}") from error
 
     def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
         """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
@@ -176,7 +176,7 @@ class ObjectStore:
         try:
             self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
         except Exception as error:
-            raise self._error(error, f"PUT of {path}") from self._cause(error)
+            raise self._error(error, f"PUT of {path}") from error
 
     def delete(self, path: str) -> None:
         """Remove an object; one that is not there is no error."""
@@ -185,7 +185,7 @@ class ObjectStore:
         except FileNotFoundError:
             pass
         except Exception as error:
-            raise self._error(error, f"DELETE of {path}") from self._cause(error)
+            raise self._error(error, f"DELETE of {path}") from error
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _check(self, span: Span, facts: Facts) -> None:
@@ -198,11 +198,7 @@ class ObjectStore:
     def _error(self, error: Exception, what: str) -> RemoteError:
         verb, _, path = what.partition(" of ")
         where = f"{self.url.at(path)} ({verb})" if verb else str(self.url)
-        return translated(error, where, self.url.without_secrets(str(error)))
-
-    def _cause(self, error: Exception) -> Exception | None:
-        """What a traceback may show as the cause: nothing that quotes a password."""
-        return None if self.url.userinfo else error
+        return translated(error, where, str(error))
 
 
 def _facts(meta: Mapping[str, Any]) -> Facts:
@@ -224,4 +220,6 @@ def _client_options(url: RemoteUrl, patience: Patience, environ: Mapping[str, st
             options[name] = value
     if url.scheme == "http":
         options["allow_http"] = True
+    if url.userinfo:
+        options["default_headers"] = {"Authorization": url.login()}
     return options

@@ -8,9 +8,11 @@ address alone, and are never part of what is printed or stored on a disk.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
 
 from cache.remote.errors import AddressError
 
@@ -40,21 +42,17 @@ class RemoteUrl:
         return self.path.rpartition("/")[2] or self.host.partition(":")[0]
 
     def full(self) -> str:
-        """The address with its secrets: for the library that connects, and for nobody else."""
+        """The address with its secrets: for a pipe to a process of our own, and for nobody else."""
         start = f"{self.userinfo}@" if self.userinfo else ""
         return f"{self.scheme}://{start}{self.host}" + (f"/{self.path}" if self.path else "")
+
+    def login(self) -> str:
+        """The value of an Authorization header (RFC 7617) for the user name and password; "" without them."""
+        return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
 
     def at(self, path: str) -> str:
         """The printable address of something below this one."""
         return f"{self}/{path}" if path else str(self)
-
-    def without_secrets(self, text: str) -> str:
-        """A text of others that may quote this address, fit to be shown."""
-        if not self.userinfo:
-            return text
-        for secret in (self.userinfo, *filter(None, self.userinfo.partition(":")[2::2])):
-            text = text.replace(secret, "***")
-        return text
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}" + (f"/{self.path}" if self.path else "")

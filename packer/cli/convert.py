@@ -39,8 +39,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
-@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made first, "
-              "and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
+@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
+              "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
 @click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
 @click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
