@@ -284,3 +284,20 @@ def test_where_the_index_goes(address: str, tmp_path: Path, monkeypatch: pytest.
     with readers.open(address, "train") as reader:
         assert reader.path.parent == tmp_path / "xdg/packer/sets"
         assert sorted(path.name for path in reader.path.iterdir()) == [".lock", "dataset.json", "train.index"]
+
+
+def test_loaders(address: str, packed: Path) -> None:
+    """Batches from an address are those of the local set, by threads and by forked workers."""
+    torch = pytest.importorskip("torch")
+    from readers.augment import RandomResizedCrop
+    from readers.loader import ImageLoader
+    from readers.torch import ImageDataset
+
+    with readers.open(address, "train") as reader, readers.open(packed, "train") as local:
+        ours, theirs = (ImageLoader(r, 8, augment=[RandomResizedCrop(16)], seed=3, threads=2) for r in (reader, local))
+        for (images, labels), (expected, wanted) in zip(ours, theirs, strict=True):
+            assert torch.equal(images, expected) and torch.equal(labels, wanted)
+        batches = torch.utils.data.DataLoader(
+            ImageDataset(reader, [RandomResizedCrop(16)]), 9, num_workers=2, multiprocessing_context="fork"
+        )
+        assert [len(images) for images, _ in batches] == [9, 9, 9, 9]

@@ -25,7 +25,7 @@ from cache.remote.url import RemoteUrl, parse_url
 
 __all__ = ["PARALLEL", "Remote"]
 
-PARALLEL = 16
+PARALLEL = 32
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 

@@ -1,7 +1,7 @@
 """Reading for a forked process: by a small process of its own, since obstore's threads do not survive a fork.
 
     this process                                     courier (started on the first read after a fork)
-    {"id": 7, "url": …, "do": "read", …}\\n   ──►    a thread for each request, at most 16 at a time
+    {"id": 7, "url": …, "do": "read", …}\\n   ──►    a thread for each request, at most 32 at a time
     future of 7  ◄──  {"id": 7, "bytes": n, …}\\n + n bytes
 
 One courier serves all threads and all addresses of a process. It ends when its standard input closes, which happens at
@@ -28,7 +28,7 @@ from cache.remote.url import RemoteUrl, parse_url
 
 __all__ = ["Courier", "ReadByCourier", "serve"]
 
-_THREADS = 16
+_THREADS = 32
 _START_SECONDS = 60.0
 _ENDED = "the process that fetches for this forked one has ended; try again"
 _BOOT = (

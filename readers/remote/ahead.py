@@ -1,6 +1,6 @@
 """Reads that were announced: on their way in the background, and kept until each of their samples was taken once.
 
-    announced ──► queue of runs ──► at most 16 GETs at a time ──► bytes, until taken
+    announced ──► queue of runs ──► at most 24 GETs at a time ──► bytes, until taken
                      above the cap the oldest are dropped: whoever wants them reads them again
 
 A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the reader asks again
@@ -15,10 +15,12 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
+from cache.remote import PARALLEL
+
 __all__ = ["Ahead", "Run"]
 
 _CAP_BYTES = 256 << 20
-_PARALLEL = 16
+_PARALLEL = PARALLEL - 8  # what is wanted now finds room
 
 
 class Run:

@@ -1,6 +1,6 @@
 """The reader of packed sets in object stores and on web servers: the index of a local one, and ranged GETs.
 
-One sample is one GET. Many are sorted, those that lie near each other fetched together, and up to 16 ranges at a time.
+One sample is one GET. Many are sorted, those that lie near each other fetched together, and up to 32 ranges at a time.
 What `prefetch` announces is fetched in the background. The first GET of a shard compares its size with dataset.json and
 remembers its ETag; later ones ask for that very object. The CRC32C of every sample is checked always: it costs nothing
 next to a GET, and a shard that was replaced by one of the same size must not pass.
