@@ -2,9 +2,9 @@
 
     python benchmarks/remote.py --set DIR --to DIR [--latency 20] [--samples 256] [--rounds 3] …
 
-The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at random
-from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in the
-clock; `gets` counts what the clock saw. Staging writes to a directory below --to, which is removed.
+The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
+random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
+the clock; `gets` counts what the clock saw. Staging writes to a directory below --to, which is removed.
 """
 
 from __future__ import annotations

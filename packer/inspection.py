@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from packer.place import set_root
+from packer.place import place_told, set_root
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.sample import NO_LABEL
@@ -67,12 +67,12 @@ class InspectResult:
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
     """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
-    root, told = set_root(path)
+    root = set_root(path)
     info = read_dataset_info(root)
     opened = {name: readers.open(path, name) for name in info.splits}
     duplicates, examples = _duplicates(opened)
     return InspectResult(
-        path=told,
+        path=place_told(path),
         format=info.format,
         fields=info.fields,
         classes=info.classes,

@@ -1,20 +1,30 @@
-"""Where a set's dataset.json is to be read: its directory, or the one that keeps it for an address."""
+"""Where a set is: what results call it, and the directory where its dataset.json is to be read."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from cache.remote import Remote, is_remote
+from cache.remote import Remote, is_remote, parse_url
 from readers.remote import RemoteHome, remote_errors
 
-__all__ = ["set_root"]
+__all__ = ["place_told", "set_root"]
 
 
-def set_root(path: str | os.PathLike[str]) -> tuple[Path, Path | str]:
-    """(directory with dataset.json, what to call the set in results). Raises DatasetError, RemoteError."""
+def place_told(path: str | os.PathLike[str]) -> Path | str:
+    """What results call a set: its directory, or its address without secrets. Raises RemoteError."""
     if not is_remote(path):
-        return Path(path), Path(path)
+        return Path(path)
     with remote_errors():
-        remote = Remote(str(path))
-    return RemoteHome(remote).path, str(remote.url)
+        return str(parse_url(path))
+
+
+def set_root(path: str | os.PathLike[str]) -> Path:
+    """The directory with dataset.json: the set's, or the one that keeps it for an address.
+
+    Raises DatasetError, RemoteError.
+    """
+    if not is_remote(path):
+        return Path(path)
+    with remote_errors():
+        return RemoteHome(Remote(str(path))).path

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cache.remote import is_remote, parse_url
+from cache.remote import is_remote
 from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
+from packer.place import place_told
 from readers.errors import StagingError
-from readers.remote import remote_errors
 from readers.staging import staging_errors
 
 __all__ = ["CleanResult", "StagedCopy", "clean_staged", "staged_copies"]
@@ -74,10 +74,7 @@ def clean_staged(
 
 def _source_text(dataset: str | os.PathLike[str]) -> str:
     """A set as records of copies call it."""
-    if is_remote(dataset):
-        with remote_errors():
-            return str(parse_url(dataset))
-    return os.path.realpath(dataset)
+    return str(place_told(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
 def _stores(to: str | os.PathLike[str] | None) -> list[Store]:

@@ -228,6 +228,11 @@ def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> 
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == target, done.stderr
     done = run("verify", target)
     assert done.returncode == 0 and done.stdout.startswith(f"{target}: OK")
+    for command in (("convert", target, "--to", "hdf5"), ("extract", target, "-o", "out")):
+        done = run(*command)
+        assert done.returncode == 2 and f"packer stage {target}" in done.stderr
+    done = run("cache", "warm", target, "--split", "val", "--directory", str(tmp_path), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["present"] == 9, done.stderr
     done = run("verify", target, "--deep")
     assert done.returncode == 1 and "packer stage" in done.stderr
     Remote(target).store.delete("train-000000.tar")

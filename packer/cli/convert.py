@@ -35,7 +35,7 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 @click.command("convert", short_help="Pack a source into shards.")
-@click.argument("source", type=click.Path(exists=True))
+@click.argument("source", type=SetPlace(local=True))
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip

@@ -20,7 +20,7 @@ _SHOWN = 50
 @click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
-@click.option("--against", type=click.Path(exists=True), metavar="SOURCE", help="Compare with the original source.")
+@click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
 @workers_option
 @json_option
 def command(path: str, deep: bool, against: str | None, workers: int | None, as_json: bool) -> None:
