@@ -81,11 +81,12 @@ def test_faults_that_stay(
     start = reader.byte_range(3)[1]  # type: ignore[index]
     assert f"{address}/train-000000.tar, bytes {start} to" in str(caught.value)
     assert "not-a-secret" not in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(kind):
-        reader.read_many([3, 30])
-    reader.prefetch([4])
-    with pytest.raises(kind):
-        reader.read(4)
+    if fault.kind not in ("slow", "stall"):  # each costs seconds
+        with pytest.raises(kind):
+            reader.read_many([3, 30])
+        reader.prefetch([4])
+        with pytest.raises(kind):
+            reader.read(4)
     proxy.heal()
     assert len(reader.read(3)) > 0 and len(reader.read(4)) > 0
 
