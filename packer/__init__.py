@@ -19,6 +19,7 @@ from packer.inspection import InspectResult, inspect
 from packer.orders import OrderReport, compare_orders
 from packer.sources import open_source
 from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+from packer.uploading import UploadResult, upload
 from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
 
@@ -32,6 +33,7 @@ __all__ = [
     "OrderReport",
     "Reencode",
     "StagedCopy",
+    "UploadResult",
     "VerifyResult",
     "__version__",
     "clean_staged",
@@ -43,5 +45,6 @@ __all__ = [
     "inspect",
     "open_source",
     "staged_copies",
+    "upload",
     "verify",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import cache
 import readers
+from packer.place import place_told
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, UnknownNameError
 
@@ -55,7 +56,7 @@ class CacheReport:
 class WarmResult:
     """What filling a cache came to. samples: of the split; kept: those that have a place; present: those there now."""
 
-    path: Path
+    path: Path | str
     split: str
     kept_as: str
     samples: int
@@ -102,7 +103,7 @@ def warm_cache(
 
     Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
     """
-    seen = watcher or Silent()
+    seen, told = watcher or Silent(), place_told(path)
     started = time.monotonic()
     with readers.open(path, split) as base, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # having no room is an error here
@@ -110,7 +111,7 @@ def warm_cache(
             before = reader.stats()
             if not before.capacity_bytes:
                 raise OutputError(
-                    f"{directory}: no room for a cache of {path}; ask for less with --capacity, or see  packer cache ls"
+                    f"{directory}: no room for a cache of {told}; ask for less with --capacity, or see  packer cache ls"
                 )
             done = [0, 0]
 
@@ -124,7 +125,7 @@ def warm_cache(
                 seen.packed()
             after = reader.stats()
             return WarmResult(
-                Path(path),
+                told,
                 base.split,
                 after.kind,
                 after.samples,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
+from packer.place import place_told, set_root
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.sample import NO_LABEL
@@ -48,7 +49,7 @@ class SplitReport:
 class InspectResult:
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some."""
 
-    path: Path
+    path: Path | str
     format: str
     fields: Mapping[str, str]
     classes: tuple[str, ...]
@@ -65,13 +66,13 @@ class InspectResult:
 
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
-    """Describe a packed set. Raises DatasetError where there is none."""
-    root = Path(path)
+    """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
+    root = set_root(path)
     info = read_dataset_info(root)
-    opened = {name: readers.open(root, name) for name in info.splits}
+    opened = {name: readers.open(path, name) for name in info.splits}
     duplicates, examples = _duplicates(opened)
     return InspectResult(
-        path=root,
+        path=place_told(path),
         format=info.format,
         fields=info.fields,
         classes=info.classes,

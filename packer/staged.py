@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cache.remote import is_remote
 from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
+from packer.place import place_told
 from readers.errors import StagingError
 from readers.staging import staging_errors
 
@@ -53,7 +55,7 @@ def clean_staged(
     dataset: str | os.PathLike[str] | None = None, to: str | os.PathLike[str] | None = None, *, dry_run: bool = False
 ) -> CleanResult:
     """Remove the copies of a set (None: all copies) that nobody uses. Raises StagingError."""
-    source = None if dataset is None else os.path.realpath(dataset)
+    source = None if dataset is None else _source_text(dataset)
 
     def chosen(copy: Copy) -> bool:
         return source is None or source in (copy.source, os.path.realpath(copy.path))
@@ -68,6 +70,11 @@ def clean_staged(
                 (kept if gone.kept else removed).append(described[gone.path])
                 foreign += _paths(gone)
     return CleanResult(tuple(removed), tuple(kept), tuple(foreign))
+
+
+def _source_text(dataset: str | os.PathLike[str]) -> str:
+    """A set as records of copies call it."""
+    return str(place_told(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
 def _stores(to: str | os.PathLike[str] | None) -> list[Store]:

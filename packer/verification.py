@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 import readers
 from cache.node import usable_cpus
+from cache.remote import is_remote
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
 from packer.engines.local import run_shards
@@ -29,7 +30,7 @@ from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexE
 from readers.headers import sniff
 from readers.layout import ShardInfo, read_dataset_info
 
-__all__ = ["Problem", "VerifyResult", "verify"]
+__all__ = ["Problem", "VerifyResult", "check_index", "verify"]
 
 _REPORT_SAMPLES = 256
 
@@ -38,7 +39,7 @@ _REPORT_SAMPLES = 256
 class VerifyResult:
     """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
 
-    path: Path
+    path: Path | str
     shards: int
     samples: int
     shard_bytes: int
@@ -77,7 +78,14 @@ def verify(
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
-    """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check."""
+    """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check.
+
+    Of a set at an address the checksum of every shard is compared, and the index; see `packer.remote_verification`.
+    """
+    if is_remote(path):
+        from packer.remote_verification import verify_remote
+
+        return verify_remote(str(path), deep=deep or against is not None, workers=workers, watcher=watcher)
     root = Path(path)
     info = read_dataset_info(root)
     found = Problems()
@@ -87,7 +95,7 @@ def verify(
         for number, shard in enumerate(split.shards):
             tasks.append(_Task(root, name, number, shard, first, info.format, info.label_offset, deep))
             first += shard.samples
-        found = _check_index(root, name, found)
+        found = check_index(root, name, found)
     if found.count == 0:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
         watched = watcher or Silent()
@@ -112,7 +120,7 @@ def verify(
     )
 
 
-def _check_index(root: Path, split: str, found: Problems) -> Problems:
+def check_index(root: Path, split: str, found: Problems) -> Problems:
     """Every column is there, of the right length, and samples lie in the order of their shards."""
     try:
         reader = readers.open(root, split)

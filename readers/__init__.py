@@ -24,6 +24,7 @@ from readers.errors import (
     OutputError,
     PackerError,
     PipelineError,
+    RemoteError,
     ResumeError,
     SourceError,
     StagingError,
@@ -60,6 +61,7 @@ __all__ = [
     "PipelineError",
     "Reader",
     "Recoded",
+    "RemoteError",
     "ResumeError",
     "Sample",
     "SelectedReader",
@@ -89,12 +91,24 @@ def open(
 ) -> ShardReader:
     """Open one split of a packed set.
 
-    path: the directory that holds dataset.json. split: None takes the only split, or "train". backend: "pread"
-    copies bytes out; "mmap" gives views of the page cache. verify: check the CRC32C of everything read. fallback: the
-    set that `path` is a copy of; shards that are not in the copy (yet) are read from there,
-    once `patience_seconds` were waited for one that is on its way.
-    Raises DatasetError, UnknownNameError, StaleIndexError, ValueError.
+    path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
+    split: None takes the only split, or "train". backend: "pread" copies bytes out; "mmap" gives views of the page
+    cache. verify: check the CRC32C of everything read; what comes from an address always is. fallback: the set, path or
+    address, that `path` is a copy of; shards that are not in the copy (yet) are read from there, once
+    `patience_seconds` were waited for one that is on its way.
+    Raises DatasetError, UnknownNameError, StaleIndexError, ValueError; for addresses RemoteError and MissingExtraError.
     """
+    address, local = (path, None) if _is_address(path) else (fallback, path)
+    if isinstance(address, str) and _is_address(address):
+        if backend != "pread":
+            raise ValueError(
+                f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
+            )
+        from readers.remote import RemoteReader  # what it imports is not for everybody
+
+        if local is None and fallback is not None:
+            raise ValueError("fallback is for local copies; the path is an address itself")
+        return RemoteReader(address, split, local=local)
     if fallback is not None:
         return FallbackReader(
             path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds
@@ -102,6 +116,10 @@ def open(
     if patience_seconds:
         raise ValueError("patience_seconds is for a set with a fallback: nothing else is on its way")
     return ShardReader(path, split, backend=backend, verify=verify)
+
+
+def _is_address(place: object) -> bool:
+    return isinstance(place, str) and "://" in place
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> FolderReader:

@@ -13,6 +13,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── SourceError (ValueError)             a source cannot be used as it is
     ├── OutputError (OSError)                the target cannot be written: in use, not ours, full
     ├── StagingError (OSError)               a set cannot be staged: no place, no room, the source is gone or changed
+    ├── RemoteError (OSError)                an object store or a web server: not there, denied, too slow, broken off
     ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
@@ -31,6 +32,7 @@ __all__ = [
     "OutputError",
     "PackerError",
     "PipelineError",
+    "RemoteError",
     "ResumeError",
     "SourceError",
     "StagingError",
@@ -87,6 +89,10 @@ class OutputError(PackerError, OSError):
 
 class StagingError(PackerError, OSError):
     """A set cannot be staged: no fit target, no room, a source that is gone, damaged or changed."""
+
+
+class RemoteError(PackerError, OSError):
+    """Something in an object store or on a web server cannot be read or written: missing, denied, slow, broken off."""
 
 
 class ResumeError(PackerError, ValueError):

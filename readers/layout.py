@@ -36,9 +36,11 @@ __all__ = [
     "DATASET_FILE",
     "FIELD_KINDS",
     "FORMATS",
+    "MAX_JSON_BYTES",
     "DatasetInfo",
     "ShardInfo",
     "SplitInfo",
+    "parse_dataset_info",
     "read_dataset_info",
     "same_split",
 ]
@@ -48,7 +50,7 @@ KIND = "packer-dataset"
 VERSION = 1
 FORMATS = ("hdf5", "tfrecord", "tar")
 FIELD_KINDS = ("image", "file", "json")
-_MAX_JSON_BYTES = 1 << 30
+MAX_JSON_BYTES = 1 << 30
 _ALIASES = (("val", "valid", "validation"),)
 _T = TypeVar("_T")
 
@@ -147,16 +149,25 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
     """
     path = Path(directory) / DATASET_FILE
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
+        if path.stat().st_size > MAX_JSON_BYTES:
             raise DatasetError(f"{path}: {path.stat().st_size} bytes is too large for a dataset.json")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError as error:
         raise DatasetError(_no_dataset(Path(directory))) from error
     except NotADirectoryError as error:
         raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise DatasetError(f"{path}: cannot be read as JSON: {error}") from error
-    return _parse(content, path)
+    return parse_dataset_info(text, path)
+
+
+def parse_dataset_info(text: bytes, where: str | Path) -> DatasetInfo:
+    """Check the text of a `dataset.json` that came from `where`. Raises DatasetError."""
+    try:
+        content = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: cannot be read as JSON: {error}") from error
+    return _parse(content, where)
 
 
 def _no_dataset(directory: Path) -> str:
@@ -167,7 +178,7 @@ def _no_dataset(directory: Path) -> str:
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
 
-def _parse(content: Any, path: Path) -> DatasetInfo:
+def _parse(content: Any, path: str | Path) -> DatasetInfo:
     top = _Object(content, f"{path}")
     if top.get("kind", str) != KIND:
         raise DatasetError(f"{path}: kind is {content.get('kind')!r}, expected {KIND!r}")

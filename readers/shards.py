@@ -29,7 +29,7 @@ from readers.criteria import checked_indices
 from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.index import ABSENT, FieldColumns, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
-from readers.ranges import ReadPlan, plan_reads
+from readers.ranges import GAP_BYTES, ReadPlan, plan_reads
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.selection import Selectable
 from readers.shard_file import ShardFile
@@ -49,6 +49,8 @@ class ShardReader(Selectable):
     of everything read. Raises DatasetError (no or bad set), UnknownNameError (no such split), StaleIndexError (a
     shard is missing or of another size than was indexed) and DamagedSampleError (a checksum differs).
     """
+
+    _gap_bytes = GAP_BYTES
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class ShardReader(Selectable):
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
         self._blocks = BlockPool()
+        self._place: object = self.path  # what messages call the set
         self._columns: dict[str, FieldColumns] = {}
         self._shard_of = self.index.column("shard").data  # memoryviews give integers, faster than scalars
         self._labels: npt.NDArray[np.int64] | None = None
@@ -130,8 +133,8 @@ class ShardReader(Selectable):
         self._ranges(field)
         return decode_name(self.index.names(field)[index], self.keys[index])
 
-    def byte_range(self, index: int, field: str = "image") -> tuple[Path, int, int] | None:
-        """(shard path, offset, length) of a field, for readers of their own; None where the sample lacks it."""
+    def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
+        """(shard's path or address, offset, length) of a field, for readers of their own; None where there is none."""
         columns = self._ranges(field)
         offset = self._at(columns.offset, index)
         if offset == ABSENT:
@@ -139,7 +142,7 @@ class ShardReader(Selectable):
         number = self._shard_of[index]
         if number >= len(self._shards):
             raise self._no_such_shard(number)
-        return self._shard_path(number), offset, columns.length[index]
+        return self._told_path(number), offset, columns.length[index]
 
     def __len__(self) -> int:
         return self._samples
@@ -167,7 +170,7 @@ class ShardReader(Selectable):
         except IndexError:
             raise self._no_such_shard(number) from None
         if offset + length > shard.bytes:
-            raise self._bad_range(index, field, offset, length, shard)
+            raise self._bad_range(index, field, offset, length, number)
         if shard.view is not None:
             data: Buffer = shard.view[offset : offset + length]
         else:
@@ -188,18 +191,7 @@ class ShardReader(Selectable):
             return [self.read(int(i), field) for i in indices]
         wanted, plan, length = self._plan(indices, field)
         block = self._blocks.take(plan.total_bytes)
-        runs = zip(
-            plan.run_shard.tolist(),
-            plan.run_offset.tolist(),
-            plan.run_length.tolist(),
-            plan.run_place.tolist(),
-            strict=True,
-        )
-        for number, offset, count, place in runs:
-            shard = self._shards[number] or self._open_shard(number)
-            target = block[place : place + count]
-            if os.preadv(shard.descriptor, (target,), offset) != count:
-                target[:] = shard.reread(offset, count)
+        self._fill(block, plan)
         frozen = block.toreadonly()
         stops = (plan.place + length).tolist()
         views: list[Buffer] = [frozen[a:b] for a, b in zip(plan.place.tolist(), stops, strict=True)]
@@ -207,6 +199,15 @@ class ShardReader(Selectable):
             for i, view in zip(wanted.tolist(), views, strict=True):
                 self._verify(view, i, field)
         return views
+
+    def _fill(self, block: memoryview, plan: ReadPlan) -> None:
+        """Read the runs of a plan into their places."""
+        columns = (plan.run_shard, plan.run_offset, plan.run_length, plan.run_place)
+        for number, offset, count, place in zip(*(column.tolist() for column in columns), strict=True):
+            shard = self._shards[number] or self._open_shard(number)
+            target = block[place : place + count]
+            if os.preadv(shard.descriptor, (target,), offset) != count:
+                target[:] = shard.reread(offset, count)
 
     def read_into(self, index: int, field: str, target: memoryview) -> int:
         """Read a field into the front of `target` (uint8, at least the field's length); returns its length."""
@@ -216,7 +217,7 @@ class ShardReader(Selectable):
             raise self._no_such_shard(number)
         shard = self._shards[number] or self._open_shard(number)
         if offset + length > shard.bytes:
-            raise self._bad_range(index, field, offset, length, shard)
+            raise self._bad_range(index, field, offset, length, number)
         window = target[:length]
         if os.preadv(shard.descriptor, (window,), offset) != length:
             window[:] = shard.reread(offset, length)
@@ -290,7 +291,7 @@ class ShardReader(Selectable):
         columns = self._columns.get(field)
         if columns is None:
             if field not in self.dataset.fields:
-                raise UnknownNameError(f"{self.path}: no field {field!r}; it has {', '.join(self.fields)}")
+                raise UnknownNameError(f"{self._place}: no field {field!r}; it has {', '.join(self.fields)}")
             columns = self._columns[field] = FieldColumns(self.index, field)
         return columns
 
@@ -306,7 +307,7 @@ class ShardReader(Selectable):
         if wanted.size:
             self._check_ranges(wanted, shard, raw_offset, raw_length, field)
         offset, length = raw_offset.astype(np.int64), raw_length.astype(np.int64)
-        return wanted, plan_reads(shard, offset, length), length
+        return wanted, plan_reads(shard, offset, length, self._gap_bytes), length
 
     def _check_ranges(
         self,
@@ -323,8 +324,10 @@ class ShardReader(Selectable):
         bad = (length > sizes) | (offset > sizes - np.minimum(length, sizes))
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
-            opened = self._shards[int(shard[i])] or self._open_shard(int(shard[i]))
-            raise self._bad_range(int(wanted[i]), field, int(offset[i]), int(length[i]), opened)
+            raise self._bad_range(int(wanted[i]), field, int(offset[i]), int(length[i]), int(shard[i]))
+
+    def _told_path(self, number: int) -> Path | str:
+        return self._shard_path(number)
 
     def _shard_path(self, number: int) -> Path:
         return self.path / self.split_info.shards[number].path
@@ -358,7 +361,7 @@ class ShardReader(Selectable):
             where = self.byte_range(index, field)
             raise DamagedSampleError(
                 f"sample {index} (key {self.keys[index]!r}, field {field!r}) at {where}: CRC32C is {found:08x}, "
-                f"the index says {expected:08x}; run  packer verify {self.path}"
+                f"the index says {expected:08x}; run  packer verify {self._place}"
             )
 
     def _at(self, column: memoryview, index: int) -> int:
@@ -377,10 +380,10 @@ class ShardReader(Selectable):
             f"rebuild it with  packer index"
         )
 
-    def _bad_range(self, index: int, field: str, offset: int, length: int, shard: ShardFile) -> Exception:
+    def _bad_range(self, index: int, field: str, offset: int, length: int, number: int) -> Exception:
         if offset == ABSENT:
-            return UnknownNameError(f"sample {index} of {self.path} has no field {field!r}")
+            return UnknownNameError(f"sample {index} of {self._place} has no field {field!r}")
         return StaleIndexError(
-            f"{shard.path}: the index puts sample {index} at bytes {offset} to {offset + length}, "
-            f"but the shard has {shard.bytes}; rebuild the index with  packer index"
+            f"{self._told_path(number)}: the index puts sample {index} at bytes {offset} to {offset + length}, "
+            f"but the shard has {self.split_info.shards[number].bytes}; rebuild the index with  packer index"
         )

@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cache.staging import Manifest, StagedFile, total_bytes
+from cache.staging import FolderSource, Manifest, StagedFile, total_bytes
 from readers.errors import DatasetError, StagingError
 from readers.index import Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
@@ -26,7 +26,7 @@ from readers.order.base import Int64s
 from readers.order.node_local import NodeLocal
 from readers.order.staged import shard_starts
 
-__all__ = ["Portion", "SetFiles", "set_files"]
+__all__ = ["Portion", "SetFiles", "all_files", "set_files"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,12 @@ class Portion:
 
 @dataclass(frozen=True)
 class SetFiles:
-    """A packed set as files: the manifest of all, and by split its index and its shards in order."""
+    """A packed set as files: the manifest of all, and by split its index and its shards in order.
 
+    home: the directory here that has dataset.json and the indexes.
+    """
+
+    home: Path
     info: DatasetInfo
     manifest: Manifest
     head: StagedFile
@@ -89,7 +93,7 @@ class SetFiles:
     def splits(self, portion: Portion) -> list[str]:
         if portion.splits is None:
             return list(self.info.splits)
-        return [self.info.split(name, self.manifest.source)[0] for name in portion.splits]
+        return [self.info.split(name, str(self.manifest.source))[0] for name in portion.splits]
 
     def _share(self, split: SplitInfo, portion: Portion) -> Sequence[int]:
         """Numbers of the shards that hold samples of this node's part."""
@@ -97,10 +101,10 @@ class SetFiles:
             return range(len(split.shards))
         node, nodes = portion.part
         samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
-        column = Index(self.manifest.source / split.index, split.samples).column("shard")
+        column = Index(self.home / split.index, split.samples).column("shard")
         held = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
         if len(held) > len(split.shards):
-            raise DatasetError(f"{self.manifest.source / split.index}: names a shard that the split does not have")
+            raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have")
         return [int(number) for number in np.flatnonzero(held)]
 
 
@@ -120,10 +124,17 @@ def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
         found = _index_files(source, split.index)
         digest.update(json.dumps([name, [(path, size, changed) for path, size, changed in found]]).encode())
         indexes[name] = [StagedFile(path, size) for path, size, _ in found]
+    manifest = Manifest(
+        FolderSource(source), source.name, digest.hexdigest(), all_files(info, indexes, head), last=DATASET_FILE
+    )
+    return SetFiles(source, info, manifest, head, indexes)
+
+
+def all_files(info: DatasetInfo, indexes: Mapping[str, list[StagedFile]], head: StagedFile) -> tuple[StagedFile, ...]:
+    """Every file of a set, once."""
     shards = [StagedFile(s.path, s.bytes, s.crc32c) for split in info.splits.values() for s in split.shards]
     files = {file.path: file for file in (*shards, *(file for found in indexes.values() for file in found), head)}
-    manifest = Manifest(source, source.name, digest.hexdigest(), tuple(files.values()), last=DATASET_FILE)
-    return SetFiles(info, manifest, head, indexes)
+    return tuple(files.values())
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -114,7 +114,7 @@ class Staged:
         options: StageOptions,
         watcher: node.StagingWatcher | None,
     ) -> None:
-        self.dataset, self.to, self.options, self.watcher = Path(dataset), to, options, watcher
+        self.dataset, self.to, self.options, self.watcher = dataset, to, options, watcher
         self._session: node.Session | None = None
 
     @property
@@ -141,7 +141,7 @@ class Staged:
     def __enter__(self) -> Path:
         self.close()
         with staging_errors():
-            session = node.Session(self._request(set_files(self.dataset)), self.options.how(), self.watcher)
+            session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
             path = session.open()
         self._session = session
         return path
@@ -153,8 +153,15 @@ class Staged:
 
     def _entered(self) -> node.Session:
         if self._session is None:
-            raise StagingError(f"{self.dataset}: is not staged: use  with readers.stage(…) as local")
+            raise StagingError("nothing is staged: use  with readers.stage(…) as local")
         return self._session
+
+    def _files(self) -> SetFiles:
+        if isinstance(self.dataset, str) and "://" in self.dataset:
+            from readers.remote.staged import remote_set_files  # what it imports is not for everybody
+
+            return remote_set_files(self.dataset)
+        return set_files(self.dataset)
 
     def _request(self, files: SetFiles) -> node.Request:
         options, portion = self.options, self.options.portion()
@@ -183,9 +190,10 @@ def stage(
 ) -> Staged:
     """Stage a packed set to this node; a context manager that gives the local directory.
 
-    to: a directory of this node, with environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER,
-    /local, /scratch/local and /dev/shm and takes the first that is writable, local and large enough. options: those of
-    `StageOptions`. Raises ValueError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
+    dataset: a directory, or an address: s3://, gs://, az://, https://. to: a directory of this node, with environment
+    variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm and takes the
+    first that is writable, local and large enough. options: those of `StageOptions`. Raises ValueError and RemoteError,
+    and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, to, StageOptions(**options), watcher)
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from remote_suite import address, packed, proxy, s3, web  # noqa: F401
 
 from cache import list_caches
 

@@ -18,10 +18,10 @@ from readers.errors import MissingExtraError
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
-OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd")
+OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore")
 GPU = ("triton", "torchcodec", "torchvision", "kvikio")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
-    "cache": {"numpy", "crc32c", "mpi4py"},
+    "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
     "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
 }
@@ -151,11 +151,13 @@ def test_no_import_cycles() -> None:
     [
         "cache",
         "cache.staging",
+        "cache.remote",
         "readers",
         "readers.augment",
         "readers.dali",
         "readers.decode",
         "readers.order",
+        "readers.remote",
         "readers.rocal",
     ],
 )

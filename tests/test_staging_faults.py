@@ -18,7 +18,7 @@ from conftest import files_of
 from staging_suite import DEADLINE, SLOWLY, Notes, assert_whole, copy_of, leader_of, pack, result, start, wait_for
 
 import readers
-from cache.staging import StagedFile, transfer
+from cache.staging import FolderSource, StagedFile, transfer
 from cache.staging.crew import work_off
 
 
@@ -264,5 +264,5 @@ def test_a_file_that_grows_while_it_is_copied(tmp_path: Path) -> None:
 
     pace = transfer.Pace(checksum)
     with pytest.raises(transfer.SourceError, match="was written to while it was being copied"):
-        transfer.transfer(path, StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", pace)
+        transfer.transfer(FolderSource(tmp_path), StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", pace)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]

@@ -16,8 +16,9 @@ from staging_suite import DEADLINE, Notes, assert_whole, pack, start, wait_for
 import packer
 import readers
 from cache.staging import StagingError as NodeError
-from cache.staging.files import Manifest, StagedFile, inside
+from cache.staging.files import Manifest, inside
 from cache.staging.locks import FileLock, is_locked
+from cache.staging.sources import FolderSource, StagedFile
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +248,10 @@ def test_paths_of_a_manifest() -> None:
     file = StagedFile("a", 1)
     for bad in ({"files": (StagedFile("../a", 1),)}, {"files": (file, file)}, {"fingerprint": "../../x"}):
         with pytest.raises(NodeError):
-            Manifest(**{"source": Path("/s"), "name": "s", "fingerprint": "0" * 16, "files": (file,), **bad})
-    assert Manifest(Path("/s"), "../ä b/…", "0" * 20, (file,)).folder_name == "b-" + "0" * 16
+            Manifest(
+                **{"source": FolderSource(Path("/s")), "name": "s", "fingerprint": "0" * 16, "files": (file,), **bad}
+            )
+    assert Manifest(FolderSource(Path("/s")), "../ä b/…", "0" * 20, (file,)).folder_name == "b-" + "0" * 16
 
 
 def test_locks(tmp_path: Path) -> None:

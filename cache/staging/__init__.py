@@ -5,6 +5,7 @@
     leader    one process copies, the others wait                  transfer  one file, checksum on the way
     arrival   waiting for a file on its way
     removal   quota and clean-up, never of anything else           session   all of that for one process
+    sources   where files come from: a directory                   remote    or an address
 
 Nothing here knows what the files mean: see `files` for what callers hand in, and `readers.staging` for the one that
 does.
@@ -13,10 +14,11 @@ does.
 from cache.staging.arrival import Arrivals
 from cache.staging.copies import Copy
 from cache.staging.errors import NoRoomError, NoTargetError, SourceError, StagingError, StoppedError
-from cache.staging.files import Manifest, StagedFile, total_bytes
+from cache.staging.files import Manifest, total_bytes
 from cache.staging.leader import Brought, How
 from cache.staging.removal import Removed, remove_copies, sweep
 from cache.staging.session import CLEANUPS, Request, Session
+from cache.staging.sources import FolderSource, Source, StagedFile
 from cache.staging.store import Store, find_store
 from cache.staging.target import candidates
 from cache.staging.watch import SilentStaging, StagingWatcher
@@ -26,6 +28,7 @@ __all__ = [
     "Arrivals",
     "Brought",
     "Copy",
+    "FolderSource",
     "How",
     "Manifest",
     "NoRoomError",
@@ -34,6 +37,7 @@ __all__ = [
     "Request",
     "Session",
     "SilentStaging",
+    "Source",
     "SourceError",
     "StagedFile",
     "StagingError",

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from cache.staging.errors import StagingError
-from cache.staging.files import INNER_FOLDER, Manifest, StagedFile, inside, total_bytes
+from cache.staging.files import INNER_FOLDER, Manifest, inside, total_bytes
 from cache.staging.locks import FileLock, is_locked
 from cache.staging.records import is_own_folder, read_record, write_record
+from cache.staging.sources import StagedFile
 
 __all__ = ["COPY_KIND", "PART_PREFIX", "Copy", "Ready", "load_copy", "new_copy"]
 

@@ -1,6 +1,6 @@
 """What is to be staged: a plain list of files, handed in by whoever knows what they mean.
 
-A manifest names every file of a source directory that may ever be staged: path relative to it, size, and CRC32C where
+A manifest names every file of a source that may ever be staged: path relative to it, size, and CRC32C where
 it is known. Nothing here knows shards or data sets. A request takes some of a manifest's files; its `last` file is put
 in place when all others of the request are there, so that it can vouch for them.
 """
@@ -8,38 +8,29 @@ in place when all others of the request are there, so that it can vouch for them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from cache.staging.errors import StagingError
+from cache.staging.sources import Source, StagedFile
 
-__all__ = ["INNER_FOLDER", "Checksum", "Manifest", "StagedFile", "inside", "total_bytes"]
+__all__ = ["INNER_FOLDER", "Manifest", "inside", "total_bytes"]
 
 INNER_FOLDER = ".staging"
-Checksum = Callable[[Any, int], int]  # (bytes, CRC32C of what came before or 0) -> CRC32C of both
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """One file: path relative to the source, size, and CRC32C of its bytes where the source tells it."""
-
-    path: str
-    bytes: int
-    crc32c: int | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A source directory and its files.
+    """A source and its files.
 
     name: of the set, for people. fingerprint: at least 16 hex digits that change whenever the files do; it names the
     directory of the copy. Raises StagingError for a path that leads outside, or comes twice.
     """
 
-    source: Path
+    source: Source
     name: str
     fingerprint: str
     files: tuple[StagedFile, ...] = field(repr=False)

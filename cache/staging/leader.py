@@ -23,9 +23,10 @@ from pathlib import Path
 from cache.staging.copies import PART_PREFIX, Copy, Ready
 from cache.staging.crew import work_off
 from cache.staging.errors import NoRoomError, StagingError, StoppedError
-from cache.staging.files import Checksum, StagedFile, total_bytes
+from cache.staging.files import total_bytes
 from cache.staging.mounts import filesystem_type, free_space
 from cache.staging.records import fsync_folder, is_own_folder, read_number, write_number
+from cache.staging.sources import Checksum, Source, StagedFile
 from cache.staging.transfer import Pace, checksum_of, transfer
 from cache.staging.watch import StagingWatcher
 
@@ -67,7 +68,7 @@ class Brought:
 
 
 def bring(
-    copy: Copy, source: Path, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: StagingWatcher
+    copy: Copy, source: Source, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: StagingWatcher
 ) -> Brought:
     """See to it that files are in a copy that this process holds.
 
@@ -126,7 +127,7 @@ _ADVICE = "make room with  packer stage clean , choose another target, or stage 
 class _Leader:
     """The process that copies, while it does."""
 
-    def __init__(self, copy: Copy, source: Path, how: How, stop: threading.Event, watcher: StagingWatcher) -> None:
+    def __init__(self, copy: Copy, source: Source, how: How, stop: threading.Event, watcher: StagingWatcher) -> None:
         self.copy, self.source, self.how, self.watcher = copy, source, how, watcher
         self.failed = threading.Event()
         self.pace = Pace(how.checksum, how.bytes_per_second, stops=(stop, self.failed))
@@ -216,7 +217,7 @@ class _Leader:
 
     def _one(self, file: StagedFile) -> None:
         part = self.copy.inner / f"{PART_PREFIX}{os.getpid()}-{threading.get_ident()}"
-        crc = transfer(self.source / file.path, file, part, self.copy.path / file.path, self.pace)
+        crc = transfer(self.source, file, part, self.copy.path / file.path, self.pace)
         self.ready[file.path] = (file.bytes, crc, time.time())
 
     def _tell_progress(self, already: int) -> None:

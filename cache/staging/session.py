@@ -18,11 +18,12 @@ from pathlib import Path
 
 from cache.staging.copies import Copy, new_copy
 from cache.staging.errors import StagingError, StoppedError
-from cache.staging.files import Manifest, StagedFile
+from cache.staging.files import Manifest
 from cache.staging.leader import Brought, How, bring, still_needed
 from cache.staging.locks import is_locked
 from cache.staging.mounts import filesystem_type, free_space
 from cache.staging.removal import Removed, discard, evictable_bytes, make_room, remove_copies, sweep
+from cache.staging.sources import StagedFile
 from cache.staging.store import Store, find_store, make_store
 from cache.staging.target import Choice, Need, candidates, choose
 from cache.staging.watch import SilentStaging, StagingWatcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from packer.caches import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
+from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json
 
@@ -49,7 +50,7 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
 
 
 @command.command("warm")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--split", metavar="NAME", help="Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip

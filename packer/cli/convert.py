@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import human_bytes, human_seconds, json_option, print_json, workers_option
 from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
@@ -34,9 +35,12 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 @click.command("convert", short_help="Pack a source into shards.")
-@click.argument("source", type=click.Path(exists=True))
+@click.argument("source", type=SetPlace(local=True))
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
-@click.option("-o", "--output", type=click.Path(), help="Directory of the set. Default: <source name>-<format>.")
+@click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
+              "address. Default: <source name>-<format>.")  # fmt: skip
+@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
+              "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
 @click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
 @click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
@@ -141,6 +145,8 @@ def summary(result: ConvertResult) -> str:
         f"{human_bytes(result.payload_bytes / seconds)}/s"
         + (f", {result.shards_resumed} shards resumed" if result.shards_resumed else ""),
     ]
+    if result.uploaded_bytes:
+        lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
         lines.append(f"  left out: {counts}; see {result.output}/left-out.jsonl")

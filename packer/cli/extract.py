@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import human_bytes, json_option, print_json
 from packer.extraction import LABELS_FILE, extract
@@ -12,7 +13,7 @@ __all__ = ["command"]
 
 
 @click.command("extract", short_help="Write the original files back.")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.argument("path", metavar="DIR", type=SetPlace(local=True))
 @click.option("-o", "--output", type=click.Path(), required=True, help="Where the tree goes.")
 @click.option("--split", metavar="NAME", help="Only this split.")
 @click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")

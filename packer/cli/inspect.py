@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from packer.cli.place import SetPlace
 from packer.cli.text import bar, human_bytes, json_option, print_json
 from packer.inspection import InspectResult, SplitReport, inspect
 
@@ -13,7 +14,7 @@ _CLASSES_SHOWN = 20
 
 
 @click.command("inspect", short_help="Show what a packed set is.")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--classes", "all_classes", is_flag=True, help="Show every class, not the first 20.")
 @json_option
 def command(path: str, all_classes: bool, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from packer.cli.place import SetPlace
 from packer.cli.text import bar, human_bytes, json_option, print_json
 from packer.conversion.options import parse_size
 from packer.orders import OrderReport, compare_orders
@@ -12,7 +13,7 @@ __all__ = ["command"]
 
 
 @click.command("order", short_help="Compare ways to shuffle a packed set.")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--split", help="Default: the only split, or train.")
 @click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
 @click.option(

@@ -16,6 +16,7 @@ import readers
 from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
 from packer.cli.held import run_command
+from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
 from packer.cli.text import human_bytes, human_seconds, json_option, print_json
 from packer.conversion.options import parse_size
@@ -90,13 +91,13 @@ _to_option = click.option("--to", metavar="DIR", help="Directory of this node; m
 def command() -> None:
     """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
 
-    The local directory is printed on stdout. With a COMMAND, that is run while the copy is held, with the directory in
-    PACKER_STAGED, and its exit status is returned.
+    DATASET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. With
+    a COMMAND, that is run while the copy is held, with the directory in PACKER_STAGED, and its exit status is returned.
     """
 
 
 @command.command("copy", hidden=True)
-@click.argument("dataset", type=click.Path(exists=True))
+@click.argument("dataset", type=SetPlace())
 @_to_option
 @click.option("--splits", callback=_splits, metavar="A,B", help="Only these splits.")
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "

@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import human_bytes, json_option, print_json, workers_option
 from packer.verification import verify
@@ -16,14 +17,16 @@ _SHOWN = 50
 
 
 @click.command("verify", short_help="Check every byte of a packed set.")
-@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
-@click.option("--against", type=click.Path(exists=True), metavar="SOURCE", help="Compare with the original source.")
+@click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
 @workers_option
 @json_option
 def command(path: str, deep: bool, against: str | None, workers: int | None, as_json: bool) -> None:
     """Check the set in DIR: size of every shard, structure, CRC32C of every sample, index against shards.
+
+    DIR may be an address; then the CRC32C of every shard and the index are checked.
 
     Exits with 1 and names each damaged sample where anything is wrong.
     """

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.node import usable_cpus
+from cache.remote import is_remote
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.journal import Journal
@@ -33,7 +34,7 @@ __all__ = ["ConvertResult", "convert"]
 class ConvertResult:
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples."""
 
-    output: Path
+    output: Path | str
     format: str
     splits: dict[str, int]
     classes: int
@@ -47,6 +48,7 @@ class ConvertResult:
     warnings: tuple[str, ...] = ()
     dry_run: bool = False
     already_done: bool = False
+    uploaded_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -69,6 +71,7 @@ def convert(
     label_offset: int = 0,
     overwrite: bool = False,
     dry_run: bool = False,
+    work: str | os.PathLike[str] | None = None,
     watcher: Watcher | None = None,
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
@@ -79,11 +82,35 @@ def convert(
     8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
     shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image. label_offset: added to labels inside the shards.
-    overwrite: replace a set that is already there. dry_run: list and plan only.
+    overwrite: replace a set that is already there. dry_run: list and plan only. An output at s3://, gs:// or az:// is
+    made in the directory `work` (default: a hidden one here, removed afterwards) and uploaded.
 
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
+    if output is not None and is_remote(output):
+        from packer.remote_output import convert_to_address
+
+        return convert_to_address(
+            source,
+            to,
+            str(output),
+            split=split,
+            shard_size=shard_size,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            shuffle=shuffle,
+            on_error=on_error,
+            check=check,
+            reencode=reencode,
+            label_offset=label_offset,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            work=work,
+            watcher=watcher,
+        )
+    if work is not None:
+        raise ValueError("work is for an output at an address; a local output is made where it stays")
     options = ConvertOptions(
         to=to,
         split=split,

@@ -38,7 +38,7 @@ _SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more
 class _Placed(Protocol):
     """A reader that knows where the bytes lie."""
 
-    def byte_range(self, index: int, field: str = ...) -> tuple[Path, int, int] | None: ...
+    def byte_range(self, index: int, field: str = ...) -> tuple[Path | str, int, int] | None: ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _places(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s
         samples, reader = reader.indices[samples], reader.base
     if not isinstance(reader, _Placed):
         return samples, np.zeros_like(samples), np.asarray(reader.sizes(field)[samples])
-    files: dict[Path, int] = {}
+    files: dict[Path | str, int] = {}
     places = [place for place in (reader.byte_range(i, field) for i in samples.tolist()) if place is not None]
     rows = [(files.setdefault(path, len(files)), offset, length) for path, offset, length in places]
     shard, offset, length = np.array(rows, np.int64).reshape(-1, 3).T

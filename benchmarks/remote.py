@@ -1,0 +1,201 @@
+"""Remote: samples and whole sets from a web server with latency, on loopback.
+
+    python benchmarks/remote.py --set DIR --to DIR [--latency 20] [--samples 256] [--rounds 3] …
+
+The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
+random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
+the clock; `gets` counts what the clock saw. Staging writes to a directory below --to, which is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Benchmark, Contender, base_parser, contender, main
+from machine import prime
+from report import Claim, Column
+
+__all__ = ["BENCHMARK"]
+
+MANY, SINGLE, AHEAD, STAGE = "ours: read_many", "ours: one by one", "ours: one by one, announced", "ours: stage"
+RANGES, PLAIN, WHOLE = "limit: obstore.get_ranges", "http.client, one by one", "limit: http.client, files in 8 threads"
+
+
+@dataclass
+class Job:
+    """What a contender gets. ranges: (shard, offset, length) of the samples that are wanted."""
+
+    url: str
+    wanted: list[int]
+    ranges: list[tuple[str, int, int]]
+    files: list[tuple[str, int]]
+    reader: Any
+    to: Path
+
+
+@contender(MANY, imports="readers obstore")
+def read_many(job: Job) -> int:
+    return sum(len(data) for data in job.reader.read_many(job.wanted))
+
+
+@contender(AHEAD, imports="readers obstore", note="prefetch of all, then read of each")
+def read_ahead(job: Job) -> int:
+    job.reader.prefetch(job.wanted)
+    return sum(len(job.reader.read(i)) for i in job.wanted)
+
+
+@contender(SINGLE, imports="readers obstore")
+def read_single(job: Job) -> int:
+    return sum(len(job.reader.read(i)) for i in job.wanted)
+
+
+@contender(RANGES, imports="obstore", note="one call for each shard, in 16 threads; no checksum, no ETag")
+def obstore_ranges(job: Job) -> int:
+    import obstore
+
+    store = _store(job.url)
+    shards: dict[str, list[tuple[int, int]]] = {}
+    for shard, offset, length in job.ranges:
+        shards.setdefault(shard, []).append((offset, length))
+
+    def one(item: tuple[str, list[tuple[int, int]]]) -> int:
+        starts, lengths = zip(*sorted(item[1]), strict=True)
+        return sum(map(len, obstore.get_ranges(store, item[0], starts=starts, lengths=lengths, coalesce=256 << 10)))
+
+    with ThreadPoolExecutor(16) as pool:
+        return sum(pool.map(one, shards.items()))
+
+
+@functools.cache
+def _store(url: str) -> Any:
+    from obstore.store import HTTPStore
+
+    return HTTPStore(url, client_options={"allow_http": True})
+
+
+@contender(PLAIN, note="one connection that stays open")
+def plain(job: Job) -> int:
+    connection, total = _connect(job.url), 0
+    for shard, offset, length in job.ranges:
+        connection.request("GET", f"/{shard}", headers={"Range": f"bytes={offset}-{offset + length - 1}"})
+        total += len(connection.getresponse().read())
+    return total
+
+
+@contender(STAGE, imports="readers obstore crc32c", note="CRC32C of every shard, fsync of every file, indexes too")
+def stage(job: Job) -> int:
+    import readers
+
+    with (staging := readers.stage(job.url, job.to)):
+        return staging.brought.copied_bytes
+
+
+@contender(WHOLE, note="shards only, each in one GET; no checksum, no fsync")
+def whole_files(job: Job) -> int:
+    def one(file: tuple[str, int]) -> int:
+        connection = _connect(job.url)
+        connection.request("GET", f"/{file[0]}")
+        with connection.getresponse() as answer, open(job.to / Path(file[0]).name, "wb") as target:
+            shutil.copyfileobj(answer, target, 1 << 20)
+        return file[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        return sum(pool.map(one, job.files))
+
+
+def _connect(url: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+
+
+def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
+    import readers
+
+    target = Path(arguments.to) / "remote-benchmark"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    os.environ["PACKER_CACHE_DIR"] = str(target / "index")
+    with _server(arguments) as url, readers.open(arguments.set, arguments.split) as local:
+        size = min(arguments.samples, len(local) // 2)
+        draws = np.random.default_rng(7).choice(len(local), (2, size), replace=False).tolist()
+        files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
+        prime(2 * sum(size for _, size in files) + (1 << 28))
+        ours = readers.open(url, arguments.split) if chosen.name in (MANY, SINGLE, AHEAD) else None
+        jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
+        job = jobs.pop()
+        if chosen.name not in (STAGE, WHOLE):
+            chosen.function(*jobs)
+        gets, started = _gets(url), time.perf_counter()
+        moved = chosen.function(job)
+        seconds, gets = time.perf_counter() - started, _gets(url) - gets
+        if ours is not None:
+            ours.close()
+    shutil.rmtree(target)
+    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": len(job.wanted) / seconds}
+    return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets, **samples}
+
+
+def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
+    places = [reader.byte_range(i) for i in wanted]
+    return [(Path(path).relative_to(reader.path).as_posix(), offset, length) for path, offset, length in places]
+
+
+@contextmanager
+def _server(arguments: argparse.Namespace) -> Iterator[str]:
+    command = [sys.executable, str(Path(__file__).with_name("remote_server.py")), arguments.set, str(arguments.latency)]
+    with subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+            process.kill()
+
+
+def _gets(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/-/count", timeout=60) as answer:
+        return int(answer.read())
+
+
+BENCHMARK = Benchmark(
+    title="Samples and sets from a web server with latency",
+    columns=(
+        Column("s", "s", "{:.2f}"),
+        Column("samples_s", "samples/s"),
+        Column("mb_s", "MB/s (min–max)"),
+        Column("gets", "GETs", "{:.0f}"),
+    ),
+    key="mb_s",
+    limits=(("mb_s", RANGES), ("mb_s", WHOLE)),
+    measure=measure,
+    claims=(Claim(MANY, "mb_s", 0.9, RANGES), Claim(STAGE, "mb_s", 0.9, WHOLE)),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    options = base_parser(__doc__)
+    options.add_argument("--set", required=True, type=Path, help="a packed set on this machine, which is served")
+    options.add_argument("--split", help="default: the only one, or train")
+    options.add_argument("--to", required=True, type=Path, help="folder to stage to")
+    options.add_argument("--latency", type=float, default=20, help="milliseconds before each answer")
+    options.add_argument("--samples", type=int, default=256)
+    return options
+
+
+if __name__ == "__main__":
+    main(BENCHMARK, parser())

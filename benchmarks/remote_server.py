@@ -1,0 +1,67 @@
+"""A web server over a folder that answers ranges after a fixed delay; for `remote.py`. Prints its port, then serves.
+
+    python benchmarks/remote_server.py FOLDER MILLISECONDS
+
+GET /-/count gives the number of GETs so far, this one not counted. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+__all__: list[str] = []
+
+
+class Server:
+    def __init__(self, root: Path, delay_s: float) -> None:
+        self.root, self.delay_s, self.gets = root, delay_s, 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while request := await reader.readuntil(b"\r\n\r\n"):
+                head = request.decode("latin-1")
+                method, path, _ = head.split(" ", 2)
+                await self.answer(method, path, head, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def answer(self, method: str, path: str, head: str, writer: asyncio.StreamWriter) -> None:
+        if path == "/-/count":
+            body = str(self.gets).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            return
+        self.gets += method == "GET"
+        await asyncio.sleep(self.delay_s)
+        file = self.root / path.lstrip("/")
+        if not file.is_file():
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            return
+        size = file.stat().st_size
+        match = re.search(r"(?i)\r\nrange: bytes=(\d+)-(\d*)", head)
+        start, stop = (int(match[1]), min(size, int(match[2] or size) + 1)) if match else (0, size)
+        status = f"206 Partial Content\r\nContent-Range: bytes {start}-{stop - 1}/{size}" if match else "200 OK"
+        told = "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes"
+        writer.write(
+            f'HTTP/1.1 {status}\r\nContent-Length: {stop - start}\r\nETag: "{size:x}"\r\n{told}\r\n\r\n'.encode()
+        )
+        if method == "GET":
+            with open(file, "rb") as opened:
+                await writer.drain()
+                await asyncio.get_running_loop().sendfile(writer.transport, opened, start, stop - start, fallback=True)
+
+
+async def main() -> None:
+    server = Server(Path(sys.argv[1]), float(sys.argv[2]) / 1000)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 16)
+    print(listening.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

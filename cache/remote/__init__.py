@@ -1,0 +1,47 @@
+"""Bytes that lie elsewhere: object stores and web servers, through obstore (extra `remote`).
+
+    url       addresses, printed without secrets      store     the one file that knows obstore; time-outs and retries
+    errors    what obstore says, in our words         client    one address for a process, its threads and its forks
+    courier   a process that reads for a forked one
+
+Nothing here knows shards or data sets. `import cache.remote` loads no obstore.
+"""
+
+from cache.remote.client import PARALLEL, Remote
+from cache.remote.errors import (
+    AddressError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    RemoteError,
+    SlowError,
+    TruncatedError,
+    UnsupportedError,
+)
+from cache.remote.store import CRC_ATTRIBUTE, Facts, Patience, Span
+from cache.remote.url import SCHEMES, RemoteUrl, is_remote, parse_url
+
+__all__ = [
+    "CRC_ATTRIBUTE",
+    "PARALLEL",
+    "SCHEMES",
+    "AddressError",
+    "ChangedError",
+    "DeniedError",
+    "ExistsError",
+    "Facts",
+    "MissingError",
+    "NoBucketError",
+    "Patience",
+    "Remote",
+    "RemoteError",
+    "RemoteUrl",
+    "SlowError",
+    "Span",
+    "TruncatedError",
+    "UnsupportedError",
+    "is_remote",
+    "parse_url",
+]

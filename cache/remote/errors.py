@@ -1,0 +1,123 @@
+"""What can go wrong with things that lie elsewhere. `readers` gives these errors its own names at one place.
+
+RemoteError (OSError)
+├── AddressError        no address of ours: scheme, bucket or path are wrong
+├── MissingError        there is no such object or page
+│   └── NoBucketError   nor bucket or container
+├── DeniedError         credentials are missing, wrong, or not enough
+├── SlowError           no answer, or not all of it, within the time that is allowed
+├── ChangedError        not the object that was read before: another ETag or size
+├── TruncatedError      fewer bytes than were promised, again and again
+├── ExistsError         an object is there that should not be
+└── UnsupportedError    the server cannot do what is asked (ranges, conditions, lists)
+
+What the library says is quoted to its first line, without secrets.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = [
+    "AddressError",
+    "ChangedError",
+    "DeniedError",
+    "ExistsError",
+    "MissingError",
+    "NoBucketError",
+    "RemoteError",
+    "SlowError",
+    "TruncatedError",
+    "UnsupportedError",
+    "error_named",
+    "translated",
+]
+
+
+class RemoteError(OSError):
+    """Something that lies elsewhere cannot be read or written; the root of these errors."""
+
+
+class AddressError(RemoteError):
+    """The address is none of ours."""
+
+
+class MissingError(RemoteError):
+    """No such object or page."""
+
+
+class NoBucketError(MissingError):
+    """No such bucket or container."""
+
+
+class DeniedError(RemoteError):
+    """Credentials are missing, wrong or not enough."""
+
+
+class SlowError(RemoteError):
+    """No whole answer within the time that is allowed, retries included."""
+
+
+class ChangedError(RemoteError):
+    """Not the object that was read before, or that was indexed."""
+
+
+class TruncatedError(RemoteError):
+    """Fewer bytes than were promised."""
+
+
+class ExistsError(RemoteError):
+    """An object is there that should not be."""
+
+
+class UnsupportedError(RemoteError):
+    """The server does not do what was asked for."""
+
+
+_KINDS: dict[str, tuple[type[RemoteError], str]] = {
+    "FileNotFoundError": (MissingError, "there is no such object; check the address"),
+    "NotFoundError": (MissingError, "there is no such object; check the address"),
+    "PermissionDeniedError": (DeniedError, "access was denied; check credentials and the rights they give"),
+    "UnauthenticatedError": (DeniedError, "credentials are missing or wrong; set them in the environment"),
+    "PreconditionError": (ChangedError, "is no longer the object that was read before; open it again"),
+    "AlreadyExistsError": (ExistsError, "is there already"),
+    "NotSupportedError": (UnsupportedError, "the server does not support this request"),
+    "NotImplementedError": (UnsupportedError, "the server does not support this request"),
+    "InvalidPathError": (AddressError, "is no valid address"),
+    "UnknownConfigurationKeyError": (AddressError, "the configuration has a key that obstore does not know"),
+}
+
+
+def error_named(name: str, text: str) -> RemoteError:
+    """The error of this name, as it comes back from another process."""
+    kinds = {kind.__name__: kind for parent in (RemoteError, MissingError) for kind in parent.__subclasses__()}
+    return kinds.get(name, RemoteError)(text)
+
+
+def translated(error: BaseException, where: str, says: str) -> RemoteError:
+    """The error of ours for one of obstore's. where: printable address and range. says: its text without secrets."""
+    detail = _detail(says)
+    if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
+        return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
+    if "416 Range Not Satisfiable" in says:
+        return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
+    kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))
+    if kind is UnsupportedError and "GET" in where:
+        meaning = "the server ignores ranges; download the set, or stage it from a server that serves ranges"
+    if kind is not RemoteError:
+        return kind(f"{where}: {meaning} ({detail})")
+    if re.search(r"TimedOut|timed out|deadline has elapsed", says):
+        return SlowError(f"{where}: no whole answer in time ({detail}); PACKER_REMOTE_TIMEOUT sets the seconds")
+    if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", says):
+        return TruncatedError(f"{where}: the answer broke off ({detail}); try again")
+    if "allow_http" in says or "BadScheme" in says:
+        return AddressError(f"{where}: the endpoint is http; allow that with AWS_ALLOW_HTTP=true, or use https")
+    return RemoteError(f"{where}: {detail}; check the network, the endpoint and the region")
+
+
+def _detail(says: str) -> str:
+    """The first line of a message, and what the server said of the cause, in at most some 300 characters."""
+    line = says.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
+    code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
+    shown = line if len(line) <= 300 else line[:297] + "..."
+    return f"{shown}, {code[1]}" if code and code[1] not in shown else shown

@@ -1,0 +1,225 @@
+"""One object store or web server, through obstore: the only file that knows it.
+
+Every call is bounded: `Patience` holds the seconds a request may take, body included, and how long it is tried again
+(5xx, resets, time-outs; obstore's own retries with growing, jittered pauses). A body that breaks off in the middle is
+asked for again here. Credentials, endpoints and proxies are obstore's business: it reads AWS_*, GOOGLE_* and AZURE_*
+and the files and services that belong to them.
+
+obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Such a child
+must not come here; see `cache.remote.courier`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cache.remote.errors import ChangedError, RemoteError, TruncatedError, translated
+from cache.remote.url import RemoteUrl
+
+__all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
+
+CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
+_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
+_TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent")
+_BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
+_PART_BYTES = 8 << 20
+_MOST_PARTS = 9000  # S3 takes 10,000
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait. seconds: one request, body included. retries: of one request, within 2 * seconds."""
+
+    seconds: float = 30.0
+    retries: int = 6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 3600 or not 0 <= self.retries <= 100:
+            raise ValueError(f"{self}: seconds must be above 0 and at most 3600, retries from 0 to 100")
+
+    @property
+    def most_seconds(self) -> float:
+        """The longest that one read can take, whatever happens."""
+        return _BODY_TRIES * 3 * self.seconds + 10
+
+    @classmethod
+    def from_environment(cls) -> Patience:
+        """PACKER_REMOTE_TIMEOUT (seconds) and PACKER_REMOTE_RETRIES over the defaults. Raises ValueError."""
+        try:
+            seconds = float(os.environ.get("PACKER_REMOTE_TIMEOUT", cls().seconds))
+            return cls(seconds, int(os.environ.get("PACKER_REMOTE_RETRIES", cls().retries)))
+        except ValueError as error:
+            raise ValueError(f"PACKER_REMOTE_TIMEOUT or PACKER_REMOTE_RETRIES: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an object. etag: "" where the server gives none. modified: seconds since the epoch."""
+
+    bytes: int
+    etag: str
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, stop) of an object. etag, bytes: what the object must have, where that is known."""
+
+    path: str
+    start: int
+    stop: int
+    etag: str = ""
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}, bytes {self.start} to {self.stop}"
+
+
+class ObjectStore:
+    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, ImportError."""
+
+    def __init__(self, url: RemoteUrl, patience: Patience) -> None:
+        try:
+            import obstore
+            import obstore.store
+        except ImportError as error:
+            raise ImportError(f"{url.scheme}:// needs obstore: run  pip install 'packer[remote]'") from error
+        self.url, self._obs = url, obstore
+        retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
+        retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
+        options: Any = _client_options(url, patience, os.environ)
+        try:
+            self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
+        except Exception as error:
+            raise self._error(error, "") from error
+
+    def read(self, span: Span) -> tuple[Any, Facts]:
+        """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
+        for last in (*(False,) * (_BODY_TRIES - 1), True):
+            try:
+                return self._read_once(span)
+            except TruncatedError:
+                if last:
+                    raise
+        raise AssertionError
+
+    def _read_once(self, span: Span) -> tuple[Any, Facts]:
+        options: Any = {"range": (span.start, span.stop)}
+        if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
+            options["if_match"] = span.etag
+        where = f"GET of {span}"
+        try:
+            result = self._obs.get(self._store, span.path, options=options)
+            facts, found = _facts(result.meta), result.range
+            self._check(span, facts)
+            data = result.bytes()
+        except RemoteError:
+            raise
+        except Exception as error:
+            raise self._error(error, where) from error
+        if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
+            raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
+        return data, facts
+
+    def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
+        """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
+        options: Any = {"range": (0, most_bytes)} if cut else None
+        for last in (*(False,) * (_BODY_TRIES - 1), True):
+            try:
+                result = self._obs.get(self._store, path, options=options)
+                facts = _facts(result.meta)
+                if facts.bytes > most_bytes and not cut:
+                    raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
+                data = bytes(result.bytes())
+                if len(data) == min(facts.bytes, most_bytes):
+                    return data, facts
+                error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
+            except RemoteError:
+                raise
+            except Exception as failure:
+                error = self._error(failure, f"GET of {path}")
+                if last or not isinstance(error, TruncatedError):
+                    raise error from failure
+        raise error
+
+    def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
+        """Size, ETag and time of an object, and what was written beside it. Raises MissingError, …"""
+        try:
+            result = self._obs.get(self._store, path, options={"head": True})
+            return _facts(result.meta), {str(name): str(value) for name, value in result.attributes.items()}
+        except Exception as error:
+            raise self._error(error, f"HEAD of {path}") from error
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """(path, bytes) of every object below a folder."""
+        try:
+            for page in self._obs.list(self._store, prefix=prefix or None):
+                yield from ((meta["path"], meta["size"]) for meta in page)
+        except Exception as error:
+            raise self._error(error, f"list of {prefix}") from error
+
+    def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
+        """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
+
+        Large files go up in parts. Parts of an upload that was killed stay in a hidden state, and cost, until the
+        bucket's rules remove them.
+        """
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        options: dict[str, Any] = {"mode": "create"} if create else {"chunk_size": part, "max_concurrency": 4}
+        try:
+            self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
+        except Exception as error:
+            raise self._error(error, f"PUT of {path}") from error
+
+    def delete(self, path: str) -> None:
+        """Remove an object; one that is not there is no error."""
+        try:
+            self._obs.delete(self._store, path)
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            raise self._error(error, f"DELETE of {path}") from error
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _check(self, span: Span, facts: Facts) -> None:
+        where = self.url.at(span.path)
+        if span.bytes is not None and facts.bytes != span.bytes:
+            raise ChangedError(f"{where}: has {facts.bytes} bytes, {span.bytes} expected: it was changed or truncated")
+        if span.etag and facts.etag and facts.etag != span.etag:
+            raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while being read")
+
+    def _error(self, error: Exception, what: str) -> RemoteError:
+        verb, _, path = what.partition(" of ")
+        where = f"{self.url.at(path)} ({verb})" if verb else str(self.url)
+        return translated(error, where, str(error))
+
+
+def _facts(meta: Mapping[str, Any]) -> Facts:
+    return Facts(int(meta["size"]), str(meta.get("e_tag") or ""), meta["last_modified"].timestamp())
+
+
+def _client_options(url: RemoteUrl, patience: Patience, environ: Mapping[str, str]) -> dict[str, Any]:
+    """obstore forgets the environment's HTTP options when it is handed some, so they are handed on."""
+    prefix = _PREFIXES[url.scheme]
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=patience.seconds),
+        "connect_timeout": timedelta(seconds=min(5.0, patience.seconds)),
+    }
+    for name in _FLAGS:
+        if (value := environ.get(prefix + name.upper())) is not None:
+            options[name] = value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    for name in _TEXTS:
+        if value := environ.get(prefix + name.upper()):
+            options[name] = value
+    if url.scheme == "http":
+        options["allow_http"] = True
+    if url.userinfo:
+        options["default_headers"] = {"Authorization": url.login()}
+    return options

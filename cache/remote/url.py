@@ -1,0 +1,86 @@
+"""Addresses of things in object stores and on web servers: parsed once, and printed without their secrets.
+
+    s3://bucket/path    gs://bucket/path    az://container/path    https://host/path    http://host:port/path
+
+Credentials for stores come from the environment, as obstore reads it; a user name and password may stand in an https
+address alone, and are never part of what is printed or stored on a disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
+
+from cache.remote.errors import AddressError
+
+__all__ = ["SCHEMES", "RemoteUrl", "is_remote", "parse_url"]
+
+SCHEMES = ("s3", "gs", "az", "https", "http")
+_REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
+_PARTS = re.compile(r"([a-z0-9]+)://(?:([^/@]*)@)?([^/@]*)/?(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """One address. host: bucket, container, or host and port. path: without slashes at its ends; "" for none."""
+
+    scheme: str
+    host: str
+    path: str
+    userinfo: str = field(default="", repr=False)
+
+    @property
+    def is_http(self) -> bool:
+        return self.scheme in ("http", "https")
+
+    @property
+    def name(self) -> str:
+        """The last part, for people."""
+        return self.path.rpartition("/")[2] or self.host.partition(":")[0]
+
+    def full(self) -> str:
+        """The address with its secrets: for a pipe to a process of our own, and for nobody else."""
+        start = f"{self.userinfo}@" if self.userinfo else ""
+        return f"{self.scheme}://{start}{self.host}" + (f"/{self.path}" if self.path else "")
+
+    def login(self) -> str:
+        """The value of an Authorization header (RFC 7617) for the user name and password; "" without them."""
+        return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
+
+    def at(self, path: str) -> str:
+        """The printable address of something below this one."""
+        return f"{self}/{path}" if path else str(self)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}" + (f"/{self.path}" if self.path else "")
+
+
+def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
+    """Whether this is an address, and no path of this machine."""
+    return isinstance(place, RemoteUrl) or (isinstance(place, str) and _REMOTE.match(place) is not None)
+
+
+def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
+    """Raises AddressError for what is none; its message holds no secret."""
+    if isinstance(place, RemoteUrl):
+        return place
+    text = os.fspath(place)
+    match = _PARTS.fullmatch(text[: text.find("://")].lower() + text[text.find("://") :])
+    if match is None or match[1] not in SCHEMES:
+        shown = re.sub(r"//[^/]*@", "//***@", text)
+        raise AddressError(f"{shown!r} is no address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
+    scheme, userinfo, host, path = match[1], match[2] or "", match[3], match[4].strip("/")
+    url = RemoteUrl(scheme, host, path, userinfo)
+    if not host:
+        raise AddressError(f"{url}: names no {'host' if url.is_http else 'bucket'}")
+    if userinfo and not url.is_http:
+        raise AddressError(f"{url}: credentials do not belong into the address; set them in the environment")
+    if set(path) & set("?#"):
+        bare = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
+        raise AddressError(f"{bare}: has a query after it; give the address of the set's folder, without ? and #")
+    if not f"{host}{path}".isprintable() or any(part in ("", ".", "..") for part in path.split("/") if path):
+        raise AddressError(f"{str(url)!r}: has empty, dotted or unprintable parts")
+    return url

@@ -1,0 +1,75 @@
+"""Staging from an address: several ranged GETs of each file at a time, in order, all of one object.
+
+The first answer's ETag is asked of all further ones. What is on this machine already (dataset.json and the indexes,
+which were fetched to know what to stage) is copied from there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cache.remote import Facts, Remote, RemoteError, Span
+from cache.staging.errors import SourceError
+from cache.staging.sources import FolderSource, StagedFile
+
+__all__ = ["RemoteSource"]
+
+_GET_BYTES = 8 << 20
+_AHEAD = 3  # GETs of one file on their way; with 8 files at a time at most 192 MiB are held
+_TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """What lies below an address. here: a directory that has some of its files; those in `from_here`."""
+
+    remote: Remote
+    here: Path
+    from_here: frozenset[str]
+
+    def __str__(self) -> str:
+        return str(self.remote.url)
+
+    def place(self, file: StagedFile) -> str:
+        return self.remote.url.at(file.path)
+
+    def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
+        """See `cache.staging.sources.Source`."""
+        if file.path in self.from_here:
+            yield from FolderSource(self.here).chunks(file, check)
+            return
+        starts = deque(range(0, file.bytes, _GET_BYTES))
+        pending: deque[Future[tuple[Any, Facts]]] = deque()
+        etag, at_once = "", 1  # until the first answer, as nobody knows the ETag to ask for
+        try:
+            while starts or pending:
+                while starts and len(pending) < at_once:
+                    start = starts.popleft()
+                    stop = min(start + _GET_BYTES, file.bytes)
+                    pending.append(self.remote.submit(Span(file.path, start, stop, etag, file.bytes)))
+                data, facts = self._waited(pending.popleft(), check)
+                if etag and facts.etag and facts.etag != etag:
+                    raise SourceError(f"{self.place(file)}: changed while it was being copied; stage again")
+                etag, at_once = etag or facts.etag, _AHEAD
+                yield memoryview(data)
+        except (RemoteError, ImportError) as error:
+            raise SourceError(f"{error}; is the source still what it was? then stage again") from error
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def _waited(self, future: Future[tuple[Any, Facts]], check: Callable[[], None]) -> tuple[Any, Facts]:
+        """The answer; GETs are bounded, so this ends."""
+        while True:
+            check()
+            try:
+                return future.result(_TICK_SECONDS)
+            except FutureTimeout:
+                if future.done():
+                    raise

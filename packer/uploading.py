@@ -1,0 +1,188 @@
+"""`packer.upload`: a packed set from a directory to an address, resumable, dataset.json last.
+
+    is another set there? ──► shards and indexes, in parallel, each unless it is there ──► all there? ──► dataset.json
+
+Beside each object stands the CRC32C of its bytes (user metadata "crc32c"): one that has the right size and checksum is
+not sent again, so the same command goes on where it was. dataset.json is written only where none is (If-None-Match), so
+of two uploads to one address one fails. To replace a set, its dataset.json is removed first, and what the new one does
+not name at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from cache.remote import CRC_ATTRIBUTE, ExistsError, MissingError, NoBucketError, Remote, RemoteUrl, UnsupportedError
+from cache.staging import StagedFile
+from cache.staging.crew import work_off
+from packer.watch import Silent, Watcher
+from readers.errors import DatasetError, OutputError
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
+from readers.remote import remote_errors
+from readers.remote.home import column_names
+from readers.staged_files import set_files
+
+__all__ = ["UploadResult", "committed", "upload"]
+
+_READ_BYTES = 1 << 20
+_FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
+
+
+@dataclass(frozen=True, slots=True)
+class UploadResult:
+    """What was done: bytes and objects that were sent, objects that were there, objects of the old set removed."""
+
+    address: str
+    sent_bytes: int
+    sent: int
+    found: int
+    removed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def upload(
+    directory: str | os.PathLike[str],
+    address: str | RemoteUrl,
+    *,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> UploadResult:
+    """Copy a packed set to s3://, gs:// or az://. overwrite: replace another set that is there.
+
+    Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
+    RemoteError, MissingExtraError.
+    """
+    with remote_errors():
+        remote = Remote(address)
+        if remote.url.is_http:
+            raise OutputError(f"{remote.url}: web servers are read only; upload to s3://, gs:// or az://")
+        return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
+
+
+def committed(remote: Remote) -> bytes | None:
+    """The dataset.json at an address; None where there is none. Raises cache.remote's errors."""
+    try:
+        return remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
+    except NoBucketError:
+        raise
+    except MissingError:
+        return None
+
+
+class _Upload:
+    def __init__(self, directory: Path, remote: Remote, overwrite: bool, watcher: Watcher) -> None:
+        self._directory, self._remote, self._overwrite, self._watcher = directory, remote, overwrite, watcher
+        self._lock = threading.Lock()
+        self._sums: dict[str, int] = {}
+        self._sent_bytes = self._sent = self._found = self._passed_bytes = 0
+
+    def run(self) -> UploadResult:
+        manifest = set_files(self._directory).manifest
+        files = [file for file in manifest.files if file.path != DATASET_FILE]
+        text = (self._directory / DATASET_FILE).read_bytes()
+        there = committed(self._remote)
+        if there is not None and there != text:
+            if not self._overwrite:
+                raise OutputError(
+                    f"{self._remote.url}: holds another set; add --overwrite to replace it, or choose another address"
+                )
+            self._remote.store.delete(DATASET_FILE)
+        self._watcher.packing(0, sum(file.bytes for file in files), lambda: (0, self._passed_bytes))
+        try:
+            work_off(files, self._bring, _FILES_AT_ONCE, threading.Event(), lambda: None)
+            self._check_all(files)
+        finally:
+            self._watcher.packed()
+        if there != text:
+            self._commit(text)
+        removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
+        return UploadResult(str(self._remote.url), self._sent_bytes, self._sent, self._found, removed)
+
+    def _bring(self, file: StagedFile) -> None:
+        """See to it that an object is there."""
+        path = self._directory / file.path
+        crc = _checksum(path)
+        if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
+            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
+        size, told = self._look(file.path)
+        if size == file.bytes and told == f"{crc:08x}":
+            self._count(file, crc, sent=False)
+            return
+        if size is not None and not told and not self._overwrite:
+            raise OutputError(
+                f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written; add "
+                f"--overwrite to replace it, or choose another address"
+            )
+        self._remote.store.put(file.path, path, crc32c=crc)
+        self._count(file, crc, sent=True)
+
+    def _look(self, path: str) -> tuple[int | None, str]:
+        """(bytes, CRC32C as told beside it) of an object; (None, "") where there is none."""
+        try:
+            facts, attributes = self._remote.head(path)
+        except MissingError:
+            return None, ""
+        return facts.bytes, attributes.get(CRC_ATTRIBUTE, "")
+
+    def _check_all(self, files: list[StagedFile]) -> None:
+        """Look at everything once more before the set becomes one: another upload may have come in between."""
+        for file, (size, told) in zip(files, self._remote.each(lambda f: self._look(f.path), files), strict=True):
+            if size != file.bytes or told != f"{self._sums[file.path]:08x}":
+                raise OutputError(
+                    f"{self._remote.url.at(file.path)}: is not what was uploaded; does another upload go to the same "
+                    f"address? run the same command again when it is over"
+                )
+
+    def _commit(self, text: bytes) -> None:
+        sums = crc32c(text)
+        try:
+            self._remote.store.put(DATASET_FILE, text, crc32c=sums, create=True)
+        except UnsupportedError:  # a server without conditions
+            if committed(self._remote) not in (None, text):
+                raise _another(self._remote) from None
+            self._remote.store.put(DATASET_FILE, text, crc32c=sums)
+        except ExistsError as error:
+            # Ours, if the answer to a first try was lost on the way.
+            if committed(self._remote) != text:
+                raise _another(self._remote) from error
+
+    def _remove_old(self, there: bytes | None, ours: set[str]) -> int:
+        """Remove what the replaced set named and this one does not."""
+        try:
+            info = parse_dataset_info(there or b"", str(self._remote.url))
+        except DatasetError:
+            return 0
+        columns = column_names(list(info.fields))
+        old = [shard.path for split in info.splits.values() for shard in split.shards]
+        old += [f"{split.index}/{name}" for split in info.splits.values() for name in columns]
+        gone = [path for path in dict.fromkeys(old) if path not in ours]
+        self._remote.each(self._remote.store.delete, gone)
+        return len(gone)
+
+    def _count(self, file: StagedFile, crc: int, sent: bool) -> None:
+        with self._lock:
+            self._sums[file.path] = crc
+            self._passed_bytes += file.bytes
+            self._sent_bytes += file.bytes if sent else 0
+            self._sent, self._found = self._sent + sent, self._found + (not sent)
+
+
+def _another(remote: Remote) -> OutputError:
+    return OutputError(f"{remote.url}: another upload has put its set there meanwhile; choose another address")
+
+
+def _checksum(path: Path) -> int:
+    crc, buffer = 0, memoryview(bytearray(_READ_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc = crc32c(buffer[:count], crc)
+    return crc

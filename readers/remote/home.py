@@ -1,0 +1,196 @@
+"""What is kept on this machine of a remote set: dataset.json and, of each split that was opened, the index.
+
+    $XDG_CACHE_HOME/packer/sets/          ~/.cache without the variable; $PACKER_CACHE_DIR replaces the first two parts
+      <name>-<address>-<state>/           address, state: 16 hex digits each
+        dataset.json
+        train.index/                      the columns, mapped as those of a local set are
+        .lock                             flock: one process fetches, others wait for it
+
+`state` covers the bytes of dataset.json and what the server says of it (ETag, time), and dataset.json is the last thing
+that is written of a set: a changed set has another directory, and nothing of two states is ever mixed. After an index
+was fetched, dataset.json must still be what it was. Names of columns follow from dataset.json, so that a server
+without lists will do. States that nobody opened for 30 days are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
+from cache.staging.errors import StagingError
+from cache.staging.locks import locked
+from cache.staging.records import fsync_folder
+from readers.errors import DatasetError, OutputError, StaleIndexError
+from readers.index import COLUMNS, FIELD_COLUMNS, Index
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, parse_dataset_info
+from readers.remote.errors import remote_errors
+
+__all__ = ["RemoteHome", "column_names", "index_cache_folder"]
+
+_FIRST_BYTES = 8 << 20
+_OLD_SECONDS = 30 * 24 * 3600.0
+_COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a cap on what a hostile server sends
+_LOCK_SECONDS = 600.0
+
+
+def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where indexes of remote sets are kept: `folder`, $PACKER_CACHE_DIR, $XDG_CACHE_HOME/packer, ~/.cache/packer."""
+    if folder is None:
+        folder = os.environ.get("PACKER_CACHE_DIR")
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = Path(base).expanduser() / "packer"
+    return Path(folder).expanduser().absolute()
+
+
+def column_names(fields: list[str]) -> list[str]:
+    """The files of an index."""
+    names = [*COLUMNS, "key", "key.offset"]
+    for field in fields:
+        names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
+    return [f"{name}.npy" for name in names]
+
+
+class RemoteHome:
+    """A remote set's dataset.json, read now, and its directory here.
+
+    Raises DatasetError where there is no set, RemoteError, MissingExtraError, and OutputError where the directory
+    cannot be written.
+    """
+
+    def __init__(self, remote: Remote, folder: str | os.PathLike[str] | None = None) -> None:
+        self.remote, self.url = remote, remote.url
+        with remote_errors():
+            try:
+                self.text, self.facts = remote.whole(DATASET_FILE, MAX_JSON_BYTES)
+            except NoBucketError:
+                raise
+            except MissingError as error:
+                unfinished = f"{self.url}: no packed set (no {DATASET_FILE}), or an upload that is not finished"
+                raise DatasetError(unfinished) from error
+        self.info: DatasetInfo = parse_dataset_info(self.text, self.url.at(DATASET_FILE))
+        self.state = _digest(self.text, self.facts.etag.encode(), repr(self.facts.modified).encode())
+        self.base = index_cache_folder(folder) / "sets"
+        self._prefix = f"{_plain(self.url.name)}-{_digest(str(self.url).encode())}-"
+        self.path = self.base / f"{self._prefix}{self.state}"
+        with _writing(self.path):
+            self._found_or_made()
+
+    def fetch_index(self, split: str) -> Path:
+        """The directory of a split's index, here; fetched where it is not. Raises StaleIndexError, DatasetError."""
+        info = self.info.splits[split]
+        place = self.path / info.index
+        if not place.is_dir():
+            with _writing(self.path):
+                self._fetch_locked(info, place)
+        return place
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _found_or_made(self) -> None:
+        if not (self.path / DATASET_FILE).is_file():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(self.path / DATASET_FILE, self.text)
+            self._prune()
+        os.utime(self.path)
+
+    def _prune(self) -> None:
+        """Forget other states of this address that nobody has opened for long."""
+        for other in self.base.glob(f"{self._prefix}*"):
+            if other != self.path and not other.is_symlink() and other.stat().st_mtime < time.time() - _OLD_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _fetch_locked(self, info: SplitInfo, place: Path) -> None:
+        try:
+            with locked(self.path / ".lock", _LOCK_SECONDS):
+                if not place.is_dir():
+                    self._fetch(info, place)
+        except StagingError as error:
+            raise OutputError(f"{error}; name another place with PACKER_CACHE_DIR") from error
+
+    def _fetch(self, info: SplitInfo, place: Path) -> None:
+        """Every column under a temporary name, then checked, then renamed together."""
+        part = self.path / ".part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(mode=0o700)
+        try:
+            names = column_names(list(self.info.fields))
+            with remote_errors():
+                self.remote.each(lambda name: self._column(f"{info.index}/{name}", part / name, info.samples), names)
+                now, _ = self.remote.head(DATASET_FILE)
+            if not _same(now, self.facts):
+                raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
+            try:
+                Index(part, info.samples).check(self.info.fields)
+            except DatasetError as error:
+                told = str(error).replace(str(part), self.url.at(info.index))
+                raise DatasetError(f"{told}; then upload it again") from error
+            fsync_folder(part)
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.rename(part, place)
+            fsync_folder(place.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _column(self, path: str, target: Path, samples: int) -> None:
+        """One column: one GET, and further ones for what is above 8 MiB."""
+        try:
+            data, facts = self.remote.whole(path, _FIRST_BYTES, cut=True)
+        except MissingError as error:
+            raise DatasetError(f"{self.url.at(path)}: missing index column; upload the set again") from error
+        if facts.bytes > (1 << 20) + samples * _COLUMN_BYTES_A_SAMPLE:
+            raise DatasetError(f"{self.url.at(path)}: {facts.bytes} bytes are too many for {samples} samples")
+        with open(target, "xb") as file:
+            file.write(data)
+            for start in range(len(data), facts.bytes, _FIRST_BYTES):
+                stop = min(start + _FIRST_BYTES, facts.bytes)
+                more, _ = self.remote.read(Span(path, start, stop, facts.etag, facts.bytes))
+                file.write(more)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class _writing:
+    """Errors of the disk, with what to do about them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if type(error) in (OSError, PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError):
+            assert isinstance(error, OSError)
+            raise OutputError(
+                f"{self._path}: the index of a remote set cannot be kept there: {error.strerror or error}; name "
+                f"another place with PACKER_CACHE_DIR"
+            ) from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def _same(a: Facts, b: Facts) -> bool:
+    return a.bytes == b.bytes and a.etag == b.etag and (bool(a.etag) or a.modified == b.modified)
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:60].strip("._-") or "set"

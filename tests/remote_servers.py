@@ -1,0 +1,251 @@
+"""Servers on loopback for the tests of remote sets: an S3 (moto), a web server with ranges, and a proxy that breaks
+things on the way to either.
+
+The S3 runs in a process of its own, because its packages warn where ours must not. Nothing here leaves 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+_MOTO = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[tuple[str, int]]:
+    """An S3-compatible server; it ends with this process."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _MOTO],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            host, port = process.stdout.readline().split()
+            yield host, int(port)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def make_bucket(where: tuple[str, int], name: str) -> None:
+    connection = http.client.HTTPConnection(*where, timeout=30)
+    connection.request("PUT", f"/{name}")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+@dataclass
+class Fault:
+    """What goes wrong with requests whose "METHOD path" matches `where`, `times` times, after `skip` good ones.
+
+    kind: "slow" (seconds before the answer), "stall" (half of the body, then silence for `seconds`), "status", "reset"
+    (instead of an answer), "reset-body" (in the middle), "truncate" (half of the body, then the end).
+    """
+
+    kind: str
+    where: str = r"^GET .*train-"
+    times: int = 1
+    skip: int = 0
+    status: int = 500
+    seconds: float = 0.0
+    body: bytes = b"<Error><Code>Injected</Code></Error>"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that went away are what these tests are about."""
+
+
+class Proxy:
+    """Passes requests on, after `delay` seconds, and counts them in `log` as "METHOD path range"."""
+
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        self.upstream, self.delay = upstream, 0.0
+        self.faults: list[Fault] = []
+        self.log: list[str] = []
+        self.lock = threading.Lock()
+        handler = type("Handler", (_ProxyHandler,), {"proxy": self})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        self.host, self.port = self._server.server_address[:2]
+        self.url = f"http://{self.host}:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def gets(self, pattern: str = "train-") -> list[str]:
+        """GETs of objects whose path matches."""
+        return [line for line in self.log if line.startswith("GET") and re.search(pattern, line)]
+
+    def heal(self) -> None:
+        self.faults.clear()
+        self.log.clear()
+        self.delay = 0.0
+
+    def fault_for(self, what: str) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if fault.times > 0 and re.search(fault.where, what):
+                    if fault.skip > 0:
+                        fault.skip -= 1
+                        return None
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _ProxyHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: Proxy
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Silent."""
+
+    def _any(self) -> None:
+        proxy, what = self.proxy, f"{self.command} {self.path}"
+        with proxy.lock:
+            proxy.log.append(f"{what} {self.headers.get('Range', '')}".strip())
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = proxy.fault_for(what)
+        time.sleep(proxy.delay + (fault.seconds if fault is not None and fault.kind == "slow" else 0.0))
+        if fault is not None and fault.kind == "status":
+            return self._answer(fault.status, [("Content-Type", "application/xml")], fault.body)
+        if fault is not None and fault.kind == "reset":
+            return self._reset()
+        status, headers, data = self._upstream(body)
+        if fault is None or fault.kind == "slow":
+            return self._answer(status, headers, data)
+        self._start(status, headers, len(data))
+        self.wfile.write(data[: len(data) // 2])
+        self.wfile.flush()
+        if fault.kind == "stall":
+            time.sleep(fault.seconds)
+        if fault.kind == "reset-body":
+            return self._reset()
+        self.close_connection = True
+        return None
+
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _any
+
+    def _upstream(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=30)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() != "connection":
+                    connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    def _start(self, status: int, headers: list[tuple[str, str]], length: int) -> None:
+        self.send_response_only(status)
+        told = {name.lower() for name, _ in headers}
+        for name, value in headers:
+            if name.lower() not in ("transfer-encoding", "connection", "date"):
+                self.send_header(name, value)
+        if "content-length" not in told:
+            self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
+        self._start(status, headers, len(data))
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _reset(self) -> None:
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+
+class FileServer:
+    """A plain web server over a folder: GET and HEAD, ranges, ETags if wanted; no lists, no conditions."""
+
+    def __init__(self, root: Path, *, etags: bool = True, ranges: bool = True, password: str = "") -> None:
+        handler = type("Handler", (_FileHandler,), {"root": root, "etags": etags, "ranges": ranges, "login": password})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        self.address: tuple[str, int] = self._server.server_address[:2]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _FileHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    root: Path
+    etags: bool
+    ranges: bool
+    login: str
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Silent."""
+
+    def _any(self) -> None:
+        path = self.root / self.path.lstrip("/")
+        if self.login and self.headers.get("Authorization") != self.login:
+            return self._send(401, b"", {"WWW-Authenticate": "Basic"})
+        if not path.is_file():
+            return self._send(404, b"not found", {})
+        data = path.read_bytes()
+        more = {"Last-Modified": self.date_time_string(int(path.stat().st_mtime)), "Accept-Ranges": "bytes"}
+        if self.etags:
+            more["ETag"] = f'"{hashlib.md5(data).hexdigest()}"'
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if match is None or not self.ranges:
+            return self._send(200, data, more)
+        start, stop = int(match[1]), min(len(data), int(match[2] or len(data)) + 1)
+        if start >= len(data):
+            return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        return self._send(206, data[start:stop], {**more, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+
+    do_GET = do_HEAD = _any
+
+    def _send(self, status: int, data: bytes, more: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in more.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)

@@ -1,0 +1,85 @@
+"""What the tests of remote sets share: environment, an uploaded set, and a proxy in front of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from remote_servers import FileServer, Proxy, make_bucket, s3_server
+
+from cache.remote import Remote
+
+BUCKET = "bucket"
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[tuple[str, int]]:
+    """An S3 on loopback with one bucket."""
+    with s3_server() as where:
+        make_bucket(where, BUCKET)
+        yield where
+
+
+@pytest.fixture
+def proxy(s3: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The way to that S3, which all of obstore takes; with short patience, and an index cache of its own."""
+    made = Proxy(s3)
+    environment = {
+        "AWS_ENDPOINT_URL": made.url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+        "AWS_REGION": "us-east-1",
+        "PACKER_REMOTE_TIMEOUT": "2",
+        "PACKER_REMOTE_RETRIES": "2",
+        "PACKER_CACHE_DIR": str(tmp_path / "index-cache"),
+    }
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower() in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
+def put_files(folder: Path, url: str) -> None:
+    """Put every file of a folder below an address as it is, dataset.json last."""
+    store = Remote(url).store
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in sorted(files, key=lambda path: path.name == "dataset.json"):
+        store.put(path.relative_to(folder).as_posix(), path.read_bytes(), crc32c=0)
+
+
+@pytest.fixture
+def web(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before a web server that serves the folder above `packed`."""
+    monkeypatch.setenv("PACKER_REMOTE_TIMEOUT", "2")
+    monkeypatch.setenv("PACKER_REMOTE_RETRIES", "2")
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "index-cache"))
+    server = FileServer(packed.parent)
+    made = Proxy(server.address)
+    yield made
+    made.close()
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree as tar shards of 8 samples; nobody may write to it."""
+    import packer
+
+    out = tmp_path_factory.mktemp("remote") / "set"
+    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=8)
+    return out
+
+
+@pytest.fixture
+def address(proxy: Proxy, packed: Path, request: pytest.FixtureRequest) -> str:
+    """The same set in the S3, under a name of this test's own."""
+    url = f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}/set"
+    put_files(packed, url)
+    proxy.log.clear()
+    return url

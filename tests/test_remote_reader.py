@@ -1,0 +1,303 @@
+"""Reading packed sets from an S3 and a web server: the bytes, the number of requests, processes, and what changes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from remote_servers import Fault, Proxy
+from remote_suite import BUCKET, put_files
+
+import packer
+import readers
+from cache.remote import Remote
+
+
+def everything(reader: readers.Reader) -> list[bytes]:
+    return [bytes(reader.read(i)) for i in range(len(reader))]
+
+
+@pytest.fixture
+def local(packed: Path) -> readers.ShardReader:
+    return readers.open(packed, "train")
+
+
+def test_the_same_as_the_local_set(address: str, local: readers.ShardReader) -> None:
+    with readers.open(address, "train") as reader:
+        assert everything(reader) == everything(local)
+        assert list(reader.keys) == list(local.keys) and reader.classes == local.classes
+        assert np.array_equal(reader.labels, local.labels) and reader.fingerprint == local.fingerprint
+        assert reader[3] == local[3] and reader[-1].key == local[-1].key
+        assert bytes(reader.read(-1)) == bytes(local.read(-1))
+        order = [5, 3, 35, 3, 0, -1]
+        assert list(map(bytes, reader.read_many(order))) == list(map(bytes, local.read_many(order)))
+        target = memoryview(bytearray(100_000))
+        assert target[: reader.read_into(4, "image", target)] == local.read(4)
+        assert reader.read_many([]) == []
+        assert [bytes(data) for data in reader.stream()] == everything(local)
+        assert reader.byte_range(9) == (f"{address}/{local.split_info.shards[1].path}", *local.byte_range(9)[1:])  # type: ignore[index]
+
+
+def test_requests_are_few(address: str, proxy: Proxy) -> None:
+    with readers.open(address, "train") as reader:
+        fetched = len(proxy.log)
+        assert fetched == 1 + 15 + 1, "dataset.json, a GET for each column, and a look whether dataset.json is the same"
+        reader.read(0)
+        assert len(proxy.gets()) == 1 and len(proxy.log) == fetched + 1 and "bytes=" in proxy.log[-1]
+        proxy.log.clear()
+        reader.read_many(list(range(len(reader)))[::-1])
+        assert len(proxy.log) == len(reader.split_info.shards) == 5, "neighbours are fetched together"
+    proxy.log.clear()
+    with readers.open(address, "train") as reader:
+        assert len(proxy.log) == 1, "the index is here already"
+
+
+def test_prefetch_reads_once(address: str, proxy: Proxy, local: readers.ShardReader) -> None:
+    with readers.open(address, "train") as reader:
+        proxy.log.clear()
+        reader.prefetch(range(0, 36, 2))
+        got = reader.read_many(range(0, 36, 2))
+        assert [bytes(data) for data in got] == [bytes(data) for data in local.read_many(range(0, 36, 2))]
+        before = len(proxy.gets())
+        assert before == 5, "one range a shard, and none again for the reading"
+        reader.prefetch([1, 3, 1])
+        assert bytes(reader.read(3)) == bytes(local.read(3)) and bytes(reader.read(1)) == bytes(local.read(1))
+        assert len(proxy.gets()) == before + 1
+        assert bytes(reader.read(1)) == bytes(local.read(1)) and len(proxy.gets()) == before + 2
+
+
+def test_a_web_server_with_ranges(web: Proxy, local: readers.ShardReader) -> None:
+    with readers.open(f"{web.url}/set", "train") as reader:
+        assert everything(reader) == everything(local)
+        assert [bytes(d) for d in reader.read_many([7, 1])] == [bytes(d) for d in local.read_many([7, 1])]
+    with readers.open(f"{web.url}/set/", "val") as reader:
+        assert len(reader) == 9
+
+
+def test_threads_share_a_reader(address: str, local: readers.ShardReader) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    expected = everything(local)
+    with readers.open(address, "train") as reader, ThreadPoolExecutor(8) as pool:
+        assert [bytes(data) for data in pool.map(reader.read, range(36))] == expected
+        many = pool.map(lambda start: reader.read_many(range(start, 36, 6)), range(6))
+        assert [[bytes(d) for d in part] for part in many] == [expected[start::6] for start in range(6)]
+
+
+def in_child(reader: Any, queue: Any) -> None:
+    try:
+        many = reader.read_many([9, 2])
+        reader.prefetch([3])
+        queue.put([bytes(reader.read(4)), *map(bytes, many), bytes(reader.read(3))])
+        if isinstance(reader, readers.ShardReader):
+            reader.read(10**6)
+    except IndexError as error:
+        queue.put(str(error))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(method: str, address: str, proxy: Proxy, local: readers.ShardReader) -> None:
+    """Also after the parent has read, and with what it announced still on the way."""
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    with readers.open(address, "train") as reader:
+        reader.read(0)
+        reader.prefetch([3, 4, 5])
+        children = [context.Process(target=in_child, args=(reader, queue), daemon=False) for _ in range(2)]
+        for child in children:
+            child.start()
+        for _ in children:
+            assert queue.get(timeout=60) == [bytes(local.read(i)) for i in (4, 9, 2, 3)]
+            assert "outside" in queue.get(timeout=60)
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0
+        assert bytes(reader.read(5)) == bytes(local.read(5))
+    queue.close()
+    queue.join_thread()
+
+
+def test_a_forked_child_meets_the_same_errors(address: str, proxy: Proxy) -> None:
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+
+    def child() -> None:
+        try:
+            reader.read(0)
+        except readers.PackerError as error:
+            queue.put((type(error).__name__, str(error)))
+
+    with readers.open(address, "train") as reader:
+        proxy.faults.append(Fault("status", times=9, status=403))
+        process = context.Process(target=child)
+        process.start()
+        name, text = queue.get(timeout=60)
+        process.join(60)
+    assert name == "RemoteError" and "access was denied" in text and "train-000000.tar, bytes" in text
+    queue.close()
+    queue.join_thread()
+
+
+def test_pickled_without_the_index(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
+    """As on another machine: it is fetched again; but not another set."""
+    with readers.open(address, "train") as reader:
+        data = pickle.dumps(reader)
+    assert len(data) < 4000 and b"not-a-secret" not in data
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "elsewhere"))
+    os.rename(tmp_path / "index-cache", tmp_path / "gone")
+    with pickle.loads(data) as again:
+        assert again.path.is_relative_to(tmp_path / "elsewhere")
+        assert bytes(again.read(1)) == reader_bytes(packed, 1)
+    os.rename(tmp_path / "elsewhere", tmp_path / "gone too")
+    other = tmp_path / "other"
+    packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12)
+    put_files(other, address)
+    with pytest.raises(readers.StaleIndexError, match="changed since this reader was opened"):
+        pickle.loads(data)
+
+
+def reader_bytes(packed: Path, index: int) -> bytes:
+    with readers.open(packed, "train") as reader:
+        return bytes(reader.read(index))
+
+
+def test_a_changed_set_has_another_index(address: str, packed: Path, tmp_path: Path) -> None:
+    with readers.open(address, "train") as old:
+        other = tmp_path / "other"
+        packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
+        put_files(other, address)
+        with readers.open(address, "train") as new, readers.open(other, "train") as expected:
+            assert new.path != old.path and list(new.keys) == list(expected.keys)
+            assert everything(new) == everything(expected)
+        with pytest.raises(readers.StaleIndexError, match=r"bytes, .* expected|no longer the object|changed while"):
+            everything(old)
+
+
+def test_a_shard_that_changes_while_it_is_read(address: str, packed: Path) -> None:
+    """Same size, other bytes: the ETag tells, and where none was known yet, the checksum."""
+    name = "train-000000.tar"
+    changed = bytearray((packed / name).read_bytes())
+    for place in range(0, len(changed), 100):
+        changed[place] ^= 1
+    with readers.open(address, "train") as reader, readers.open(address, "train") as fresh:
+        reader.read(0)
+        Remote(address).store.put(name, bytes(changed), crc32c=0)
+        with pytest.raises(
+            readers.StaleIndexError, match=re.escape(f"{address}/{name}, bytes") + ".*no longer the object"
+        ):
+            reader.read(1)
+        with pytest.raises(readers.StaleIndexError):
+            reader.read_many([1, 2])
+        reader.prefetch([1])
+        with pytest.raises(readers.StaleIndexError):
+            reader.read(1)
+        with pytest.raises(readers.DamagedSampleError, match=f"CRC32C.*packer verify {address}"):
+            fresh.read(1)
+        with pytest.raises(readers.DamagedSampleError):
+            fresh.read_many([1])
+
+
+def test_a_shard_that_is_gone_or_short(address: str, packed: Path) -> None:
+    with readers.open(address, "train") as reader:
+        Remote(address).store.delete("train-000000.tar")
+        Remote(address).store.put("train-000001.tar", b"short", crc32c=0)
+        with pytest.raises(readers.StaleIndexError, match="no such object"):
+            reader.read(0)
+        with pytest.raises(readers.StaleIndexError, match=r"the object is shorter|has 5 bytes"):
+            reader.read(8)
+        for number in (0, 1):
+            with pytest.raises(readers.StaleIndexError):
+                reader.check_shard(number)
+        reader.check_shard(2)
+
+
+def test_a_copy_with_the_address_behind_it(address: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
+    copy = tmp_path / "copy"
+    with readers.stage(packed, tmp_path / "target", fraction=0.5) as staged:
+        os.symlink(staged, copy)
+        local = readers.open(packed, "train")
+        with readers.open(copy, "train", fallback=address) as reader:
+            assert proxy.log == [], "nothing is asked of the source before a shard is missing"
+            assert everything(reader) == everything(local)
+            assert sorted({line.split()[1][-16:] for line in proxy.gets()}) == ["train-000003.tar", "train-000004.tar"]
+            assert [bytes(d) for d in reader.read_many([35, 0])] == [bytes(local.read(35)), bytes(local.read(0))]
+    other = tmp_path / "other"
+    packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
+    put_files(other, address)
+    with readers.open(copy, "train", fallback=address) as reader:
+        reader.read(0)
+        with pytest.raises(readers.StaleIndexError, match="a copy of another state of"):
+            reader.read(35)
+
+
+def test_under_a_selection_and_a_cache(address: str, proxy: Proxy, local: readers.ShardReader, place: Any) -> None:
+    with readers.open(address, "train") as reader:
+        some = reader.select(labels=["dog"])
+        assert [bytes(data) for data in some.read_many([3, 1])] == [bytes(data) for data in local.read_many([15, 13])]
+        with readers.cached(reader, **place) as kept:
+            assert [bytes(data) for data in kept.read_many(range(36))] == everything(local)
+            proxy.log.clear()
+            assert [bytes(data) for data in kept.read_many(range(36))] == everything(local)
+            assert proxy.log == []
+
+
+def test_what_is_refused(proxy: Proxy, address: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="backend 'mmap' is for local sets"):
+        readers.open(address, backend="mmap")
+    with pytest.raises(ValueError, match="fallback is for local copies"):
+        readers.open(address, fallback=address)
+    with pytest.raises(readers.DatasetError, match=r"s3://bucket/nothing/here: no packed set \(no dataset.json\)"):
+        readers.open(f"s3://{BUCKET}/nothing/here")
+    with pytest.raises(readers.RemoteError, match="there is no such bucket"):
+        readers.open("s3://no-such-bucket/set")
+    with pytest.raises(readers.UnknownNameError, match="no split 'test'"):
+        readers.open(address, "test")
+    for wrong, message in [
+        ("ftp://host/set", "no address of the kinds s3://"),
+        ("s3://", "names no bucket"),
+        ("s3://user:secret@bucket/set", "credentials do not belong into the address"),
+        ("https://host/set?sig=secret", "has a query after it"),
+        ("s3://bucket/a/../b", "dotted"),
+    ]:
+        with pytest.raises(readers.RemoteError, match=message) as caught:
+            readers.open(wrong)
+        assert "secret" not in str(caught.value)
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
+    with pytest.raises(readers.MissingExtraError, match=r"pip install 'packer\[remote\]'"):
+        readers.open(f"s3://{BUCKET}/other")
+
+
+def test_where_the_index_goes(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("PACKER_CACHE_DIR", str(blocked))
+    with pytest.raises(readers.OutputError, match="PACKER_CACHE_DIR"):
+        readers.open(address, "train")
+    monkeypatch.delenv("PACKER_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    with readers.open(address, "train") as reader:
+        assert reader.path.parent == tmp_path / "xdg/packer/sets"
+        assert sorted(path.name for path in reader.path.iterdir()) == [".lock", "dataset.json", "train.index"]
+
+
+def test_loaders(address: str, packed: Path) -> None:
+    """Batches from an address are those of the local set, by threads and by forked workers."""
+    torch = pytest.importorskip("torch")
+    from readers.augment import RandomResizedCrop
+    from readers.loader import ImageLoader
+    from readers.torch import ImageDataset
+
+    with readers.open(address, "train") as reader, readers.open(packed, "train") as local:
+        ours, theirs = (ImageLoader(r, 8, augment=[RandomResizedCrop(16)], seed=3, threads=2) for r in (reader, local))
+        for (images, labels), (expected, wanted) in zip(ours, theirs, strict=True):
+            assert torch.equal(images, expected) and torch.equal(labels, wanted)
+        batches = torch.utils.data.DataLoader(
+            ImageDataset(reader, [RandomResizedCrop(16)]), 9, num_workers=2, multiprocessing_context="fork"
+        )
+        assert [len(images) for images, _ in batches] == [9, 9, 9, 9]

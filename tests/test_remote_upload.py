@@ -1,0 +1,247 @@
+"""Uploading and converting to addresses, and verifying what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import files_of
+from remote_servers import Fault, Proxy
+from remote_suite import BUCKET
+
+import packer
+import readers
+from cache.remote import CRC_ATTRIBUTE, Remote
+from packer import uploading
+
+
+@pytest.fixture
+def target(proxy: Proxy, request: pytest.FixtureRequest) -> str:
+    """A free address."""
+    return f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}/set"
+
+
+def there(url: str) -> dict[str, bytes]:
+    remote = Remote(url)
+    return {path: remote.whole(path, 1 << 30)[0] for path, _ in remote.store.list()}
+
+
+def puts(proxy: Proxy) -> list[str]:
+    return [line.split()[1].split("/set/")[1] for line in proxy.log if line.startswith("PUT")]
+
+
+def test_upload(target: str, packed: Path, proxy: Proxy) -> None:
+    done = packer.upload(packed, target)
+    assert there(target) == files_of(packed)
+    assert done.sent == len(files_of(packed)) - 1 and done.found == 0 and puts(proxy)[-1] == "dataset.json"
+    proxy.log.clear()
+    again = packer.upload(packed, target)
+    assert again.sent == 0 and again.found == done.sent and puts(proxy) == []
+    facts, attributes = Remote(target).head("train-000000.tar")
+    assert int(attributes[CRC_ATTRIBUTE], 16) == readers.open(packed, "train").split_info.shards[0].crc32c
+    assert facts.bytes == (packed / "train-000000.tar").stat().st_size
+    with readers.open(target, "val") as reader, readers.open(packed, "val") as local:
+        assert [bytes(reader.read(i)) for i in range(9)] == [bytes(local.read(i)) for i in range(9)]
+
+
+def test_cut_off_and_gone_on_with(target: str, packed: Path, proxy: Proxy) -> None:
+    proxy.faults.append(Fault("status", where="^PUT .*train-000003", times=99))
+    with pytest.raises(readers.RemoteError, match=r"train-000003.tar \(PUT\)"):
+        packer.upload(packed, target)
+    assert "dataset.json" not in there(target)
+    with pytest.raises(readers.DatasetError, match="no packed set"):
+        readers.open(target)
+    sent = set(there(target))
+    assert sent
+    proxy.heal()
+    done = packer.upload(packed, target)
+    assert there(target) == files_of(packed) and done.found == len(sent) and not sent & set(puts(proxy))
+
+
+def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
+    proxy.faults += [Fault("status", where="^PUT .*train-0", times=2, status=503), Fault("reset", where="^PUT .*val-0")]
+    packer.upload(packed, target)
+    assert there(target) == files_of(packed) and all(fault.times == 0 for fault in proxy.faults)
+
+
+def test_the_answer_to_the_commit_is_lost(target: str, packed: Path, proxy: Proxy) -> None:
+    """It was written; the retry finds it there, and it is ours."""
+    proxy.faults.append(Fault("reset-body", where="^PUT .*dataset.json"))
+    packer.upload(packed, target)
+    assert there(target) == files_of(packed)
+
+
+def other_set(packed: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "other"
+    packer.convert(packed, to="tar", output=out, workers=1, samples_per_shard=12, shuffle=3)
+    return out
+
+
+def test_another_set_is_there(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
+    other = other_set(packed, tmp_path)
+    packer.upload(packed, target)
+    with pytest.raises(readers.OutputError, match="holds another set; add --overwrite"):
+        packer.upload(other, target)
+    assert there(target) == files_of(packed)
+    proxy.log.clear()
+    done = packer.upload(other, target, overwrite=True)
+    assert there(target) == files_of(other) and done.removed > 0
+    writes = [line.split()[1].rpartition("/")[2] for line in proxy.log if line.startswith(("PUT", "POST", "DELETE"))]
+    assert "delete" in writes[0] or proxy.log[0].startswith("DELETE"), "what is half replaced is no set"
+    assert writes.index("dataset.json") > max(i for i, name in enumerate(writes) if name.startswith("train-"))
+
+
+def test_foreign_objects_stay(target: str, packed: Path) -> None:
+    store = Remote(target).store
+    store._store.put("train-000000.tar", b"somebody's")
+    with pytest.raises(readers.OutputError, match="no upload of ours has written"):
+        packer.upload(packed, target)
+    assert there(target)["train-000000.tar"] == b"somebody's" and "dataset.json" not in there(target)
+
+
+def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one commits while the first is about to."""
+    text = (other_set(packed, tmp_path) / "dataset.json").read_bytes()
+    whole = uploading._Upload._check_all
+
+    def meanwhile(self: Any, files: Any) -> None:
+        whole(self, files)
+        Remote(target).store.put("dataset.json", text, crc32c=0, create=True)
+
+    monkeypatch.setattr(uploading._Upload, "_check_all", meanwhile)
+    with pytest.raises(readers.OutputError, match="another upload has put its set there meanwhile"):
+        packer.upload(packed, target)
+    assert there(target)["dataset.json"] == text
+
+
+def test_what_changes_before_the_commit(
+    target: str, packed: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring = uploading._Upload._bring
+
+    def spoiled(self: Any, file: Any) -> None:
+        bring(self, file)
+        if file.path == "train-000000.tar":
+            Remote(target).store.put(file.path, b"another", crc32c=1)
+
+    monkeypatch.setattr(uploading._Upload, "_bring", spoiled)
+    with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
+        packer.upload(packed, target)
+    assert "dataset.json" not in there(target)
+
+
+def test_a_damaged_shard_is_not_uploaded(target: str, packed: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(packed, tmp_path / "copy"))
+    data = bytearray((copy / "train-000001.tar").read_bytes())
+    data[-1] ^= 1
+    (copy / "train-000001.tar").write_bytes(data)
+    with pytest.raises(
+        readers.OutputError, match=r"train-000001.tar: is not what dataset.json says; run  packer verify"
+    ):
+        packer.upload(copy, target)
+
+
+def test_large_files_go_in_parts(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(range(256)) * (18 << 12))
+    store = Remote(target).store
+    store.put("large", path, crc32c=5)
+    assert Remote(target).whole("large", 1 << 30)[0] == path.read_bytes()
+    assert sum("partNumber" in line for line in proxy.log) == 3
+    assert Remote(target).head("large")[1][CRC_ATTRIBUTE] == "00000005"
+
+
+def test_convert_to_an_address(
+    target: str, tree: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    assert str(done.output) == target and done.uploaded_bytes > 0 and list(tmp_path.glob(".packer-upload*")) == []
+    assert {name: data for name, data in there(target).items() if name.endswith(".tar")} == {
+        name: data for name, data in files_of(packed).items() if name.endswith(".tar")
+    }
+    with pytest.raises(ValueError, match="work is for an output at an address"):
+        packer.convert(tree, to="tar", output=tmp_path / "x", work=tmp_path / "y")
+    work = tmp_path / "work"
+    again = packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8, work=work)
+    assert again.already_done and (work / "dataset.json").exists()
+    with pytest.raises(readers.OutputError, match="holds another set"):
+        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=9, work=tmp_path / "work2")
+    packer.convert(tree, to="hdf5", output=target, workers=1, work=work, overwrite=True)
+    with readers.open(target, "train") as reader:
+        assert reader.dataset.format == "hdf5" and len(reader) == 36
+
+
+def test_convert_goes_on_after_a_cut(
+    target: str, tree: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
+    with pytest.raises(readers.RemoteError, match="train-000002"):
+        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    (kept,) = tmp_path.glob(".packer-upload*")
+    made = (kept / "train-000000.tar").stat().st_mtime_ns
+    proxy.heal()
+    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
+    with pytest.raises(readers.RemoteError, match="train-000002"):
+        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8, overwrite=True)
+    assert (kept / "train-000000.tar").stat().st_mtime_ns == made, "what is whole is not made again"
+    proxy.heal()
+    packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    assert "dataset.json" in there(target) and not kept.exists()
+
+
+def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
+    packer.upload(packed, target)
+    result = packer.verify(target)
+    assert result.ok and result.samples == 45 and result.shards == 7 and str(result.path) == target
+    data = bytearray((packed / "train-000001.tar").read_bytes())
+    data[-1] ^= 1
+    store = Remote(target).store
+    store.put("train-000001.tar", bytes(data), crc32c=0)
+    store.put("train-000002.tar", bytes(data[:-5]), crc32c=0)
+    store.delete("train-000003.tar")
+    problems = [str(problem) for problem in sorted(packer.verify(target).problems, key=str)]
+    assert len(problems) == 3
+    for text, what in zip(problems, ("CRC32C of the whole file is", "bytes, ", "no such object"), strict=True):
+        assert what in text
+    with pytest.raises(readers.RemoteError, match="need the files here; run  packer stage"):
+        packer.verify(target, deep=True)
+    proxy.faults.append(Fault("status", where="train-000004", times=99))
+    with pytest.raises(readers.RemoteError, match="500"):
+        packer.verify(target)
+
+
+def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "packer", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
+
+    done = run("convert", str(tree), "--to", "tar", "-o", target, "--workers", "1", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["output"] == target, done.stderr
+    done = run("verify", target)
+    assert done.returncode == 0 and done.stdout.startswith(f"{target}: OK")
+    for command in (("convert", target, "--to", "hdf5"), ("extract", target, "-o", "out")):
+        done = run(*command)
+        assert done.returncode == 2 and f"packer stage {target}" in done.stderr
+    done = run("cache", "warm", target, "--split", "val", "--directory", str(tmp_path), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["present"] == 9, done.stderr
+    done = run("verify", target, "--deep")
+    assert done.returncode == 1 and "packer stage" in done.stderr
+    Remote(target).store.delete("train-000000.tar")
+    done = run("verify", target)
+    assert done.returncode == 1 and "DAMAGED train: train-000000.tar" in done.stdout
+    for wrong, status, message in [
+        ("https://host/set", 1, "web servers are read only"),
+        ("s3://no-such-bucket/set", 1, "there is no such bucket"),
+        ("ftp://host/set", 2, "no address of the kinds"),
+    ]:
+        done = run("convert", str(tree), "--to", "tar", "-o", wrong, "--workers", "1")
+        assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr
