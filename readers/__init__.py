@@ -108,7 +108,7 @@ def open(
 
         if local is None and fallback is not None:
             raise ValueError("fallback is for local copies; the path is an address itself")
-        return RemoteReader(address, split, local=local)
+        return RemoteReader(address, split, local=local, patience_seconds=patience_seconds)
     if fallback is not None:
         return FallbackReader(
             path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import files_of
 from remote_servers import Fault, Proxy
@@ -18,6 +20,7 @@ import packer
 import readers
 from cache.remote import Remote
 from cache.staging import remote as staging_remote
+from readers.order import staged_first
 
 
 def data_of(copy: Path) -> dict[str, bytes]:
@@ -54,6 +57,36 @@ def test_in_the_background(address: str, packed: Path, proxy: Proxy, tmp_path: P
             assert bytes(reader.read(35)) == bytes(whole.read(35))
         assert staging.wait(30)
         assert data_of(local) == files_of(packed)
+
+
+def test_in_the_background_and_in_the_order_of_training(
+    address: str, packed: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Everything is fetched once: whoever reads waits for the shard, instead of asking for samples of it."""
+    with readers.open(packed, "train") as whole:
+        order = staged_first(whole.split_info, seed=5)
+        expected = [bytes(whole.read(i)) for i in range(36)]
+    with (
+        readers.stage(address, tmp_path, splits=("train",), background=True, order=order) as local,
+        readers.open(local, "train", fallback=address, patience_seconds=60) as reader,
+    ):
+        indices = order.indices(0, np.arange(36)).tolist()
+        reader.prefetch(indices)
+        assert [bytes(reader.read(i)) for i in indices] == [expected[i] for i in indices]
+        assert pickle.loads(pickle.dumps(reader)).patience_seconds == 60
+    assert len(proxy.gets(r"train-.*\.tar")) == 5, "one GET a shard"
+
+
+def test_patience_for_nothing(address: str, packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="patience_seconds is for a local copy"):
+        readers.open(address, "train", patience_seconds=1)
+    with pytest.raises(ValueError, match="patience_seconds must be 0 or more"):
+        readers.open(tmp_path, "train", fallback=address, patience_seconds=-1)
+    with readers.stage(address, tmp_path, part=(1, 2), splits=("train",)) as local:
+        began = time.monotonic()
+        with readers.open(local, "train", fallback=address, patience_seconds=1000) as reader:
+            assert len(reader.read_many(range(36))) == 36, "nobody brings the other half"
+        assert time.monotonic() - began < 500
 
 
 @pytest.mark.parametrize("kind", ["status", "reset", "reset-body", "truncate", "slow"])

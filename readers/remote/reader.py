@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
+from cache.staging import Arrivals
 from readers.criteria import checked_indices
 from readers.errors import StaleIndexError
 from readers.layout import DATASET_FILE, read_dataset_info
@@ -43,6 +44,7 @@ class RemoteReader(ShardReader):
     """Random access to one split of a remote set; see `ShardReader` for its methods.
 
     url: the address of the directory with `dataset.json`. local: a copy of some or all of its files, on this machine.
+    patience_seconds: how long to wait for a shard that is being staged there; see `readers.fallback`.
     index_cache: where the index is kept; see `readers.remote.home`. Pickles by address; the copy connects by itself,
     also in a forked process. Raises what ShardReader does, RemoteError, MissingExtraError, and StaleIndexError where
     the set changed since it was opened.
@@ -56,8 +58,14 @@ class RemoteReader(ShardReader):
         split: str | None = None,
         *,
         local: str | os.PathLike[str] | None = None,
+        patience_seconds: float = 0.0,
         index_cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not patience_seconds >= 0:
+            raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
+        if patience_seconds and local is None:
+            raise ValueError("patience_seconds is for a local copy: nothing else is on its way")
+        self.patience_seconds = patience_seconds
         with remote_errors():
             self.url = parse_url(url)
         self.local = None if local is None else Path(local)
@@ -131,7 +139,13 @@ class RemoteReader(ShardReader):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "url": self.url, "local": self.local, "_index_cache": self._index_cache}
+        return {
+            **super().__getstate__(),
+            "url": self.url,
+            "local": self.local,
+            "patience_seconds": self.patience_seconds,
+            "_index_cache": self._index_cache,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -154,6 +168,7 @@ class RemoteReader(ShardReader):
             self._remote = Remote(self.url)
         self._etags: dict[int, str] = {}
         self._look_again: dict[int, float] = {}
+        self._arrivals = None if self.local is None else Arrivals(self.local, self.patience_seconds)
         self._ahead: Ahead | None = None
         self._ahead_of = -1
 
@@ -235,11 +250,14 @@ class RemoteReader(ShardReader):
         self._checked = True
 
     def _prefetch(self, indices: Sequence[int] | npt.NDArray[Any], field: str, below_bytes: int) -> None:
-        """Announce those samples that are neither local nor announced already."""
+        """Announce those samples that are neither local, nor on their way to the copy, nor announced already."""
         announced = self._announced
         wanted = np.unique(checked_indices(indices, self))
         shard = self.index.column("shard")[wanted]
-        there = {number: self._local_shard(int(number)) is not None for number in np.unique(shard).tolist()}
+        there = {
+            number: self._comes_later(number) or self._local_shard(number) is not None
+            for number in np.unique(shard).tolist()
+        }
         far = [i for i, number in zip(wanted.tolist(), shard.tolist(), strict=True)
                if not there[number] and (i, field) not in announced and self.has(i, field)]  # fmt: skip
         if not far:
@@ -268,6 +286,12 @@ class RemoteReader(ShardReader):
         assert self.local is not None, "only shards of a copy are opened"
         return self.local / self.split_info.shards[number].path
 
+    def _comes_later(self, number: int) -> bool:
+        """Whether it is worth waiting for a shard that is not there."""
+        if self._arrivals is None or self._shards[number] is not None or self.is_local(number):
+            return False
+        return self._arrivals.expects(self.split_info.shards[number].path)
+
     def _local_shard(self, number: int) -> ShardFile | None:
         """The open shard of the copy; one that is not there is looked for again after a second."""
         if self.local is None:
@@ -275,6 +299,10 @@ class RemoteReader(ShardReader):
         shard = self._shards[number]
         if shard is not None:
             return shard
+        if self._comes_later(number):
+            assert self._arrivals is not None
+            self._arrivals.wait(self.split_info.shards[number].path, lambda: self.is_local(number))
+            self._look_again.pop(number, None)
         now = time.monotonic()
         if now < self._look_again.get(number, 0.0):
             return None
