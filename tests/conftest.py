@@ -8,6 +8,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ from PIL import Image
 from remote_suite import address, packed, proxy, s3, web  # noqa: F401
 
 from cache import list_caches
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_jpeg(seed: int, size: tuple[int, int] = (32, 24), **options: object) -> bytes:

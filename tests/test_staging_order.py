@@ -18,6 +18,7 @@ from staging_suite import SLOWLY, assert_whole, copy_of, pack, start, wait_for
 import readers
 from cache.staging import leader
 from cache.staging.locks import FileLock
+from cache.staging.sources import StagedFile
 from readers.augment import Resize
 from readers.loader import ImageLoader
 from readers.order import Order, Shuffled, StagedFirst, staged_first
@@ -94,10 +95,10 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
     """
     gate, transfer = threading.Semaphore(0), leader.transfer
 
-    def gated(source: Path, *arguments: Any) -> int:
-        while source.suffix == ".tar" and not gate.acquire(timeout=0.05):
+    def gated(source: Any, file: StagedFile, *arguments: Any) -> int:
+        while file.path.endswith(".tar") and not gate.acquire(timeout=0.05):
             arguments[-1].check()
-        return transfer(source, *arguments)
+        return transfer(source, file, *arguments)
 
     monkeypatch.setattr(leader, "transfer", gated)
     shares = {}
@@ -274,10 +275,10 @@ def test_a_disk_that_fills_up_ends_all_waiting(
     """Training goes on from the source, and whoever asks is told."""
     transfer, third = leader.transfer, names(source, order.shards())[2]
 
-    def full(source: Path, *arguments: Any) -> int:
-        if source.name == third:
+    def full(source: Any, file: StagedFile, *arguments: Any) -> int:
+        if file.path == third:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return transfer(source, *arguments)
+        return transfer(source, file, *arguments)
 
     monkeypatch.setattr(leader, "transfer", full)
     staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
