@@ -541,10 +541,13 @@ def test_control_c_ends_the_program_at_once(packed: Path) -> None:
         text=True,
         env=environment,
     )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert "KeyboardInterrupt" in errors and process.returncode in (1, -signal.SIGINT, 130)
 
 

@@ -18,6 +18,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.sources import Source, default_output_name, open_source
@@ -139,7 +140,8 @@ class _Conversion:
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_places()
         self._watcher.note(f"listing {self._source.title}")
-        listing = self._source.list(self._options.split)
+        with no_search_for_cycles():
+            listing = self._source.list(self._options.split)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():

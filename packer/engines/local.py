@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from typing import Any, ParamSpec, TypeVar
 
+from packer.engines.garbage import search_seldom
 from packer.watch import Counter, Watcher
 from readers.errors import SourceError, WorkerError
 
@@ -161,4 +162,5 @@ def _start(array: Any, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the parent died before the line above could take effect
+    search_seldom()
     _share(array)
