@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 from formats_suite import bounded
 
+import packer
 import readers.examine
+from packer.sources.base import SourceListing
+from packer.sources.folder import FolderSource
+from readers.errors import SourceError
 from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
 from readers.tree import TreeFile, scan
 
@@ -117,3 +122,21 @@ def test_a_program_with_threads_is_not_forked(mixed: Path, monkeypatch: pytest.M
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_no_search_for_cycles_while_listing(tree: Path, was_on: bool) -> None:
+    seen: list[bool] = []
+
+    class Watched(FolderSource):
+        def list(self, split: str | None) -> SourceListing:
+            seen.append(gc.isenabled())
+            raise SourceError("enough")
+
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with pytest.raises(SourceError, match="enough"):
+            packer.convert(Watched(tree), "tar", tree.with_name("never"))
+        assert (seen, gc.isenabled()) == ([False], was_on)
+    finally:
+        gc.enable()
