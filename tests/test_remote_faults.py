@@ -15,8 +15,9 @@ import pytest
 from remote_servers import Fault, FileServer, Proxy
 
 import readers
-from cache.remote import Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
+from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
 from cache.remote.courier import Courier
+from cache.remote.errors import translated
 from readers.remote.ahead import Ahead
 
 
@@ -268,3 +269,12 @@ def test_reading_beyond_the_end(address: str, proxy: Proxy) -> None:
         remote.read(Span("train-000000.tar", size - 5, size + 5))
     before = len(proxy.log)
     assert bytes(remote.read(Span("train-000000.tar", 7, 7))[0]) == b"" and len(proxy.log) == before
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254/latest/api/token", "metadata.google.internal/computeMetadata"])
+def test_no_credentials(host: str) -> None:
+    """Without any, obstore asks the services that machines of a cloud have, and says that they do not answer."""
+    says = f"Generic error: Error performing PUT http://{host} in 1ms - Server returned 403"
+    error = translated(OSError(says), "s3://bucket/set (GET)", says)
+    assert isinstance(error, DeniedError) and "s3://bucket/set (GET): no credentials were found" in str(error)
+    assert "AWS_SKIP_SIGNATURE=true" in str(error)
