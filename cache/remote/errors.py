@@ -101,8 +101,8 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
         return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
     if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud's machines find theirs
         return DeniedError(
-            f"{where}: no credentials were found ({detail}); set them in the environment, such as AWS_ACCESS_KEY_ID and "
-            f"AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true"
+            f"{where}: no credentials were found ({detail}); set them in the environment, such as AWS_ACCESS_KEY_ID "
+            f"and AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true"
         )
     if "416 Range Not Satisfiable" in says:
         return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
