@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, made_set
+from test_shared_cache_mpi import HAS_MPI, MPIEXEC
 
 import readers
+from cache import list_caches
 from readers.order import Shuffled
 
 METHODS = ("fork", "spawn")
@@ -60,6 +64,56 @@ def test_what_one_has_read_all_have(packed: Path, place: dict[str, Any], method:
         assert reader.stats().puts >= 18 and reader.stats().present == 18
         reader.close()
     assert list(place["directory"].glob("packer-cache*")) == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("keep", ["encoded", "decoded:16"])
+def test_memory_without_a_name(packed: Path, method: str, keep: str) -> None:
+    """Where there is no tmpfs: this process and its children share it, and nobody else can."""
+    context = multiprocessing.get_context(method)
+    with readers.open(packed, "train") as base:
+        reader = readers.cached(SlowReader(base), 0.5, keep, backend="memfd")
+        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        with ProcessPoolExecutor(2, mp_context=context) as pool:
+            for found, _ in pool.map(fill_and_tell, [reader] * 4, timeout=60):
+                assert found == expected
+        reader.base.reads.clear()
+        assert images(reader) == expected and len(reader.base.reads) == 18
+        assert reader.stats().present == 18 and list_caches() == []
+        with readers.cached(base, 0.5, keep, backend="memfd") as other:
+            assert other.stats().present == 0, "another memory"
+        reader.close()
+
+
+RANKS = """
+import sys
+from mpi4py import MPI
+import readers
+
+world = MPI.COMM_WORLD
+with readers.open(sys.argv[1], "train") as base:
+    expected = [bytes(data) for data in base.read_many(range(36))]
+    with readers.cached(base, 1.0, backend="mpi", comm=world) as reader:
+        mine = range(world.rank, 36, world.size)
+        assert [bytes(reader.read(i)) for i in mine] == [expected[i] for i in mine]
+        world.Barrier()
+        stats = reader.stats()
+        assert (stats.present, stats.misses, stats.users) == (36, 36, world.size), stats
+        assert [bytes(data) for data in reader.read_many(range(36))] == expected
+        world.Barrier()
+        assert reader.stats().hits == 36 * world.size and reader.stats().misses == 36
+print("good", flush=True)
+"""
+
+
+@pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
+def test_a_window_of_mpi(packed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    command = [str(MPIEXEC), "-n", "3", sys.executable, str(script), str(packed)]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environ)
+    assert done.returncode == 0 and done.stdout.count("good") == 3, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)
