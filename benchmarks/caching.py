@@ -4,6 +4,7 @@
     memory   --workers processes that have all read everything: growth of their PSS over what is kept
     reads    one process: a hit, next to slices of a map and to pread; a miss, next to the source's own read
     slow     a source with a delay per sample: first and second epoch by share of the set that is kept
+    fill     the same source, filled from by 1, 2 and 4 processes at once: samples/s, reads and copies of each sample
 
 Each works on a packed set (--set), whose shards are brought into the page cache before.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from caching_rows import NONE, STOCACHING, Job, SourceInMemory, SourceWithDelay
+from caching_rows import NONE, STOCACHING, CountingSource, Job, SourceInMemory, SourceWithDelay
 from harness import CONTENDERS, Benchmark, Contender, NotHere, base_parser, contender, main
 from machine import prime, warm
 from report import Claim, Column
@@ -232,8 +233,47 @@ for percent in (0, 25, 50, 100):
     contender(f"ours: {percent} %", mode="slow", share=percent / 100)(lambda job: None)
 
 
+# --- filling ------------------------------------------------------------------------------------------------------
+def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """Samples/s until all are kept, and how often each was read and stored. Raises where one is lost or wrong."""
+    base = job.base()
+    expected = [bytes(data) for data in base.read_many(range(len(base)))]
+    reader = job.cached(CountingSource(base, arguments.delay / 1e3))
+    context = multiprocessing.get_context("fork")
+    count = chosen.options["processes"]
+    ready = context.Barrier(count + 1)
+
+    def fill_up() -> None:
+        ready.wait(_WAIT)
+        reader.prefill()
+
+    workers = [context.Process(target=fill_up, daemon=True) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    ready.wait(_WAIT)
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join(_WAIT)
+    seconds = time.perf_counter() - started
+    stats, reads = reader.stats(), reader.base.reads.value
+    if any(worker.exitcode for worker in workers) or stats.present != len(base):
+        raise RuntimeError(f"{stats.present} of {len(base)} samples are kept")
+    if [bytes(data) for data in reader.read_many(range(len(base)))] != expected:
+        raise RuntimeError("a sample came back wrong")
+    reader.close()
+    return {
+        "fill_s": len(base) / seconds,
+        "reads_each": reads / len(base),
+        "kept_of_set": stats.used_bytes / sum(map(len, expected)),
+    }
+
+
+for _processes in (1, 2, 4):
+    contender(f"ours: {_processes} processes", mode="fill", processes=_processes)(lambda job: None)
+
+
 # --- the driver ---------------------------------------------------------------------------------------------------
-_MODES: dict[str, Any] = {"epochs": epochs, "memory": memory, "reads": reads, "slow": slow}
+_MODES: dict[str, Any] = {"epochs": epochs, "memory": memory, "reads": reads, "slow": slow, "fill": fill}
 _COLUMNS = {
     "epochs": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
                Column("pss_mb", "PSS grown, MB")),
@@ -243,15 +283,20 @@ _COLUMNS = {
               Column("over_us", "µs over the source", "{:.1f}")),
     "slow": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
              Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
+    "fill": (Column("fill_s", "samples/s"), Column("reads_each", "reads of a sample", "{:.3f}"),
+             Column("kept_of_set", "bytes kept / set", "{:.4f}")),
 }  # fmt: skip
-_KEYS = {"epochs": "later", "memory": "pss_of_kept", "reads": "samples_s", "slow": "second_s"}
-_LIMITS = {"epochs": (("later", NONE),), "reads": (("samples_s", _PLAIN), ("samples_s", _PREAD))}
+_KEYS = {"epochs": "later", "memory": "pss_of_kept", "reads": "samples_s", "slow": "second_s", "fill": "fill_s"}
+_LIMITS = {"epochs": (("later", NONE),), "reads": (("samples_s", _PLAIN), ("samples_s", _PREAD)),
+           "fill": (("fill_s", "ours: 1 processes"),)}  # fmt: skip
 _CLAIMS = {
     "epochs": (Claim("ours: decoded, square", "later", 1.0, STOCACHING), Claim("ours: recoded", "later", 2.5, NONE)),
     "memory": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
     "reads": (Claim("ours: hit", "samples_s", 1 / 1.2, _PLAIN), Claim("ours: hit", "samples_s", 0.9, _PREAD),
               Claim("ours: miss", "over_us", at_most=20)),
     "slow": tuple(Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)),
+    "fill": (Claim("ours: 4 processes", "fill_s", 3.0, "ours: 1 processes"),
+             Claim("ours: 4 processes", "kept_of_set", at_most=1.001)),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ A row is a function of a `Job`. All of them give RandomResizedCrop(224) and a fl
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import random
 from dataclasses import dataclass
@@ -15,7 +16,18 @@ from typing import Any
 
 from harness import contender
 
-__all__ = ["CROP", "KEPT", "NONE", "PER_WORKER", "STOCACHING", "DictReader", "Job", "SourceInMemory", "SourceWithDelay"]
+__all__ = [
+    "CROP",
+    "KEPT",
+    "NONE",
+    "PER_WORKER",
+    "STOCACHING",
+    "CountingSource",
+    "DictReader",
+    "Job",
+    "SourceInMemory",
+    "SourceWithDelay",
+]
 
 NONE = "no cache"
 PER_WORKER = "a dictionary in each worker"
@@ -79,6 +91,24 @@ class SourceWithDelay(DictReader):
 
         time.sleep(self.seconds * len(indices))
         return self.base.read_many(indices, field)
+
+
+class CountingSource(SourceWithDelay):
+    """The same, counting the samples that all processes have asked for."""
+
+    def __init__(self, base: Any, seconds: float) -> None:
+        super().__init__(base, seconds)
+        self.reads = multiprocessing.get_context("fork").Value("q", 0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("reads", "seconds"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+    def read_many(self, indices: Any, field: str = "image") -> list[Any]:
+        with self.reads.get_lock():
+            self.reads.value += len(indices)
+        return super().read_many(indices, field)
 
 
 class SourceInMemory(DictReader):

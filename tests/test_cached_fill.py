@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cached_sources import SlowReader, made_set
 from PIL import Image
 
 import readers
+from readers.cached import fill
 from readers.cached.packing import Packing, measured
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
@@ -54,6 +56,43 @@ def test_prefill(base: Any, keep: str, order: Any, threads: int, place: dict[str
     assert images(reader) == expected and len(slow.reads) == 18
     with pytest.raises(ValueError, match="threads is at least 1, not 0"):
         reader.prefill(0)
+
+
+class Raced(SlowReader):
+    """A source from which another process reads as well: by the first answer it has filled the first two blocks."""
+
+    other: Any = None
+
+    def read_many(self, indices: Any, field: str = "image") -> Any:
+        if self.other is not None:
+            self.other.read_many(range(8))
+            self.other = None
+        return super().read_many(indices, field)
+
+
+def test_whoever_meets_another_goes_elsewhere(
+    base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill.random, "randrange", lambda stop: 6)
+    other = readers.cached(SlowReader(base), 1.0, fields=["image"], **place)
+    monkeypatch.setattr(fill, "_start", lambda blocks, users: 0)
+    raced = Raced(base)
+    reader = readers.cached(raced, 1.0, fields=["image"], **place)
+    raced.reads.clear()
+    raced.other = other
+    assert reader.prefill(1) == 36
+    blocks = [number // 4 for number in raced.reads[::4]]
+    assert blocks == [0, 6, 7, 8, 2, 3, 4, 5], "block 1 was there, and block 0 when it came"
+    assert reader.stats().present == 36 and images(reader) == images(base)
+
+
+@pytest.mark.parametrize(("ranks", "users", "start"), [((2, 4), 9, 50), ((0, 1), 1, 0), ((0, 1), 2, 77)])
+def test_where_filling_starts(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int], users: int, start: int) -> None:
+    found = fill.detect_ranks()
+    local = replace(found, world_size=ranks[1], local_rank=ranks[0], local_world_size=ranks[1])
+    monkeypatch.setattr(fill, "detect_ranks", lambda: local)
+    monkeypatch.setattr(fill.random, "randrange", lambda stop: 77)
+    assert fill._start(100, users) == start and fill._start(0, 1) == 0
 
 
 def test_fill_ahead_is_ahead(base: Any, place: dict[str, Any]) -> None:
