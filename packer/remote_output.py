@@ -45,8 +45,6 @@ def convert_to_address(
     """`packer.convert` with an address as output. Raises what that and `packer.upload` do."""
     with remote_errors():
         remote = Remote(address)
-        if remote.url.is_http:
-            raise OutputError(f"{remote.url}: web servers are read only; convert to s3://, gs:// or az://")
         there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
     watcher = watcher or Silent()
     if there is not None and not overwrite:

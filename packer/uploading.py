@@ -6,6 +6,10 @@ Beside each object stands the CRC32C of its bytes (user metadata "crc32c"): one 
 not sent again, so the same command goes on where it was. dataset.json is written only where none is (If-None-Match), so
 of two uploads to one address one fails. To replace a set, its dataset.json is removed first, and what the new one does
 not name at the end.
+
+Web servers (WebDAV: PUT, MKCOL, DELETE) keep nothing beside a file and know no conditions. So what lies there is read
+back and its CRC32C computed, before it counts as sent and once more at the end; a file goes up through memory, one at a
+time; and nobody keeps two uploads apart but that last look.
 """
 
 from __future__ import annotations
@@ -18,7 +22,16 @@ from typing import Any
 
 from crc32c import crc32c
 
-from cache.remote import CRC_ATTRIBUTE, ExistsError, MissingError, NoBucketError, Remote, RemoteUrl, UnsupportedError
+from cache.remote import (
+    CRC_ATTRIBUTE,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    Remote,
+    RemoteUrl,
+    Span,
+    UnsupportedError,
+)
 from cache.staging import StagedFile
 from cache.staging.crew import work_off
 from packer.watch import Silent, Watcher
@@ -31,6 +44,7 @@ from readers.staged_files import set_files
 __all__ = ["UploadResult", "committed", "upload"]
 
 _READ_BYTES = 1 << 20
+_GET_BYTES = 8 << 20
 _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
 
@@ -56,15 +70,13 @@ def upload(
     overwrite: bool = False,
     watcher: Watcher | None = None,
 ) -> UploadResult:
-    """Copy a packed set to s3://, gs:// or az://. overwrite: replace another set that is there.
+    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set that is there.
 
     Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
     RemoteError, MissingExtraError.
     """
     with remote_errors():
         remote = Remote(address)
-        if remote.url.is_http:
-            raise OutputError(f"{remote.url}: web servers are read only; upload to s3://, gs:// or az://")
         return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
 
 
@@ -98,7 +110,8 @@ class _Upload:
             self._remote.store.delete(DATASET_FILE)
         self._watcher.packing(0, sum(file.bytes for file in files), lambda: (0, self._passed_bytes))
         try:
-            work_off(files, self._bring, _FILES_AT_ONCE, threading.Event(), lambda: None)
+            at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
+            work_off(files, self._bring, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
             self._watcher.packed()
@@ -113,7 +126,7 @@ class _Upload:
         crc = _checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
             raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
-        size, told = self._look(file.path)
+        size, told = self._look(file, crc)
         if size == file.bytes and told == f"{crc:08x}":
             self._count(file, crc, sent=False)
             return
@@ -125,17 +138,31 @@ class _Upload:
         self._remote.store.put(file.path, path, crc32c=crc)
         self._count(file, crc, sent=True)
 
-    def _look(self, path: str) -> tuple[int | None, str]:
-        """(bytes, CRC32C as told beside it) of an object; (None, "") where there is none."""
+    def _look(self, file: StagedFile, crc: int) -> tuple[int | None, str]:
+        """(bytes, CRC32C as told beside it) of an object; (None, "") where there is none.
+
+        What a web server has is read: its CRC32C is told if it is `crc`.
+        """
         try:
-            facts, attributes = self._remote.head(path)
+            facts, attributes = self._remote.head(file.path)
         except MissingError:
             return None, ""
+        if self._remote.url.is_http:
+            same = facts.bytes == file.bytes and self._read_back(file) == crc
+            return facts.bytes, f"{crc:08x}" if same else ""
         return facts.bytes, attributes.get(CRC_ATTRIBUTE, "")
+
+    def _read_back(self, file: StagedFile) -> int:
+        crc = 0
+        for start in range(0, file.bytes, _GET_BYTES):
+            span = Span(file.path, start, min(file.bytes, start + _GET_BYTES), bytes=file.bytes)
+            crc = crc32c(self._remote.read(span)[0], crc)
+        return crc
 
     def _check_all(self, files: list[StagedFile]) -> None:
         """Look at everything once more before the set becomes one: another upload may have come in between."""
-        for file, (size, told) in zip(files, self._remote.each(lambda f: self._look(f.path), files), strict=True):
+        found = self._remote.each(lambda file: self._look(file, self._sums[file.path]), files)
+        for file, (size, told) in zip(files, found, strict=True):
             if size != file.bytes or told != f"{self._sums[file.path]:08x}":
                 raise OutputError(
                     f"{self._remote.url.at(file.path)}: is not what was uploaded; does another upload go to the same "

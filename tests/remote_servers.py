@@ -196,10 +196,14 @@ class _ProxyHandler(BaseHTTPRequestHandler):
 
 
 class FileServer:
-    """A plain web server over a folder: GET and HEAD, ranges, ETags if wanted; no lists, no conditions."""
+    """A plain web server over a folder: GET and HEAD, ranges, ETags if wanted; no lists, no conditions. PUT, DELETE and
+    MKCOL as WebDAV has them, where `writable`."""
 
-    def __init__(self, root: Path, *, etags: bool = True, ranges: bool = True, password: str = "") -> None:
-        handler = type("Handler", (_FileHandler,), {"root": root, "etags": etags, "ranges": ranges, "login": password})
+    def __init__(
+        self, root: Path, *, etags: bool = True, ranges: bool = True, password: str = "", writable: bool = False
+    ) -> None:
+        options = {"root": root, "etags": etags, "ranges": ranges, "login": password, "writable": writable}
+        handler = type("Handler", (_FileHandler,), options)
         self._server = _Server(("127.0.0.1", 0), handler)
         self.address: tuple[str, int] = self._server.server_address[:2]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -217,6 +221,7 @@ class _FileHandler(BaseHTTPRequestHandler):
     etags: bool
     ranges: bool
     login: str
+    writable: bool
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Silent."""
@@ -240,6 +245,24 @@ class _FileHandler(BaseHTTPRequestHandler):
         return self._send(206, data[start:stop], {**more, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
 
     do_GET = do_HEAD = _any
+
+    def _write(self) -> None:
+        path, data = self.root / self.path.strip("/"), self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not self.writable:
+            return self._send(405, b"", {})
+        if self.command == "DELETE":
+            there = path.is_file()
+            path.unlink(missing_ok=True)
+            return self._send(204 if there else 404, b"", {})
+        if not path.parent.is_dir():
+            return self._send(409, b"", {})
+        if self.command == "PUT":
+            path.write_bytes(data)
+        else:
+            path.mkdir(exist_ok=True)
+        return self._send(201, b"", {})
+
+    do_PUT = do_DELETE = do_MKCOL = _write
 
     def _send(self, status: int, data: bytes, more: dict[str, str]) -> None:
         self.send_response_only(status)

@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cache.remote.errors import ChangedError, RemoteError, TruncatedError, translated
+from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
 from cache.remote.url import RemoteUrl
 
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
@@ -168,14 +168,21 @@ class ObjectStore:
         """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
 
         Large files go up in parts. Parts of an upload that was killed stay in a hidden state, and cost, until the
-        bucket's rules remove them.
+        bucket's rules remove them. To web servers (WebDAV) a file goes by one request, through memory, and nothing can
+        be written beside it; they know no `create` (UnsupportedError).
         """
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         options: dict[str, Any] = {"mode": "create"} if create else {"chunk_size": part, "max_concurrency": 4}
+        if self.url.is_http and not create:
+            options = {"use_multipart": False}
         try:
             self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
         except Exception as error:
+            if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
+                raise MissingError(
+                    f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
+                ) from error
             raise self._error(error, f"PUT of {path}") from error
 
     def delete(self, path: str) -> None:
