@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.node import available_memory_bytes, usable_cpus
 from cache.page import drop, prefetch, resident_bytes, write_behind
-from cache.ranks import Ranks, detect_ranks
+from cache.ranks import Ranks, detect_ranks, rank_and_world_size
 
 if TYPE_CHECKING:
     from cache.shared import (
@@ -47,6 +47,7 @@ __all__ = [
     "drop",
     "list_caches",
     "prefetch",
+    "rank_and_world_size",
     "remove_on_sigterm",
     "resident_bytes",
     "usable_cpus",

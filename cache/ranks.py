@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Ranks", "detect_ranks"]
+__all__ = ["Ranks", "detect_ranks", "rank_and_world_size"]
 
 _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
 
@@ -65,6 +65,16 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
     if group is not None:
         return _told(env, *group) or _lonely(*group)
     return _torchrun(env) or _open_mpi(env) or _pmi(env) or _slurm(env) or Ranks()
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The two as given, or as the launcher says where neither is. Raises ValueError for one without the other."""
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
+    if rank is None or world_size is None:
+        found = detect_ranks()
+        return found.rank, found.world_size
+    return rank, world_size
 
 
 def _torch_group() -> tuple[int, int] | None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +17,8 @@ import pytest
 
 from cache import ClosedCacheError, SharedByteCache
 
+HAS_MPI = importlib.util.find_spec("mpi4py") is not None
+MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 SLOTS = 40
 CAPACITY = 1 << 20
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, made_set
-from test_shared_cache_mpi import HAS_MPI, MPIEXEC
+from shared_cache_suite import HAS_MPI, MPIEXEC
 
 import readers
 from cache import list_caches

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cache.ranks import Ranks, detect_ranks
+from cache.ranks import Ranks, detect_ranks, rank_and_world_size
 
 TORCHRUN = {
     "RANK": "5",
@@ -133,3 +133,12 @@ def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_torch_is_not_imported() -> None:
     script = "import sys; from cache.ranks import detect_ranks; detect_ranks(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert rank_and_world_size(None, None) == (2, 4) and rank_and_world_size(1, 3) == (1, 3)
+    for given in ((0, None), (None, 2)):
+        with pytest.raises(ValueError, match="give both rank and world_size or neither"):
+            rank_and_world_size(*given)

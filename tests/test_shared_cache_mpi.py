@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite
+from shared_cache_suite import CAPACITY, HAS_MPI, MPIEXEC, SLOTS, SharedCacheSuite
 
 from cache import CacheFullError, SharedByteCache
-
-HAS_MPI = importlib.util.find_spec("mpi4py") is not None
-MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 RANKS = """
 import os

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cache.ranks import detect_ranks
+from cache.ranks import rank_and_world_size
 from readers.augment.geometry import GEOMETRIC
 from readers.augment.ops import Op, Resize
 from readers.augment.recipe import Plan, Recipe
@@ -82,11 +82,7 @@ class Source:
         world_size: int | None = None,
         tail: Tail = "drop_last",
     ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-        if rank is None or world_size is None:
-            found = detect_ranks()
-            rank, world_size = found.rank, found.world_size
+        rank, world_size = rank_and_world_size(rank, world_size)
         if order is None:
             order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader))
         self.reader, self.batch_size, self.seed = reader, batch_size, seed

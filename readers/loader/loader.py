@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from cache.node import usable_cpus
-from cache.ranks import detect_ranks
+from cache.ranks import detect_ranks, rank_and_world_size
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe
@@ -284,12 +284,7 @@ class _Epoch(Iterator[tuple[Any, ...]]):
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int, int]:
     """(rank, world size, ranks on this node)"""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-    found = detect_ranks()
-    if rank is None or world_size is None:
-        return found.rank, found.world_size, found.local_world_size
-    return rank, world_size, found.local_world_size
+    return *rank_and_world_size(rank, world_size), detect_ranks().local_world_size
 
 
 def _checked_fields(fields: Sequence[str], reader: Reader) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from cache.ranks import rank_and_world_size
 from readers.order import Order, Sequential, Shuffled
 from readers.order.schedule import Tail
-from readers.rocal.options import SourceOptions, limits_for, place_of
+from readers.rocal.options import SourceOptions, limits_for
 from readers.rocal.source import RocalSource
 from readers.rocal.work import OnError
 from readers.sample import Reader
@@ -44,7 +45,7 @@ def external_source(
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
     limits = limits_for(reader, max_height, max_width)
-    rank, world_size = place_of(rank, world_size)
+    rank, world_size = rank_and_world_size(rank, world_size)
     if order is None:
         order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader), seed)
     options = SourceOptions(limits, seed, rank, world_size, tail, on_error, convert, quality, ahead, prefetch)

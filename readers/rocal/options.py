@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.ranks import detect_ranks
 from readers.order.schedule import Tail
 from readers.rocal.vet import Limits, limits_of
 from readers.rocal.work import OnError
 from readers.sample import Reader
 
-__all__ = ["SourceOptions", "limits_for", "place_of"]
+__all__ = ["SourceOptions", "limits_for"]
 
 _MAX_SIDE = 1024
 _ON_ERROR = ("raise", "skip", "substitute")
@@ -48,13 +47,3 @@ def limits_for(reader: Reader, max_height: int | None, max_width: int | None) ->
         return Limits(max_height, max_width)
     found = limits_of(reader, cap=_MAX_SIDE)
     return Limits(found.height if max_height is None else max_height, found.width if max_width is None else max_width)
-
-
-def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world_size), found where neither is given. Raises ValueError for one without the other."""
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-    if rank is None or world_size is None:
-        found = detect_ranks()
-        return found.rank, found.world_size
-    return rank, world_size

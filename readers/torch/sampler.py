@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from cache.ranks import detect_ranks
+from cache.ranks import rank_and_world_size
 from readers.decode import DECODER
 from readers.order import Order, ResumeToken, Schedule
 from readers.order.base import Int64s
@@ -53,12 +53,8 @@ class EpochSampler(Sampler[int]):
         world_size: int | None = None,
         tail: Tail = "drop_last",
     ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-        if rank is None or world_size is None:
-            found = detect_ranks()
-            rank, world_size = found.rank, found.world_size
-        self.order, self.rank, self.world_size = order, rank, world_size
+        self.order = order
+        self.rank, self.world_size = rank_and_world_size(rank, world_size)
         self.tail: Tail = tail
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
