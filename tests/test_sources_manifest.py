@@ -349,7 +349,9 @@ def test_parquet(tree: Path, tmp_path: Path) -> None:
 def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tree / "m.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer\[parquet\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer-vision\[parquet\]"
+    ):
         listed(tree / "m.parquet")
 
 
