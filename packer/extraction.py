@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import readers
+from packer.output import local_output
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, UnknownNameError
 from readers.headers import SUFFIX, sniff
@@ -60,7 +61,7 @@ def extract(
     there with other bytes. Every sample's checksum is verified. Raises OutputError (a name leads out of `output`, or
     a file is in the way), UnknownNameError (no key matches) and DamagedSampleError.
     """
-    root, out = Path(path), Path(output)
+    root, out = Path(path), local_output(output)
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     try:
