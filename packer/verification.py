@@ -28,7 +28,7 @@ from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError
 from readers.headers import sniff
-from readers.layout import ShardInfo, read_dataset_info
+from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 
 __all__ = ["Problem", "VerifyResult", "check_index", "verify"]
 
@@ -96,6 +96,8 @@ def verify(
             tasks.append(_Task(root, name, number, shard, first, info.format, info.label_offset, deep))
             first += shard.samples
         found = check_index(root, name, found)
+    if not any(split.samples for split in info.splits.values()):
+        found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
     if found.count == 0:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
         watched = watcher or Silent()
