@@ -16,7 +16,7 @@ from readers.cached.measure import Measures, measure
 from readers.cached.packing import Packing
 from readers.cached.reader import CachedReader
 from readers.cached.shelf import CHECKS, Check, Shelf
-from readers.cached.source import checksums, content_fingerprint
+from readers.cached.source import checksums, content_fingerprint, freshness
 from readers.cached.store import Slots, Store, Terms, agreed
 from readers.errors import UnknownNameError
 from readers.order import NodeLocal
@@ -94,7 +94,8 @@ def cached(
             store = None
         terms = theirs or terms
     sums = {name: found for name in slots.fields if (found := checksums(reader, name)) is not None}
-    return CachedReader(reader, Shelf(store, slots, terms, form, check, sums if check != "never" else {}))
+    used = sums if check != "never" else {}
+    return CachedReader(reader, Shelf(store, slots, terms, form, check, used, freshness(reader)))
 
 
 def _slots(reader: Reader, fields: Sequence[str] | None, partition: tuple[int, int] | None) -> Slots:
