@@ -213,7 +213,7 @@ def test_splits(tree: Path, tmp_path: Path) -> None:
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
-        with pytest.raises(SourceError, match=r"line 2: .* no name of a split"):
+        with pytest.raises(SourceError, match=r"line 2: .* cannot be the name of a split"):
             listed(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
 
 
