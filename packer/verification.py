@@ -106,7 +106,7 @@ def verify(
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
     if against is not None:
-        source = open_source(against) if isinstance(against, (str, Path)) else against
+        source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
         left_out = compare(root, source, found, watcher or Silent())
         against = source.title
     return VerifyResult(

@@ -20,6 +20,7 @@ from packer.cli.text import (
 )
 from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
 from packer.conversion.run import ConvertResult, convert
+from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
 from readers.layout import FORMATS
 from readers.names import FieldName
@@ -92,6 +93,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: subtract N from "
               "its labels (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
+              "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -111,6 +114,7 @@ def command(
     image_key: str | None,
     label_key: str | None,
     source_label_offset: int,
+    layout: str,
     **options: Any,
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
@@ -131,6 +135,7 @@ def command(
         image_key=image_key,
         label_key=label_key,
         label_offset=source_label_offset,
+        layout=layout,
     )
     changes = reencode or max_side or resize_short or quality
     try:

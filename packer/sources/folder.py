@@ -14,6 +14,7 @@ from packer.conversion.arena import Arena
 from packer.sources.base import SourceListing, SplitListing, check_names
 from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
 from packer.sources.files import read_file, read_head
+from packer.sources.tree_layouts import check_layout
 from readers.errors import BadSampleError, SourceError
 from readers.tree import TreeFile, arrange, scan, unique_keys
 
@@ -25,8 +26,9 @@ _LARGE_BYTES = 64 << 20
 class FolderSource:
     """The files below `root`."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
+        """layout: "tree" takes folders for classes whatever they look like; see `packer.sources.tree_layouts`."""
+        self.root, self.layout = Path(root), layout
 
     @property
     def title(self) -> str:
@@ -35,7 +37,7 @@ class FolderSource:
     def list(self, split: str | None) -> SourceListing:
         left_out: list[tuple[str, str]] = []
         files = _without_large_strays(self.root, scan(self.root, left_out, usable_cpus()), left_out)
-        return list_tree(files, split, str(self.root), left_out)
+        return list_tree(files, split, str(self.root), left_out, self.layout)
 
     def open(self) -> FolderReader:
         return FolderReader(os.fspath(self.root))
@@ -54,10 +56,16 @@ def _without_large_strays(root: Path, files: list[TreeFile], left_out: list[tupl
     return [file for file in files if file.path not in strays] if strays else files
 
 
-def list_tree(files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]]) -> SourceListing:
+def list_tree(
+    files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]], layout: str = "auto"
+) -> SourceListing:
     """The listing of a tree of files; the place of a sample is (path relative to the root, bytes)."""
     splits, classes = arrange(files, split, where, left_out)
-    listing = SourceListing({}, {"image": "image"}, classes, left_out, skip_strays=True)
+    warnings: list[str] = []
+    if layout == "auto":
+        whole = split is None or not any(part.root for part in splits.values())
+        warnings = check_layout(files, splits, classes, where, whole)
+    listing = SourceListing({}, {"image": "image"}, classes, left_out, warnings, skip_strays=True)
     for name, part in splits.items():
         if not part.names:
             continue
