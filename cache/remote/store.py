@@ -118,7 +118,7 @@ class ObjectStore:
             result = self._obs.get(self._store, span.path, options=options)
             facts, found = _facts(result.meta), result.range
             self._check(span, facts)
-            data = result.bytes()
+            data = self._collected(result, span.stop - span.start, str(span))
         except RemoteError:
             raise
         except Exception as error:
@@ -136,7 +136,7 @@ class ObjectStore:
                 facts = _facts(result.meta)
                 if facts.bytes > most_bytes and not cut:
                     raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
-                data = bytes(result.bytes())
+                data = self._collected(result, min(facts.bytes, most_bytes), path)
                 if len(data) == min(facts.bytes, most_bytes):
                     return data, facts
                 error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
@@ -195,6 +195,19 @@ class ObjectStore:
             raise self._error(error, f"DELETE of {path}") from error
 
     # --- inside -------------------------------------------------------------------------------------------------
+    def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
+        """The body of an answer, which has at most so many bytes whatever its headers say."""
+        parts, total = [], 0
+        for part in result.stream(min_chunk_size=most_bytes + 1):  # an honest body is one part, and not copied again
+            total += len(part)
+            if total > most_bytes:
+                raise RemoteError(
+                    f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes it was asked for; "
+                    f"what is there must not be trusted"
+                )
+            parts.append(part)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
     def _check(self, span: Span, facts: Facts) -> None:
         where = self.url.at(span.path)
         if span.bytes is not None and facts.bytes != span.bytes:
