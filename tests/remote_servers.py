@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import re
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -213,11 +214,20 @@ class FileServer:
     MKCOL as WebDAV has them, where `writable`."""
 
     def __init__(
-        self, root: Path, *, etags: bool = True, ranges: bool = True, password: str = "", writable: bool = False
+        self,
+        root: Path,
+        *,
+        etags: bool = True,
+        ranges: bool = True,
+        password: str = "",
+        writable: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         options = {"root": root, "etags": etags, "ranges": ranges, "login": password, "writable": writable}
         handler = type("Handler", (_FileHandler,), options)
         self._server = _Server(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.address: tuple[str, int] = self._server.server_address[:2]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()

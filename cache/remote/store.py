@@ -20,14 +20,12 @@ from typing import Any
 
 from cache.distribution import install_command
 from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
+from cache.remote.options import client_options
 from cache.remote.url import RemoteUrl
 
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
 
 CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
-_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
-_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
-_TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent")
 _BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
@@ -94,7 +92,7 @@ class ObjectStore:
         self.url, self._obs = url, obstore
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
-        options: Any = _client_options(url, patience, os.environ)
+        options: Any = client_options(url, patience.seconds, os.environ)
         try:
             self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
         except Exception as error:
@@ -224,23 +222,3 @@ class ObjectStore:
 
 def _facts(meta: Mapping[str, Any]) -> Facts:
     return Facts(int(meta["size"]), str(meta.get("e_tag") or ""), meta["last_modified"].timestamp())
-
-
-def _client_options(url: RemoteUrl, patience: Patience, environ: Mapping[str, str]) -> dict[str, Any]:
-    """obstore forgets the environment's HTTP options when it is handed some, so they are handed on."""
-    prefix = _PREFIXES[url.scheme]
-    options: dict[str, Any] = {
-        "timeout": timedelta(seconds=patience.seconds),
-        "connect_timeout": timedelta(seconds=min(5.0, patience.seconds)),
-    }
-    for name in _FLAGS:
-        if (value := environ.get(prefix + name.upper())) is not None:
-            options[name] = value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
-    for name in _TEXTS:
-        if value := environ.get(prefix + name.upper()):
-            options[name] = value
-    if url.scheme == "http":
-        options["allow_http"] = True
-    if url.userinfo:
-        options["default_headers"] = {"Authorization": url.login()}
-    return options
