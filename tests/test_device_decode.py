@@ -212,7 +212,7 @@ def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
 def test_a_missing_decoder_is_named_with_its_extra(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     extra = {"torchcodec": "gpu", "torchvision": "torchvision"}[name]
-    with pytest.raises(MissingExtraError, match=rf"decoding on cpu needs {name} >= .*packer\[{extra}\]"):
+    with pytest.raises(MissingExtraError, match=rf"decoding on cpu needs {name} >= .*packer-vision\[{extra}\]"):
         open_decoder(name, CPU)
 
 
