@@ -11,7 +11,7 @@ from readers.decode.pillow import decode_whole
 from readers.decode.raw import pixels_of
 from readers.decode.region import Region, Scratch, check_pixels
 from readers.errors import BadSampleError
-from readers.headers import parse_held, sniff
+from readers.headers import read_header, sniff
 from readers.headers.jpeg import parse_frame
 from readers.sample import Buffer
 
@@ -19,6 +19,7 @@ __all__ = ["DECODER", "decode_image"]
 
 # Named in resume tokens: another decoder may give slightly other pixels.
 DECODER = "cpu"
+_BITS = 8  # of a sample, which a JPEG states before its height
 
 
 def decode_image(
@@ -36,9 +37,12 @@ def decode_image(
     """
     frame = 0
     if sniff(data) == "jpeg":
-        header, frame = parse_frame(data)
+        try:
+            header, frame = parse_frame(data)
+        except BadSampleError:
+            header = read_header(data)
     else:
-        header = parse_held(data)
+        header = read_header(data)
     seen = upright_size(header.height, header.width, header.orientation)
     if size is not None and seen != size:
         raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")
@@ -48,12 +52,13 @@ def decode_image(
     top, left, height, width, reduce, coarse = region
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
-    if frame and header.components != 4:
+    pixels = None
+    if frame and header.components != 4 and data[frame - 1] == _BITS:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
-        if header.orientation != 1:
+        if pixels is not None and header.orientation != 1:
             pixels = upright(pixels, header.orientation)
-    else:
+    if pixels is None:
         pixels, reduce = (pixels_of if header.media == "pixels" else decode_whole)(data, header), 1
     top, left, height, width = top // reduce, left // reduce, -(-height // reduce), -(-width // reduce)
     return pixels[top : top + height, left : left + width]

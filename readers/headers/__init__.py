@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from readers.errors import BadSampleError
-from readers.headers import bmp, gif, jpeg, pixels, png, tiff, webp
+from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
-__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "sniff"]
+__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_header", "sniff"]
 
 _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "jpeg": jpeg.parse,
@@ -68,3 +68,20 @@ def parse_held(data: Buffer) -> ImageHeader:
     Pixels lie in memory only. In a file, or a shard, they are no image: `sniff` and `parse_header` do not know them.
     """
     return pixels.parse(data) if data[: len(pixels.MAGIC)] == pixels.MAGIC else parse_header(data)
+
+
+def read_header(data: Buffer) -> ImageHeader:
+    """The header that a decoder goes by: that of `parse_held`, or of an image that is refused there but decodes.
+
+    So whatever Pillow reads has a header. An image with damage is decoded to find out. Raises BadSampleError.
+    """
+    try:
+        return parse_held(data)
+    except BadSampleError as error:
+        media = sniff(data)
+        if not media:
+            raise
+        try:
+            return pillow.parse(data, media)
+        except BadSampleError:
+            raise error from None
