@@ -27,10 +27,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
-from readers.errors import DatasetError, UnknownNameError
+from cache.files import read_regular
+from readers.errors import BadNameError, DatasetError, UnknownNameError
+from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
     "DATASET_FILE",
@@ -45,7 +47,6 @@ __all__ = [
     "same_split",
 ]
 
-DATASET_FILE = "dataset.json"
 KIND = "packer-dataset"
 VERSION = 1
 FORMATS = ("hdf5", "tfrecord", "tar")
@@ -53,6 +54,7 @@ FIELD_KINDS = ("image", "file", "json")
 MAX_JSON_BYTES = 1 << 30
 _ALIASES = (("val", "valid", "validation"),)
 _T = TypeVar("_T")
+_Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,7 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
     """
     path = Path(directory) / DATASET_FILE
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise DatasetError(f"{path}: {path.stat().st_size} bytes is too large for a dataset.json")
-        text = path.read_bytes()
+        text = read_regular(path, MAX_JSON_BYTES)
     except FileNotFoundError as error:
         raise DatasetError(_no_dataset(Path(directory))) from error
     except NotADirectoryError as error:
@@ -173,7 +173,7 @@ def parse_dataset_info(text: bytes, where: str | Path) -> DatasetInfo:
 def _no_dataset(directory: Path) -> str:
     if not directory.exists():
         return f"{directory}: no such directory"
-    if (directory / ".packing").is_dir():
+    if (directory / WORK_FOLDER).is_dir():
         return f"{directory}: an unfinished conversion (no dataset.json); run the same  packer convert  again"
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
@@ -189,24 +189,22 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     if format_name not in FORMATS:
         raise DatasetError(f"{path}: format {format_name!r}, expected one of {', '.join(FORMATS)}")
     fields: dict[str, str] = top.get("fields", dict)
-    if not fields or any(kind not in FIELD_KINDS or not _plain(name) for name, kind in fields.items()):
-        raise DatasetError(f"{path}: fields must map plain names to {', '.join(FIELD_KINDS)}, found {fields!r}")
+    if not fields or any(kind not in FIELD_KINDS for kind in fields.values()):
+        raise DatasetError(f"{path}: fields must map names to {', '.join(FIELD_KINDS)}, found {fields!r:.200}")
     classes: list[str] = top.get("classes", list)
     if not all(isinstance(name, str) for name in classes):
         raise DatasetError(f"{path}: classes must be a list of strings")
-    splits = {}
+    splits: dict[str, SplitInfo] = {}
     listed: dict[str, Any] = top.get("splits", dict)
     for name, value in listed.items():
-        if not _plain(name):
-            raise DatasetError(f"{path}: split name {name!r} is not a plain name")
-        splits[name] = _parse_split(_Object(value, f"{path}: split {name!r}"))
+        splits[_checked(SplitName, name, path)] = _parse_split(_Object(value, f"{path}: split {name!r:.80}"))
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
     made = content.get("made")
     return DatasetInfo(
         format=format_name,
-        fields=fields,
+        fields={_checked(FieldName, name, path): kind for name, kind in fields.items()},
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
@@ -224,7 +222,7 @@ def _parse_split(split: _Object) -> SplitInfo:
             raise DatasetError(f"{shard.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
         shards.append(
             ShardInfo(
-                path=shard.path("path"),
+                path=shard.named(ShardPath, "path"),
                 bytes=shard.count("bytes"),
                 samples=shard.count("samples"),
                 crc32c=int(crc, 16),
@@ -235,7 +233,7 @@ def _parse_split(split: _Object) -> SplitInfo:
         found = sum(shard.samples for shard in shards)
         raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
     root = split.get("root", str)
-    return SplitInfo(samples=samples, shards=tuple(shards), index=split.path("index"), root=root)
+    return SplitInfo(samples=samples, shards=tuple(shards), index=split.named(IndexPath, "index"), root=root)
 
 
 class _Object:
@@ -258,21 +256,12 @@ class _Object:
             raise DatasetError(f"{self.where}: {name} is {value}, expected a count")
         return value
 
-    def path(self, name: str) -> str:
-        value = self.get(name, str)
-        parts = PurePosixPath(value).parts
-        if not parts or value.startswith("/") or ".." in parts or "\0" in value or not _is_utf8(value):
-            raise DatasetError(f"{self.where}: {name} {value!r} leads outside the set")
-        return value
+    def named(self, kind: type[_Name], name: str) -> _Name:
+        return _checked(kind, self.get(name, str), f"{self.where}: {name}")
 
 
-def _is_utf8(text: str) -> bool:
+def _checked(kind: type[_Name], text: str, where: str | Path) -> _Name:
     try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell lone surrogates, which no file name holds
-        return False
-    return True
-
-
-def _plain(name: str) -> bool:
-    return bool(name) and name[0] != "." and not set(name) & set("/\\\0 \n\t") and name.isprintable()
+        return kind(text)
+    except BadNameError as error:
+        raise DatasetError(f"{where}: {error}") from error

@@ -39,7 +39,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".b
 
 
 class TreeFile(NamedTuple):
-    """A file: its path relative to the root ("/" between parts), size in bytes, modification time in ns.
+    """A file: its path relative to the root ("/" between parts), size in bytes, times of modification and change in ns.
 
     bytes is -1 for a file that cannot be examined, such as a dangling link.
     """
@@ -47,6 +47,7 @@ class TreeFile(NamedTuple):
     path: str
     bytes: int
     mtime_ns: int
+    ctime_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processe
     walk = _Walk()
     walk.visit(os.fspath(root), "", ())
     found = examine(walk.folders, processes)
-    files = list(map(TreeFile, walk.paths, found[0::2], found[1::2]))
+    files = list(map(TreeFile, walk.paths, found[0::3], found[1::3], found[2::3]))
     if any(file.bytes == NOT_REGULAR for file in files):
         walk.left_out += [(i, f.path, "not a regular file") for i, f in enumerate(files) if f.bytes == NOT_REGULAR]
         walk.left_out.sort(key=itemgetter(0))

@@ -176,7 +176,7 @@ def test_every_kind_of_reader(kind: str, photos: Path, packed: Callable[[str], P
         [Resize((40, 44)), RandomCrop((30, 35))],
         [RandomCrop(32)],
         [Crop(3, 5, 40, 41), RandomVerticalFlip(1.0)],
-        celeba(28, crop=48),
+        celeba(28, crop=Crop(7, 3, 40, 40)),
     ],
     ids=lambda ops: "-".join(type(op).__name__ for op in ops),
 )
@@ -475,7 +475,7 @@ def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
 def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "__version__", "2.2.9")
     with pytest.raises(
-        MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer\[dali\]'"
+        MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer-vision\[dali\]'"
     ):
         DaliLoader(reader, 8, augment=CROPS)
 

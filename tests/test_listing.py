@@ -60,8 +60,9 @@ def test_processes_change_nothing(mixed: Path, processes: int) -> None:
     assert together == alone
     assert [reason for _, reason in alone[5:]] == ["hidden", "a link that leads back to a folder above it"]
     assert [path for path, _ in alone if path.startswith("b/")] == ["b/.hidden", "b/.pipe", "b/3-pipe"]
-    assert TreeFile("b/6.jpg", 6, 10**18 + 6) in files
-    assert TreeFile("b/link.jpg", 4, 10**18 + 4) in files
+    told = [file[:3] for file in files]
+    assert ("b/6.jpg", 6, 10**18 + 6) in told
+    assert ("b/link.jpg", 4, 10**18 + 4) in told
     assert TreeFile("a/3-dangling.jpg", UNKNOWN, 0) in files
     assert examine(groups_of(mixed), processes).count(NOT_REGULAR) == 2
 
@@ -70,7 +71,7 @@ def test_processes_change_nothing(mixed: Path, processes: int) -> None:
 def test_a_folder_that_vanishes(mixed: Path) -> None:
     groups = [FolderFiles(str(mixed / "gone"), ["a", "b", "c"]), FolderFiles(str(mixed / "b"), ["5.jpg", "gone"])]
     for processes in (1, 2):
-        assert examine(groups, processes)[::2] == array("q", [UNKNOWN, UNKNOWN, UNKNOWN, 5, UNKNOWN])
+        assert examine(groups, processes)[::3] == array("q", [UNKNOWN, UNKNOWN, UNKNOWN, 5, UNKNOWN])
 
 
 @pytest.mark.usefixtures("small_slices")

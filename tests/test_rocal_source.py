@@ -16,6 +16,7 @@ import pytest
 from rocal_images import colour, folder_of, solid
 
 import readers
+from readers.augment import Crop
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DatasetError, MissingExtraError
 from readers.headers import parse_header
@@ -303,7 +304,7 @@ def test_without_rocal_the_message_says_how_to_get_it(reader: Any, monkeypatch: 
     monkeypatch.setitem(sys.modules, "amd", None)
     source = external_source(reader, BATCH, **ONE)
     with pytest.raises(MissingRocalError, match=r"no wheel.*install ROCm.*PYTHONPATH=/opt/rocm/lib") as caught:
-        celeba(source, crop=32)
+        celeba(source, crop=Crop(0, 0, 32, 32))
     assert isinstance(caught.value, MissingExtraError) and isinstance(caught.value, ImportError)
 
     class Pipeline:

@@ -1,6 +1,6 @@
 """What can go wrong with things that lie elsewhere. `readers` gives these errors its own names at one place.
 
-RemoteError (OSError)
+RemoteError (PackerError, OSError)
 ├── AddressError        no address of ours: scheme, bucket or path are wrong
 ├── MissingError        there is no such object or page
 │   └── NoBucketError   nor bucket or container
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import re
 
+from cache.errors import PackerError
+
 __all__ = [
     "AddressError",
     "ChangedError",
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 
-class RemoteError(OSError):
+class RemoteError(PackerError, OSError):
     """Something that lies elsewhere cannot be read or written; the root of these errors."""
 
 

@@ -14,7 +14,7 @@ it (`readers.open(…, verify=True)`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from readers.headers.jpeg import parse_frame
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
-__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "vet"]
+__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "upright_sides", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
 _LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
@@ -77,13 +77,16 @@ def blank() -> npt.NDArray[np.uint8]:
 
 def limits_of(reader: Reader, *, cap: int) -> Limits:
     """The largest upright height and width of a set, by its index, and neither above `cap`. Raises DatasetError."""
-    info = reader.info
-    turned = info.orientation >= 5
-    height = np.where(turned, info.width, info.height)
-    width = np.where(turned, info.height, info.width)
+    height, width = upright_sides(reader.info)
     if not len(height) or not height.any():
         raise DatasetError("the index does not know the size of any image: give max_height and max_width")
     return Limits(min(int(height.max()), cap), min(int(width.max()), cap))
+
+
+def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(heights, widths) of the upright images, 0 where the index does not know them."""
+    turned = info.orientation >= 5
+    return np.where(turned, info.width, info.height), np.where(turned, info.height, info.width)
 
 
 def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:

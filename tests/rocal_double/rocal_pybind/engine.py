@@ -1,8 +1,13 @@
-"""What lies behind the handles: a queue of addresses, and a graph that is run over one batch at a time."""
+"""What lies behind the handles: a queue of addresses, and a graph that is run over one batch at a time.
+
+Between two operators goes a `Cut`: pixels, and the region of them that the next one takes for valid. They differ after
+resize_crop only, whose region is the size of the box and not that of the result.
+"""
 
 import random
 import weakref
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +34,11 @@ def fault(kind, text):
 
 def seed_traps(seed):
     _traps.seed(seed)
+
+
+class Cut(NamedTuple):
+    pixels: np.ndarray
+    region: tuple  # height, width
 
 
 class ROIxywh:
@@ -92,6 +102,8 @@ def createIntParameter(value):
 
 
 def createIntRand(values, frequencies):
+    if 1.0 in frequencies:  # taken for one that has a single value
+        return lambda rng: values[0]
     return lambda rng: int(rng.choice(values, p=frequencies))
 
 
@@ -175,33 +187,48 @@ def _process(context, images):
 
 
 def _finished(context, node, images):
-    results = _results(context, node, images)
-    height, width = (max(image.shape[axis] for image in results) for axis in (0, 1))
+    results = [cut.pixels for cut in _results(context, node, images)]
     dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
-    whole = np.zeros((len(results), height, width, 3), dtype)
+    height, width = _declared(node) or (max(image.shape[axis] for image in results) for axis in (0, 1))
+    whole = pixels.uninitialised((len(results), height, width, 3), dtype)
     for place, image in zip(whole, results, strict=True):
         place[: image.shape[0], : image.shape[1]] = image
     planar = len(node) > 2 and node[2] == 1
     return Tensor(np.ascontiguousarray(whole.transpose(0, 3, 1, 2)) if planar else whole)
 
 
+def _declared(node):
+    """The size of an output, whatever is written into it; None where the largest image says."""
+    if node[0] == "mirror_normalize":
+        return _declared(node[1])
+    if node[0] in ("crop", "center_crop"):
+        return node[4]
+    return node[4:6] if node[0] in ("resize", "resize_crop") and all(node[4:6]) else None
+
+
 def _results(context, node, images):
     if node[0] == "source":
-        return images
+        return [Cut(image, image.shape[:2]) for image in images]
     kind, source, _, _, *arguments = node
     before = _results(context, source, images)
-    return [_applied(context.rng, kind, image, arguments) for image in before]
+    return [_applied(context.rng, kind, pixels.region(*cut), arguments) for cut in before]
 
 
 def _applied(rng, kind, image, arguments):
-    if kind == "crop":
-        return pixels.crop(image, *arguments)
-    if kind == "resize":
-        return pixels.resize(image, *arguments)
     if kind == "resize_crop":
-        return pixels.resize(pixels.random_box(image, rng), *arguments)
-    mirror, mean, std = arguments
-    return pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+        box = pixels.random_box(image, rng)
+        return Cut(pixels.resize(box, *arguments), box.shape[:2])
+    if kind == "mirror_normalize":
+        mirror, mean, std = arguments
+        made = pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+    else:
+        made = {
+            "crop": pixels.crop,
+            "center_crop": pixels.center_crop,
+            "resize": pixels.resize,
+            "random_crop": lambda image: pixels.random_box(image, rng),
+        }[kind](image, *arguments)
+    return Cut(made, made.shape[:2])
 
 
 def getOutputTensors(context):
