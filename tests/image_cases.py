@@ -10,9 +10,21 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-__all__ = ["SIZE", "chunk", "encoded", "exif_blob", "picture", "pillow_rgb", "with_chunks", "with_segments", "xmp"]
+__all__ = [
+    "SIZE",
+    "XMP_PREFIX",
+    "chunk",
+    "encoded",
+    "exif_blob",
+    "picture",
+    "pillow_rgb",
+    "with_chunks",
+    "with_segments",
+    "xmp",
+]
 
 SIZE = (230, 310)
+XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:

@@ -231,7 +231,7 @@ def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
 
 
 def test_public_names() -> None:
-    public = {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_header", "sniff"}
+    public = {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_frame", "read_header", "sniff"}
     assert set(headers.__all__) == public
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
     assert tuple(SUFFIX) == MEDIA[1:-1]

@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from readers.decode.jpeg import decode_rows
+from readers.decode.jpeg import check_bits, decode_rows
 from readers.decode.orient import upright, upright_size
 from readers.decode.pillow import decode_whole
 from readers.decode.raw import pixels_of
 from readers.decode.region import Region, Scratch, check_pixels
 from readers.errors import BadSampleError
-from readers.headers import read_header, sniff
-from readers.headers.jpeg import parse_frame
+from readers.headers import read_frame
 from readers.sample import Buffer
 
 __all__ = ["DECODER", "decode_image"]
 
 # Named in resume tokens: another decoder may give slightly other pixels.
 DECODER = "cpu"
-_BITS = 8  # of a sample, which a JPEG states before its height
 
 
 def decode_image(
@@ -35,14 +33,7 @@ def decode_image(
     already the result is a read-only view of `data`. size: the (height, width) that the index promises for the upright
     image. Raises BadSampleError.
     """
-    frame = 0
-    if sniff(data) == "jpeg":
-        try:
-            header, frame = parse_frame(data)
-        except BadSampleError:
-            header = read_header(data)
-    else:
-        header = read_header(data)
+    header, frame = read_frame(data)
     seen = upright_size(header.height, header.width, header.orientation)
     if size is not None and seen != size:
         raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")
@@ -53,7 +44,9 @@ def decode_image(
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
     pixels = None
-    if frame and header.components != 4 and data[frame - 1] == _BITS:
+    if frame:
+        check_bits(data, frame)
+    if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
         if pixels is not None and header.orientation != 1:

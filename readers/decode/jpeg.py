@@ -26,12 +26,14 @@ import numpy.typing as npt
 import simplejpeg
 
 from readers.decode.region import Scratch
+from readers.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 
-__all__ = ["decode_rows"]
+__all__ = ["check_bits", "decode_rows", "has_clean_header"]
 
 _MARGIN_ROWS = 16
+_BITS = 8
 _SEQUENTIAL = (0xC0, 0xC1)
 _height = struct.Struct(">H")
 # simplejpeg raises what libjpeg said first of all, or what it failed on. Bytes before the end marker follow all pixels,
@@ -63,7 +65,7 @@ def decode_rows(
         # strict: without it even what libjpeg gives up on passes for decoded, with what was in `memory` for pixels.
         found = simplejpeg.decode_jpeg(source, "RGB", fastupsample=coarse, buffer=memory, strict=True, **options)
     except ValueError as error:
-        if not harmless(str(error)) or not _has_a_clean_header(source):
+        if not harmless(str(error)) or not has_clean_header(source):
             return None
         # It raised behind the last row: the pixels are where they belong.
         return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
@@ -71,8 +73,15 @@ def decode_rows(
     return pixels
 
 
-def _has_a_clean_header(source: Any) -> bool:
-    """Whether a warning of libjpeg's came while it decoded: before that, it would have decoded nothing."""
+def check_bits(data: Buffer, frame: int) -> None:
+    """Raise BadSampleError for a JPEG of other than 8 bits a sample, which it states before its height at `frame`."""
+    bits = data[frame - 1]
+    if bits != _BITS:
+        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
+
+
+def has_clean_header(source: Any) -> bool:
+    """Whether libjpeg has nothing to say against a JPEG before its pixels: TurboJPEG decodes no others."""
     try:
         simplejpeg.decode_jpeg_header(source, strict=True)
     except ValueError:

@@ -12,7 +12,7 @@ Pillow turns TIFFs upright by itself and leaves the others as they are stored.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,21 @@ from readers.sample import Buffer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["as_stored", "bits_of_grey", "check_size", "decode_whole", "without_rgb"]
+__all__ = [
+    "as_stored",
+    "bits_of",
+    "bits_of_grey",
+    "check_size",
+    "decode_whole",
+    "layout_of",
+    "tiles_of",
+    "without_rgb",
+]
 
 _WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
+_NO_RGB = "holds {}, which have no 8-bit RGB form; decode='unchanged' reads it"
+_MISREAD = "holds {} bits a channel in planes, which Pillow misreads; write it anew with its channels interleaved"
+_BYTE, _BYTES = 8, ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
 _BITS_PER_SAMPLE = 258
 
 
@@ -38,7 +50,7 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         bits = bits_of_grey(image)
         reason = without_rgb(image)
         if reason:
-            raise BadSampleError(f"{reason} have no 8-bit RGB form; read it with decode='unchanged'")
+            raise BadSampleError(reason)
         image.load()
         check_size(image, header)
         if bits:
@@ -48,18 +60,39 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
 
 
 def without_rgb(image: Image) -> str:
-    """What an image holds that has no 8-bit RGB form; "" where it has one."""
-    return "" if bits_of_grey(image) else _WITHOUT_RGB.get(image.mode, "")
+    """Why an image has no 8-bit RGB form, or Pillow gets it wrong; "" where all is well."""
+    if bits_of_grey(image):
+        return ""
+    if bits_of(image) > _BYTE and image.mode in _BYTES and ";" not in layout_of(image):
+        return _MISREAD.format(bits_of(image))
+    return _NO_RGB.format(_WITHOUT_RGB[image.mode]) if image.mode in _WITHOUT_RGB else ""
 
 
 def bits_of_grey(image: Image) -> int:
     """Bits of the samples of a grey image that has more than 8 of them, without a sign; 0 of any other."""
     if image.mode.startswith("I;16"):
-        tags = getattr(image, "tag_v2", {})
-        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
-        return int(bits) if bits in range(9, 17) else 16
+        return bits_of(image) if bits_of(image) in range(9, 17) else 16
     # Pillow before 11 has no other mode for a PNG of 16 bits.
     return 16 if image.mode == "I" and image.format == "PNG" else 0
+
+
+def bits_of(image: Image) -> int:
+    """Bits of a sample of a TIFF, as its tag says; 8 for other media, whose depths have modes of their own."""
+    found = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (_BYTE,))
+    return max((bits for bits in found if isinstance(bits, int)), default=_BYTE)
+
+
+def layout_of(image: Image) -> str:
+    """Pillow's name for how the values of a pixel lie in the file; "" where they lie apart."""
+    arguments = (tile[-1] for tile in tiles_of(image) if tile[-1])
+    names = {name if isinstance(name, str) else name[0] for name in arguments}
+    return names.pop() if len(names) == 1 else ""
+
+
+def tiles_of(image: Image) -> list[Any]:
+    """The parts of the file that hold pixels: (decoder, box, offset, arguments) each, before they are loaded."""
+    tiles: list[Any] = getattr(image, "tile", [])
+    return tiles
 
 
 def check_size(image: Image, header: ImageHeader) -> None:

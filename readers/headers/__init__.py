@@ -18,7 +18,7 @@ from readers.errors import BadSampleError
 from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
-__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_header", "sniff"]
+__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_frame", "read_header", "sniff"]
 
 _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "jpeg": jpeg.parse,
@@ -75,13 +75,18 @@ def read_header(data: Buffer) -> ImageHeader:
 
     So whatever Pillow reads has a header. An image with damage is decoded to find out. Raises BadSampleError.
     """
+    return read_frame(data)[0]
+
+
+def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
+    """The same, and the byte at which the frame of a JPEG states its height; 0 for what only Pillow decodes."""
+    media = sniff(data)
     try:
-        return parse_held(data)
+        return jpeg.parse_frame(data) if media == "jpeg" else (parse_held(data), 0)
     except BadSampleError as error:
-        media = sniff(data)
         if not media:
             raise
         try:
-            return pillow.parse(data, media)
+            return pillow.parse(data, media), 0
         except BadSampleError:
             raise error from None

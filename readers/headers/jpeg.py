@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from readers.headers.exif import PREFIX, UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated
 
-__all__ = ["parse", "parse_frame"]
+__all__ = ["exif_orientation", "parse", "parse_frame"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
@@ -83,18 +83,32 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
     scan = at + 2 + size
     if data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3:
         _find_end(data, scan)
-    rotated = _orientation(data, exif, xmp) if exif or xmp[0] else UPRIGHT
+    rotated = _exif_orientation(data, exif) if exif else 0
+    if not rotated:
+        rotated = (xmp[0] and xmp_orientation(data, *xmp)) or UPRIGHT
     return ImageHeader("jpeg", height, width, components, process, rotated), frame
 
 
-def _orientation(data: Buffer, exif: Sequence[tuple[int, int]], xmp: tuple[int, int]) -> int:
-    """What the EXIF in these ranges of bytes says, or else the XMP."""
-    if len(exif) == 1:
-        rotated = orientation(data, *exif[0])
-    else:
-        whole = b"".join(bytes(data[start:stop]) for start, stop in exif)
-        rotated = orientation(whole, 0, len(whole))
-    return rotated or xmp_orientation(data, *xmp) or UPRIGHT
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by EXIF alone, without XMP, of a JPEG that `parse` takes: by what some libraries turn it."""
+    ranges: list[tuple[int, int]] = []
+    at = 2
+    while True:
+        code, size = _segment(data, at)
+        if code == _SCAN:
+            return _exif_orientation(data, ranges) or UPRIGHT
+        if code == _APP1 and data[at + 4 : at + 10] == PREFIX:
+            ranges.append((at + 10, at + 2 + size))
+        known = code in _SKIPPED or code in _FRAMES or code == _APP1
+        at = at + 2 + size if known else _resume(data, at, code)
+
+
+def _exif_orientation(data: Buffer, ranges: Sequence[tuple[int, int]]) -> int:
+    """What the EXIF in these ranges of bytes says; 0 where it says nothing."""
+    if len(ranges) == 1:
+        return orientation(data, *ranges[0])
+    whole = b"".join(bytes(data[start:stop]) for start, stop in ranges)
+    return orientation(whole, 0, len(whole))
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
