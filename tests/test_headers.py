@@ -226,7 +226,7 @@ def test_random_bitmaps(version: int, tail: bytes) -> None:
 @given(blob=st.binary(max_size=120), start=st.integers(0, 130), stop=st.integers(0, 130))
 def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
     for data in (blob, b"II*\0\x08\0\0\0" + blob, b"MM\0*" + blob):
-        assert 1 <= orientation(data, start, stop) <= 8
+        assert 0 <= orientation(data, start, stop) <= 8
         assert orientation(data, 0, stop) == orientation(memoryview(data), 0, stop)
 
 
@@ -260,7 +260,7 @@ def test_what_is_no_image_is_not_taken_for_one(data: bytes) -> None:
 
 
 def test_public_names() -> None:
-    functions = {"foreign_medium", "parse_header", "parse_held", "sniff"}
+    functions = {"foreign_medium", "parse_header", "parse_held", "read_frame", "read_header", "sniff"}
     assert set(headers.__all__) == {"FOREIGN_SUFFIXES", "MEDIA", "SUFFIX", "ImageHeader", *functions}
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
     assert tuple(SUFFIX) == MEDIA[1:-1]
@@ -327,7 +327,7 @@ def test_orientation_of_a_blob(order: str) -> None:
     assert orientation(blob(order, 2, 6), 0, 99) == 1
     assert orientation(blob(order, 3, 6, entries=60000), 0, 99) == 6
     assert orientation(b"..Exif\0\0" + blob(order, 3, 6), 2, 99) == 6
-    assert [orientation(blob(order, 3, 6), 0, stop) for stop in range(22)] == [1] * 22
+    assert [orientation(blob(order, 3, 6), 0, stop) for stop in range(22)] == [0, *[1] * 7, *[0] * 14]
 
 
 # JPEG
@@ -532,7 +532,10 @@ def test_gif_blocks() -> None:
     assert refusal(GIF + comment + b";") == "gif image, byte 18: expected an image before the trailer, found none"
     assert "byte 13: expected a block 21, 2C or 3B, found 00" in refusal(GIF + b"\0" + frame_block + b";")
     assert "byte 13: expected blocks up to the trailer, found the end" in refusal(GIF + frame_block[:-3])
-    assert "byte 6: expected a height and a width of 1 to" in refusal(GIF.replace(b"\x0d", b"\0") + frame_block)
+    nothing = GIF.replace(b"\x0d", b"\0") + frame_block + b";"
+    assert "byte 6: expected a height and a width of 1 to" in refusal(nothing)
+    larger = frame_block.replace(bytes(8), struct.pack("<4H", 3, 1, 17, 4), 1)
+    assert parse_header(GIF + larger + b";")[:3] == ("gif", 7, 20), "the canvas holds the first image"
 
 
 # BMP
