@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test test-faults lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q
+
+# Thousands of kills, full disks and fuzzed files: half an hour and more. Each test prints how many trials it made.
+test-faults: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -s -m faults
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

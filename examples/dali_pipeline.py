@@ -2,7 +2,7 @@
 
     make demo && python examples/dali_pipeline.py demo-out/images-hdf5 [--device gpu] [--workers 2]
 
-Needs `pip install 'packer[dali,torch]'`. On a GPU images are decoded, cropped and normalised there.
+Needs `pip install 'packer-vision[dali,torch]'`. On a GPU images are decoded, cropped and normalised there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/jax_consumer.py SET [--steps 20] [--device cuda]
 
 SET is a packed set or a folder of images. Trains a linear classifier on its classes, to show the whole way. Needs
-torch and jax (`pip install 'packer[torch]' jax`).
+torch and jax (`pip install 'packer-vision[torch]' jax`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,16 @@ The command line does the same: `packer --help`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import readers
+
+if Path(readers.__file__ or "").resolve().parent.parent != Path(__file__).resolve().parent.parent:
+    raise ImportError(
+        f"packer needs its own package `readers`, but {readers.__file__} hides it; rename that file or folder, or run "
+        f"from another directory"
+    )
+
 from packer.adoption import IndexResult, index
 from packer.conversion.options import Reencode
 from packer.conversion.run import ConvertResult, convert

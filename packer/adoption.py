@@ -24,8 +24,9 @@ from packer.formats.base import LocateOptions, ShardSpec
 from packer.index_writer import write_index
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import DatasetError, FormatError, OutputError, SourceError
+from readers.errors import BadNameError, DatasetError, FormatError, OutputError, SourceError
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.names import FieldName, SplitName
 from readers.tree import SPLIT_NAMES
 
 __all__ = ["IndexResult", "index"]
@@ -66,8 +67,11 @@ def index(
     shards: files, or directories of them. output: where dataset.json and the index go; default beside the shards,
     otherwise links to the shards are made there. split: of all shards; default read off each file name.
     image_key, label_key, fields (field -> key): what the shards call things. label_offset: subtracted from their
-    labels. classes: names by label. Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError.
+    labels. classes: names by label. Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError,
+    BadNameError (of a split or field).
     """
+    split = SplitName(split) if split is not None else None
+    named: dict[str, str] = {FieldName(name): key for name, key in (fields or {}).items()}
     paths = _find_shards([Path(shard) for shard in shards])
     out = Path(output) if output is not None else _common_folder(paths)
     home = next(
@@ -76,7 +80,7 @@ def index(
     )
     known = _known_set(home)
     offset = label_offset if label_offset is not None else known.label_offset if known else 0
-    options = LocateOptions(image_key, label_key, dict(fields or {}), offset)
+    options = LocateOptions(image_key, label_key, named, offset)
     adoption = _Adoption(paths, out, options, split, (home, known), watcher or Silent())
     return adoption.run(workers or usable_cpus(), classes)
 
@@ -104,7 +108,10 @@ class _Adoption:
                 if any((self._home / shard.path).resolve() == path.resolve() for shard in info.shards):
                     return name
         described = format_named(self._format).describe(path)
-        return described.split if described else split_of_name(path.name)
+        try:
+            return SplitName(described.split) if described else split_of_name(path.name)
+        except BadNameError as error:
+            raise FormatError(f"{path}: {error}; or name it with --split") from error
 
     def run(self, workers: int, classes: Sequence[str] | None) -> IndexResult:
         self._out.mkdir(parents=True, exist_ok=True)

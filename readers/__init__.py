@@ -12,6 +12,15 @@ Imports neither click, h5py nor torch.
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import cache
+
+if Path(cache.__file__ or "").resolve().parent.parent != Path(__file__).resolve().parent.parent:
+    raise ImportError(
+        f"readers needs its own package `cache`, but {cache.__file__} hides it; rename that file or folder, or run "
+        f"from another directory"
+    )
 
 from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
 from readers.errors import (

@@ -2,8 +2,8 @@
 
 For fields that need no decoding: pixels or tensors that were packed as they are. Encoded images gain nothing, since
 decoders take them from the memory of the host. Where the file system or the driver has no GPUDirect, kvikio goes
-through the host by itself. Needs `pip install 'packer[kvikio]'` (CUDA 12) or kvikio from conda; the index says where
-the bytes are, as always.
+through the host by itself. Needs `pip install 'packer-vision[kvikio]'` (CUDA 12) or kvikio from conda; the index says
+where the bytes are, as always.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ Messages say what went wrong, where, what was expected and found, and what to ru
 
 from __future__ import annotations
 
+from cache.distribution import install_command
+
 __all__ = [
     "BadNameError",
     "BadSampleError",
@@ -117,4 +119,4 @@ class MissingExtraError(PackerError, ImportError):
     """An optional package is needed; the message names the extra that brings it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}: run  pip install 'packer[{extra}]'")
+        super().__init__(f"{purpose} needs {package}: run  {install_command(extra)}")

@@ -1,4 +1,4 @@
-"""How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer[torch]'`.
+"""How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer-vision[torch]'`.
 
 Training on one and evaluating with another is a change of data that no loss curve shows. Every decoder and resizer
 that can be had here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.

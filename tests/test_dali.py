@@ -475,7 +475,7 @@ def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
 def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "__version__", "2.2.9")
     with pytest.raises(
-        MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer\[dali\]'"
+        MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer-vision\[dali\]'"
     ):
         DaliLoader(reader, 8, augment=CROPS)
 

@@ -168,7 +168,7 @@ def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch,
     from readers.dali import external_source
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(MissingExtraError, match=r"needs NVIDIA DALI: run  pip install 'packer\[dali\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs NVIDIA DALI: run  pip install 'packer-vision\[dali\]'"):
         external_source(reader, 4)
 
 

@@ -95,7 +95,10 @@ def test_arrays_of_one_shape_are_one_tensor(packed: Path, kvikio: list[CuFile], 
 
 def test_without_kvikio(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kvikio", None)
-    with readers.open(packed, split="train") as reader, pytest.raises(MissingExtraError, match=r"packer\[kvikio\]"):
+    with (
+        readers.open(packed, split="train") as reader,
+        pytest.raises(MissingExtraError, match=r"packer-vision\[kvikio\]"),
+    ):
         DeviceReader(reader)
 
 

@@ -230,7 +230,7 @@ def test_triton_that_is_missing_is_named() -> None:
         "BatchRenderer(torch.device('cpu'), dtype=torch.uint8, engine='triton')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, timeout=60)
-    assert "MissingExtraError" in done.stderr and "pip install 'packer[triton]'" in done.stderr
+    assert "MissingExtraError" in done.stderr and "pip install 'packer-vision[triton]'" in done.stderr
 
 
 @WHEREVER_CUDA

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
+from conftest import files_of
 
-from readers.errors import BadNameError, DatasetError
+import packer
+from packer.cli import main
+from packer.sources.base import SourceListing
+from packer.sources.folder import FolderSource
+from readers.errors import BadNameError, DatasetError, SourceError
 from readers.layout import parse_dataset_info
 from readers.names import FieldName, IndexPath, RelativePath, ShardPath, SplitName
 
@@ -97,3 +103,52 @@ def test_a_set_with_such_names_is_not_read(changes: dict[str, object]) -> None:
     assert parse_dataset_info(described(), "good").splits["train"].index == "train.index"
     with pytest.raises(DatasetError, match=r"^set: .*(cannot be the name|leads outside|is the set's own)"):
         parse_dataset_info(described(**changes), "set")
+
+
+HOSTILE_SPLITS = ("../evil", "{tmp}/absolute", "a b", ".hid")
+
+
+@pytest.mark.parametrize("split", HOSTILE_SPLITS)
+def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_path: Path, split: str) -> None:
+    """By option and in a manifest's column, when packing and when indexing."""
+    split = split.format(tmp=tmp_path)
+    flat, shard = tree / "val/cat", tmp_path / "shards/x.tar"
+    packer.convert(flat, to="tar", output=tmp_path / "good", workers=1)
+    shard.parent.mkdir()
+    shard.write_bytes((tmp_path / "good/train-000000.tar").read_bytes())
+    manifest = tmp_path / "table/m.csv"
+    manifest.parent.mkdir()
+    manifest.write_text(f"path,split\n{flat / 'cat_000.JPEG'},{split}\n")
+    before = files_of(tmp_path)
+    out = str(tmp_path / "made/out")
+    for arguments in (
+        ("convert", str(flat), "--to", "tar", "-o", out, "--split", split),
+        ("index", str(shard), "-o", out, "--split", split),
+        ("index", str(shard), "-o", out, "--field", f"{split}=x"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(list(arguments))
+        assert stopped.value.code == 2, f"{arguments} is no good use"
+    for call in (
+        lambda: packer.convert(flat, to="tar", output=out, split=split, workers=1),
+        lambda: packer.index([shard], out, split=split, workers=1),
+        lambda: packer.index([shard], out, fields={split: "x"}, workers=1),
+    ):
+        with pytest.raises(BadNameError, match="cannot be the name of"):
+            call()
+    with pytest.raises(SourceError, match=r"m\.csv: line 2: column 'split'.*cannot be the name of a split"):
+        packer.convert(manifest, to="tar", output=out, workers=1)
+    assert files_of(tmp_path) == before and not (tmp_path / "made").exists()
+
+
+class _Named(FolderSource):
+    def list(self, split: str | None) -> SourceListing:
+        listing = super().list(split)
+        listing.splits = {"../evil": next(iter(listing.splits.values()))}
+        return listing
+
+
+def test_a_source_of_whatever_kind_names_no_split_outside(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"'../evil' cannot be the name of a split"):
+        packer.convert(_Named(tree), to="tar", output=tmp_path / "out", workers=1)
+    assert list(tmp_path.iterdir()) == []

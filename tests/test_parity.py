@@ -55,7 +55,7 @@ def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.M
     cpu, codec = rows["decoder", "cpu"], rows["decoder", "torchcodec/cpu"]
     assert cpu.images == codec.images == 6 and cpu.largest == 0
     assert codec.by_device == 4 and codec.largest == 2 and 1.5 < codec.worst_image <= 2 and 0 < codec.mean < 2
-    assert "packer[torchvision]" in rows["decoder", "torchvision"].reason
+    assert "packer-vision[torchvision]" in rows["decoder", "torchvision"].reason
     assert rows["resizer", "cpu"].largest <= 1 and rows["resizer", "torch"] == rows["resizer", "cpu"].__class__(
         "resizer", "torch", *list(rows["resizer", "cpu"].to_dict().values())[2:]
     )

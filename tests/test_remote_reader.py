@@ -270,7 +270,7 @@ def test_what_is_refused(proxy: Proxy, address: str, packed: Path, monkeypatch: 
             readers.open(wrong)
         assert "secret" not in str(caught.value)
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(readers.MissingExtraError, match=r"pip install 'packer\[remote\]'"):
+    with pytest.raises(readers.MissingExtraError, match=r"pip install 'packer-vision\[remote\]'"):
         readers.open(f"s3://{BUCKET}/other")
 
 

@@ -186,7 +186,7 @@ def test_splits(tree: Path, tmp_path: Path) -> None:
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
-        with pytest.raises(SourceError, match=r"line 2: .* no name of a split"):
+        with pytest.raises(SourceError, match=r"line 2: .* cannot be the name of a split"):
             listed(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
 
 
@@ -349,7 +349,9 @@ def test_parquet(tree: Path, tmp_path: Path) -> None:
 def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tree / "m.parquet").write_bytes(b"PAR1")
-    with pytest.raises(MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer\[parquet\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"reading a Parquet manifest needs pyarrow: .*packer-vision\[parquet\]"
+    ):
         listed(tree / "m.parquet")
 
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from cache.distribution import install_command
 from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
 from cache.remote.url import RemoteUrl
 
@@ -89,7 +90,7 @@ class ObjectStore:
             import obstore
             import obstore.store
         except ImportError as error:
-            raise ImportError(f"{url.scheme}:// needs obstore: run  pip install 'packer[remote]'") from error
+            raise ImportError(f"{url.scheme}:// needs obstore: run  {install_command('remote')}") from error
         self.url, self._obs = url, obstore
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}

@@ -8,10 +8,12 @@ import click
 
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json, workers_option
+from packer.cli.text import human_bytes, human_seconds, json_option, print_json, split_name, workers_option
 from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
 from packer.conversion.run import ConvertResult, convert
+from readers.errors import BadNameError
 from readers.layout import FORMATS
+from readers.names import FieldName
 
 __all__ = ["command", "field_columns", "summary"]
 
@@ -30,7 +32,10 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
         name, equals, column = value.partition("=")
         if not (name and equals and column):
             raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
-        found[name] = column
+        try:
+            found[str(FieldName(name))] = column
+        except BadNameError as error:
+            raise click.BadParameter(str(error)) from error
     return found
 
 
@@ -41,7 +46,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
+@click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the "
+              "name of a source without splits.")  # fmt: skip
 @click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")

@@ -9,7 +9,7 @@ import click
 from packer.adoption import index
 from packer.cli.convert import field_columns
 from packer.cli.progress import watcher
-from packer.cli.text import json_option, print_json, workers_option
+from packer.cli.text import json_option, print_json, split_name, workers_option
 
 __all__ = ["command"]
 
@@ -18,7 +18,8 @@ __all__ = ["command"]
 @click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
               "beside the shards.")  # fmt: skip
-@click.option("--split", metavar="NAME", help="Split of all these shards. Default: read off each file name.")
+@click.option("--split", callback=split_name, metavar="NAME", help="Split of all these shards. Default: read off "
+              "each file name.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
               "Example feature, an HDF5 data set.")  # fmt: skip
 @click.option("--label-key", metavar="KEY", help="What the shards call the label.")

@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
-__all__ = ["bar", "human_bytes", "human_seconds", "json_option", "print_json", "workers_option"]
+from readers.errors import BadNameError
+from readers.names import SplitName
+
+__all__ = ["bar", "human_bytes", "human_seconds", "json_option", "print_json", "split_name", "workers_option"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
@@ -16,6 +19,14 @@ workers_option = click.option(
     metavar="N",
     help="Processes. Default: the CPUs this process may really use (affinity, cgroup, Slurm).",
 )
+
+
+def split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The name of a split that is to be made; a callback of click."""
+    try:
+        return None if value is None else SplitName(value)
+    except BadNameError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def human_bytes(size: float) -> str:

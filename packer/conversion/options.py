@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from readers.layout import FORMATS
+from readers.names import SplitName
 from readers.units import parse_size
 
 __all__ = ["CHECKS", "CODECS", "ON_ERROR", "ConvertOptions", "Reencode", "parse_size"]
@@ -62,6 +63,8 @@ class ConvertOptions:
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.split is not None:
+            SplitName(self.split)
         if self.shard_bytes is not None and self.samples_per_shard is not None:
             raise ValueError("give either a shard size or the samples per shard, not both")
         if self.shard_bytes is not None and self.shard_bytes < 1:

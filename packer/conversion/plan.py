@@ -18,7 +18,8 @@ import numpy.typing as npt
 from packer.conversion.options import ConvertOptions
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
-from readers.errors import SourceError
+from readers.errors import BadNameError, SourceError
+from readers.names import FieldName, SplitName
 
 __all__ = ["Plan", "PlannedShard", "check_listing", "cut", "make_plan"]
 
@@ -62,6 +63,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             "a compressed source is one stream and cannot be read in shuffled order; uncompress it first (gunzip, "
             "unzstd, unxz), or convert it as it is and then convert the result with --shuffle"
         )
+    _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
         specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset)
@@ -77,6 +79,17 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             indices = range(first, stop) if order is None else order[first:stop]
             shards.append(PlannedShard(split, number, name, indices, int(sizes[first:stop].sum())))
     return Plan(tuple(shards), specs, _fingerprint(listing, options))
+
+
+def _check_words(listing: SourceListing) -> None:
+    """Splits and fields become parts of file names, whatever source they come from."""
+    try:
+        for split in listing.splits:
+            SplitName(split)
+        for field in listing.fields:
+            FieldName(field)
+    except BadNameError as error:
+        raise SourceError(f"the source cannot be packed as it is: {error}") from error
 
 
 def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard: int | None) -> list[int]:

@@ -14,7 +14,7 @@ A row of the table, int64: address of the upper left value of red in the box; st
 channel of the upright image; height and width of the box; height and width it is resized to; top and left of the crop
 of that; 1 to mirror left and right; 1 to mirror top and bottom. All of a box lies within 2^31 bytes.
 
-Needs triton: `pip install 'packer[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
+Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our bytes in NVIDIA DALI pipelines. Needs DALI: `pip install 'packer[dali]'`; importing this module does not.
+"""Our bytes in NVIDIA DALI pipelines. Needs DALI: `pip install 'packer-vision[dali]'`; importing this module does not.
 
 from readers.dali import DaliLoader, classification, external_source
 

@@ -1,4 +1,4 @@
-"""JPEGs by torchcodec: nvJPEG on CUDA devices, libjpeg-turbo on the CPU. Needs `pip install 'packer[gpu]'`.
+"""JPEGs by torchcodec: nvJPEG on CUDA devices, libjpeg-turbo on the CPU. Needs `pip install 'packer-vision[gpu]'`.
 
 `torchcodec.decoders.decode_jpeg` (0.16 and later) takes a list and turns images by their EXIF orientation.
 """

@@ -1,4 +1,4 @@
-"""The loader: batches for training, made by threads. Needs torch: `pip install 'packer[torch]'`."""
+"""The loader: batches for training, made by threads. Needs torch: `pip install 'packer-vision[torch]'`."""
 
 from __future__ import annotations
 

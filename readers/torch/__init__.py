@@ -4,7 +4,7 @@
     sampler = EpochSampler(Shuffled(len(reader), seed=1), dataset)
     loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4, persistent_workers=True)
 
-Needs torch: `pip install 'packer[torch]'`.
+Needs torch: `pip install 'packer-vision[torch]'`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+"""How the project is installed: one free name, commands that work from a checkout too, and no shadowed import."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import packer
+from cache.distribution import DISTRIBUTION, install_command
+from readers.errors import MissingExtraError
+
+ROOT = Path(packer.__file__).resolve().parent.parent
+TEXTS = [
+    path
+    for pattern in (
+        "*.md",
+        "*.toml",
+        "packer/**/*.py",
+        "readers/**/*.py",
+        "cache/**/*.py",
+        "examples/**/*",
+        "docs/*.md",
+    )
+    for path in sorted(ROOT.glob(pattern))
+    if path.is_file() and path.suffix in (".md", ".toml", ".py", ".sbatch", ".sh")
+]
+
+
+def test_the_name_of_the_distribution_is_stated_once() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(rf'^name = "{DISTRIBUTION}"$', text, re.MULTILINE), "pyproject.toml has another name"
+
+
+def test_no_text_sends_a_user_to_somebody_elses_package() -> None:
+    """`pip install packer`, `readers` or `cache` would download and run a stranger's code."""
+    wrong = re.compile(r"pip install[^\n`]*['\" ](packer|readers|cache)(\[|['\"\s`]|$)")
+    found = [f"{path}: {match[0]}" for path in TEXTS for match in wrong.finditer(path.read_text(encoding="utf-8"))]
+    assert not found, f"installs another project's package: {found}"
+
+
+def test_extras_in_texts_exist() -> None:
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
+    extras = set(re.findall(r"^(\w+) = \[", declared.partition("\n[project.scripts]")[0], re.MULTILINE))
+    for path in TEXTS:
+        for names in re.findall(rf"{DISTRIBUTION}\[([a-z,]+)\]", path.read_text(encoding="utf-8")):
+            assert set(names.split(",")) <= extras, f"{path} names the extras {names}; there are {sorted(extras)}"
+
+
+def test_a_missing_extra_names_the_command() -> None:
+    message = str(MissingExtraError("obstore", "remote", "s3://"))
+    assert message == f"s3:// needs obstore: run  {install_command('remote')}"
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(tmp_path: Path) -> None:
+    script = "from cache.distribution import install_command; print(install_command('remote'))"
+    done = run(tmp_path, "-S", "-c", script)  # -S: no site-packages, so nothing is installed
+    assert done.stdout.strip() == f"pip install -e '{ROOT}[remote]'", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shadow", "command", "name"),
+    [
+        ("cache.py", ("-c", "import readers"), "cache"),
+        ("cache/__init__.py", ("-c", "import packer"), "cache"),
+        ("readers.py", ("-m", "packer", "--version"), "readers"),
+        ("readers/__init__.py", ("-c", "import packer"), "readers"),
+    ],
+)
+def test_a_shadowed_import_says_what_shadows_it(
+    tmp_path: Path, shadow: str, command: tuple[str, ...], name: str
+) -> None:
+    path = tmp_path / shadow
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    done = run(tmp_path, *command)
+    assert done.returncode == 1, f"{shadow} was not noticed: {done.stdout}"
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"needs its own package `{name}`, but {path} hides it; rename that file or folder" in last, done.stderr
