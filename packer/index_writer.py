@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,10 +11,12 @@ import numpy as np
 
 from cache.files import Folder
 from packer.columns import load_part
+from packer.formats.window import Window
 from readers.errors import OutputError
-from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS
+from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names
+from readers.layout import ColumnFile
 
-__all__ = ["is_index", "remove_index", "write_index"]
+__all__ = ["column_files", "is_index", "remove_index", "write_index"]
 
 
 def write_index(
@@ -25,11 +27,12 @@ def write_index(
     fields: Sequence[str],
     *,
     scratch: Folder,
-) -> None:
+) -> dict[str, ColumnFile]:
     """Write every column of `readers.index` to the folder `name` in `place`, with everything on the disk at the end.
 
     An index of that name is replaced. parts: one per shard, in order; samples: how many each has. scratch: a folder
-    of the same filesystem, where the index is made. Raises OutputError where other files are in the way.
+    of the same filesystem, where the index is made. Returns size and CRC32C of every file. Raises OutputError where
+    other files are in the way.
     """
     temporary = f"{name}.tmp"
     scratch.remove_tree(temporary)
@@ -44,9 +47,11 @@ def write_index(
         finally:
             files.close()
         folder.sync()
+    columns = column_files(scratch.path / temporary, column_names(fields))
     if not remove_index(place, name):
         raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
     scratch.rename(temporary, name, place)
+    return columns
 
 
 def remove_index(place: Folder, name: str) -> bool:
@@ -73,6 +78,15 @@ def is_index(place: Folder, name: str) -> bool:
 
 def _is_column(folder: Folder, name: str) -> bool:
     return name.endswith(".npy") and folder.kind(name) in ("file", "link")
+
+
+def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
+    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    found = {}
+    for name in sorted(names):
+        with Window(folder / name) as window:
+            found[name] = ColumnFile(window.size, window.checksum())
+    return found
 
 
 def _write_parts(

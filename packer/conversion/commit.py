@@ -45,11 +45,11 @@ def commit(
         parts = [journal.part_path(shard) for shard, _ in chosen]
         counts = [meta.shard.samples for _, meta in chosen]
         index = f"{split}.index"
-        write_index(place, index, parts, counts, list(spec.fields), scratch=work)
+        columns = write_index(place, index, parts, counts, list(spec.fields), scratch=work)
         for shard, _ in chosen:
             _move_up(work, place, shard.name)
         infos = tuple(meta.shard for _, meta in chosen)
-        splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root)
+        splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root, columns)
     _write_report(journal, plan.shards, metas, listing)
     _move_up(work, place, QUARANTINE_FOLDER)
     place.sync()
