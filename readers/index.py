@@ -21,6 +21,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from collections.abc import Iterable
@@ -35,7 +36,16 @@ from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
 
-__all__ = ["ABSENT", "COLUMNS", "FIELD_COLUMNS", "FieldColumns", "Index", "decode_name", "encode_name"]
+__all__ = [
+    "ABSENT",
+    "COLUMNS",
+    "FIELD_COLUMNS",
+    "FieldColumns",
+    "Index",
+    "column_names",
+    "decode_name",
+    "encode_name",
+]
 
 ABSENT = 2**64 - 1
 _REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
@@ -50,6 +60,14 @@ COLUMNS: dict[str, str] = {
     "media": "|u1",
 }
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
+
+
+def column_names(fields: Iterable[str]) -> list[str]:
+    """The files of an index."""
+    names = [*COLUMNS, "key", "key.offset"]
+    for field in fields:
+        names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
+    return [f"{name}.npy" for name in names]
 
 
 def encode_name(name: str, key: str) -> str:
@@ -106,6 +124,15 @@ class Index:
             for name in FIELD_COLUMNS:
                 self.field_column(field, name)
             self.names(field)
+
+    def digest(self, fields: Iterable[str]) -> str:
+        """16 hex digits of all that decides which bytes and label a sample has; reads those columns."""
+        digest = hashlib.blake2b(digest_size=8)
+        columns = [self.column("shard"), self.column("label")]
+        columns += [self.field_column(field, name) for field in fields for name in FIELD_COLUMNS]
+        for column in columns:
+            digest.update(column.data)
+        return digest.hexdigest()
 
     def _fixed(self, name: str, dtype: str) -> npt.NDArray[Any]:
         array = self._mapped.get(name)

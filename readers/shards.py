@@ -116,9 +116,15 @@ class ShardReader(Selectable):
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole set, and the split: changes whenever a shard, the order or the labels' meaning do."""
+        """Of the whole set, and the split: changes whenever a shard, the index or the labels' meaning do.
+
+        Of adopted shards whose index has no checksums it takes in what the index says, which is read for that once.
+        """
         if not self._fingerprint:
-            self._fingerprint = f"{self.dataset.fingerprint()}/{self.split}"
+            known = self.dataset.fingerprint()
+            if not self.dataset.covers_index(self.split):
+                known = f"{known}-{self.index.digest(self.fields)}"
+            self._fingerprint = f"{known}/{self.split}"
         return self._fingerprint
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.errors import BadSampleError
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, read_header
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.selection import SelectedReader
 from readers.shards import ShardReader
@@ -70,7 +70,7 @@ def info_of(images: Iterable[Buffer | None]) -> ImageInfo:
 def _header(image: Buffer | None) -> ImageHeader:
     if image is not None:
         try:
-            return parse_held(image)
+            return read_header(image)
         except BadSampleError:
             pass
     return ImageHeader("", 0, 0, 0, 0, 0)
