@@ -77,7 +77,9 @@ def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) ->
     data[600] ^= 1
     shard.write_bytes(data)
     (folder / "dataset.json").unlink()
-    with pytest.raises(readers.OutputError, match=r"there is an object that no upload of ours has written .*; remove it there"):
+    with pytest.raises(
+        readers.OutputError, match=r"there is an object that no upload of ours has written .*; remove it there"
+    ):
         packer.upload(packed, url)
     assert not (folder / "dataset.json").exists()
     repaired = packer.upload(packed, url, overwrite=True)
