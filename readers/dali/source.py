@@ -113,7 +113,7 @@ class Source:
         samples, spec = len(self.reader), order.spec()
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
         order = order.with_seed(token.seed)
-        other = self.starting(token.epoch, token.cursor, order.resumed(token.order))
+        other = self.starting(token.epoch, token.cursor, token.resumed(order))
         other.seed = token.seed
         other.schedule = _with_order(self.schedule, order)
         return other

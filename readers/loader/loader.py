@@ -160,7 +160,7 @@ class ImageLoader:
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=self.decoder, samples=samples)
         self.seed = token.seed
         self.order = self.order.with_seed(token.seed)
-        self._seek(token.epoch, token.cursor, self.order.resumed(token.order))
+        self._seek(token.epoch, token.cursor, token.resumed(self.order))
 
     def __len__(self) -> int:
         """Batches of the next loop on this rank: of a whole epoch, or what is left of a resumed one."""

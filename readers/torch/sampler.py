@@ -125,7 +125,7 @@ class EpochSampler(Sampler[int]):
         spec = self.order.spec()
         token.check(fingerprint=self._fingerprint, order_spec=spec, decoder=DECODER, samples=self._samples)
         order = self.order.with_seed(token.seed)
-        start = _Start(token.epoch, token.cursor, order.resumed(token.order))
+        start = _Start(token.epoch, token.cursor, token.resumed(order))
         self.order = order
         self._begin_at(start)
 
