@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.node import usable_cpus
+from cache.text import plural
 from packer.adopted_shard import AdoptTask, locate_shard, make_keys_unique
 from packer.columns import PartMeta
 from packer.conversion.commit import write_dataset_info
@@ -143,6 +144,9 @@ class _Adoption:
         ]
         size = sum(path.stat().st_size for path in self._paths)
         metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
+        if not any(meta.shard.samples for meta in metas):
+            shards = plural(len(tasks), f"{self._format} shard")
+            raise SourceError(f"{self._paths[0].parent}: {shards}, but not one sample in them, so no set is made")
         parts = {task.shard: task.part for task in tasks}
         warnings = []
         for split, paths in self._splits.items():

@@ -25,7 +25,7 @@ from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo
 from readers.strings import Strings
 
-__all__ = ["LeftOut", "PartMeta", "ShardColumns", "load_meta", "load_part", "save_part", "string_columns"]
+__all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
 
 _HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
@@ -120,6 +120,12 @@ class ShardColumns:
             names = [encode_name(names[number], key) for key, _, names, _ in samples]
             found |= string_columns(f"{name}.name", names)
         return found
+
+
+def header_row(header: ImageHeader | None) -> dict[str, int]:
+    """What the header columns hold of an image; None: of no image, or one whose header cannot be read."""
+    media, *values = header or _NO_HEADER
+    return dict(zip(_HEADER_COLUMNS, (*values, _MEDIA_CODE[media]), strict=True))
 
 
 def _joined_offsets(parts: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:

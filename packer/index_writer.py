@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from packer.columns import load_part
-from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS
+from packer.formats.window import Window
+from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names
+from readers.layout import ColumnFile
 
-__all__ = ["write_index"]
+__all__ = ["column_files", "write_index"]
 
 
-def write_index(folder: Path, parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]) -> None:
+def write_index(
+    folder: Path, parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]
+) -> dict[str, ColumnFile]:
     """Write every column of `readers.index` to `folder`, replacing it, with everything on the disk at the end.
 
-    parts: one per shard, in order; samples: how many each has.
+    parts: one per shard, in order; samples: how many each has. Returns size and CRC32C of every file.
     """
     temporary = folder.with_name(folder.name + ".tmp")
     if temporary.exists():
@@ -34,9 +38,20 @@ def write_index(folder: Path, parts: Sequence[Path], samples: Sequence[int], fie
     finally:
         files.close()
     _fsync_all(temporary)
+    columns = column_files(temporary, column_names(fields))
     if folder.exists():
         shutil.rmtree(folder)
     temporary.replace(folder)
+    return columns
+
+
+def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
+    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    found = {}
+    for name in sorted(names):
+        with Window(folder / name) as window:
+            found[name] = ColumnFile(window.size, window.checksum())
+    return found
 
 
 def _write_parts(

@@ -36,9 +36,9 @@ from cache.staging import StagedFile
 from cache.staging.crew import work_off
 from packer.watch import Silent, Watcher
 from readers.errors import DatasetError, OutputError
+from readers.index import column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.remote import remote_errors
-from readers.remote.home import column_names
 from readers.staged_files import set_files
 
 __all__ = ["UploadResult", "committed", "upload"]
@@ -188,7 +188,7 @@ class _Upload:
             info = parse_dataset_info(there or b"", str(self._remote.url))
         except DatasetError:
             return 0
-        columns = column_names(list(info.fields))
+        columns = column_names(info.fields)
         old = [shard.path for split in info.splits.values() for shard in split.shards]
         old += [f"{split.index}/{name}" for split in info.splits.values() for name in columns]
         gone = [path for path in dict.fromkeys(old) if path not in ours]

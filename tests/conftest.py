@@ -64,10 +64,10 @@ def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    yield {"directory": folder, "job": "test"}
+    yield {"directory": folder, "job": f"test-{os.getpid()}"}
     gc.collect()
     assert [path.name for path in folder.iterdir()] == []
-    assert [info.name for info in list_caches() if info.job == "test"] == []
+    assert [info.name for info in list_caches() if info.job == f"test-{os.getpid()}"] == []
 
 
 @pytest.fixture

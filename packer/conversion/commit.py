@@ -44,13 +44,13 @@ def commit(
         parts = [journal.part_path(shard) for shard, _ in chosen]
         counts = [meta.shard.samples for _, meta in chosen]
         index = f"{split}.index"
-        write_index(out / index, parts, counts, list(spec.fields))
+        columns = write_index(out / index, parts, counts, list(spec.fields))
         for shard, _ in chosen:
             source, target = journal.folder / shard.name, out / shard.name
             if source.exists():
                 source.replace(target)
         infos = tuple(meta.shard for _, meta in chosen)
-        splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root)
+        splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root, columns)
     _write_report(out, plan.shards, metas, listing)
     _move_quarantine(journal.folder / _QUARANTINE, out / _QUARANTINE)
     fsync_folder(out)

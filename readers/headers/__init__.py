@@ -16,9 +16,21 @@ from collections.abc import Callable
 
 from readers.errors import BadSampleError
 from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
+from readers.headers.foreign import FOREIGN_SUFFIXES, foreign_medium
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
-__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "read_frame", "read_header", "sniff"]
+__all__ = [
+    "FOREIGN_SUFFIXES",
+    "MEDIA",
+    "SUFFIX",
+    "ImageHeader",
+    "foreign_medium",
+    "parse_header",
+    "parse_held",
+    "read_frame",
+    "read_header",
+    "sniff",
+]
 
 _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "jpeg": jpeg.parse,
@@ -57,6 +69,11 @@ def parse_header(data: Buffer) -> ImageHeader:
     """
     parser = _PARSERS.get(sniff(data))
     if parser is None:
+        foreign = foreign_medium(data)
+        if foreign:
+            raise BadSampleError(
+                f"image, byte 0: found {foreign}, an image format that is not read; write it as jpeg, png or webp first"
+            )
         found = bytes(data[:8]).hex(" ") or "no bytes"
         raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_PARSERS)}, found {found}")
     return parser(data)
