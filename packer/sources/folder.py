@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +34,10 @@ class FolderSource:
 
     def open(self) -> FolderReader:
         return FolderReader(os.fspath(self.root))
+
+    def paths(self, listing: SourceListing) -> Iterator[str]:
+        prefix = os.fspath(self.root).rstrip("/") + "/"
+        return (prefix + place[0] for part in listing.splits.values() for place in part.places)
 
 
 def list_tree(files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]]) -> SourceListing:
