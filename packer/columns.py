@@ -24,6 +24,7 @@ from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo
+from readers.sample import NO_LABEL
 from readers.strings import Strings
 
 __all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
@@ -48,8 +49,8 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
-    was adopted; a shard we wrote has the fields of its set.
+    fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
+    names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
     """
 
     shard: ShardInfo
@@ -58,6 +59,8 @@ class PartMeta:
     fields: tuple[str, ...] = ()
     unreadable: int = 0
     class_names: dict[str, str] = field(default_factory=dict)
+    class_conflict: str = ""
+    max_label: int = NO_LABEL
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
