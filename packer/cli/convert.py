@@ -10,11 +10,12 @@ from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import (
-    emphasis,
+    Emphasis,
     human_bytes,
     human_seconds,
     json_option,
     print_json,
+    show,
     split_name,
     workers_option,
 )
@@ -148,10 +149,10 @@ def command(
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(summary(result))
+        show(*summary(result))
 
 
-def summary(result: ConvertResult) -> str:
+def summary(result: ConvertResult) -> list[str]:
     """What was done, in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     shards = plural(result.shards, f"{result.format} shard")
@@ -160,9 +161,9 @@ def summary(result: ConvertResult) -> str:
         f"{human_bytes(result.payload_bytes)}"
     )
     if result.dry_run:
-        return f"{result.output}: would hold {what} in {shards}"
+        return [f"{result.output}: would hold {what} in {shards}"]
     if result.already_done:
-        return f"{result.output}: already holds {what} in {shards}; nothing to do"
+        return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
     seconds = max(result.seconds, 1e-9)
     lines = [
@@ -175,9 +176,9 @@ def summary(result: ConvertResult) -> str:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        lines.append(Emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
         reasons = list(result.left_out_reasons.items())
-        lines += [emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
+        lines += [Emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
-    return "\n".join(lines)
+    return lines
