@@ -23,6 +23,7 @@ from packer.engines.local import run_shards
 from packer.formats import format_named, format_of_file
 from packer.formats.base import LocateOptions, ShardSpec
 from packer.index_writer import write_index
+from packer.output import local_output
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
 from readers.errors import BadNameError, DatasetError, FormatError, OutputError, SourceError
@@ -74,7 +75,7 @@ def index(
     split = SplitName(split) if split is not None else None
     named: dict[str, str] = {FieldName(name): key for name, key in (fields or {}).items()}
     paths = _find_shards([Path(shard) for shard in shards])
-    out = Path(output) if output is not None else _common_folder(paths)
+    out = local_output(output) if output is not None else _common_folder(paths)
     home = next(
         (folder for folder in (out, *{path.parent for path in paths}) if (folder / DATASET_FILE).exists()),
         out,
@@ -152,18 +153,23 @@ class _Adoption:
         for split, paths in self._splits.items():
             if make_keys_unique([(path.stem, parts[path]) for path in paths]):
                 warnings.append(f"{split}: shards share keys, so each key got its shard's name in front")
-        info = self._commit(dict(zip(self._paths, metas, strict=True)), parts, classes)
+        info = self._commit(journal, dict(zip(self._paths, metas, strict=True)), parts, classes)
         return info, metas, warnings
 
     def _commit(
-        self, metas: Mapping[Path, PartMeta], parts: Mapping[Path, Path], classes: Sequence[str] | None
+        self,
+        journal: Journal,
+        metas: Mapping[Path, PartMeta],
+        parts: Mapping[Path, Path],
+        classes: Sequence[str] | None,
     ) -> DatasetInfo:
         spec = format_named(self._format).describe(self._paths[0])
         kinds = self._fields(metas, spec)
         splits = {}
         for name, paths in self._splits.items():
             counts = [metas[path].shard.samples for path in paths]
-            write_index(self._out / f"{name}.index", [parts[path] for path in paths], counts, list(kinds))
+            mine = [parts[path] for path in paths]
+            write_index(journal.place, f"{name}.index", mine, counts, list(kinds), scratch=journal.work)
             root = self._known.splits[name].root if self._known and name in self._known.splits else ""
             infos = tuple(metas[path].shard for path in paths)
             splits[name] = SplitInfo(sum(counts), infos, f"{name}.index", root)
@@ -181,7 +187,7 @@ class _Adoption:
             label_offset=spec.label_offset if spec else self._options.label_offset,
             made=made,
         )
-        write_dataset_info(self._out, info)
+        write_dataset_info(journal.place, info, scratch=journal.work)
         return info
 
     def _fields(self, metas: Mapping[Path, PartMeta], spec: ShardSpec | None) -> dict[str, str]:
