@@ -52,7 +52,7 @@ class IndexResult:
 
 
 def index(
-    shards: Sequence[str | os.PathLike[str]],
+    shards: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     split: str | None = None,
@@ -66,14 +66,16 @@ def index(
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
-    shards: files, or directories of them. output: where dataset.json and the index go; default beside the shards,
-    otherwise links to the shards are made there. split: of all shards; default read off each file name.
+    shards: files, or directories of them, or one such. output: where dataset.json and the index go; default beside
+    the shards, otherwise links to the shards are made there. split: of all shards; default read off each file name.
     image_key, label_key, fields (field -> key): what the shards call things. label_offset: subtracted from their
     labels. classes: names by label. Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError,
     BadNameError (of a split or field).
     """
     split = SplitName(split) if split is not None else None
     named: dict[str, str] = {FieldName(name): key for name, key in (fields or {}).items()}
+    if isinstance(shards, (str, os.PathLike)):
+        shards = (shards,)
     paths = _find_shards([Path(shard) for shard in shards])
     out = local_output(output) if output is not None else _common_folder(paths)
     home = next(

@@ -19,7 +19,7 @@ from packer.cli.text import (
     split_name,
     workers_option,
 )
-from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
+from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, container_named, parse_size
 from packer.conversion.run import ConvertResult, convert
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
@@ -52,9 +52,19 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return found
 
 
+class _Container(click.Choice):  # type: ignore[type-arg]
+    """A format, also under the other names that it goes by."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return container_named(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @click.command("convert", short_help="Pack a source into shards.")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
+@click.option("--to", type=_Container(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
