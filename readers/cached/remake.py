@@ -1,8 +1,8 @@
 """Make the kept form of an image: decode it, resize it with antialiasing, and encode it again or keep the pixels.
 
-Images are decoded as augmenting decodes them: a JPEG is first scaled in the DCT where that leaves enough to resize. Then
-Pillow resizes: Lanczos for what is encoded again, as packing does it; bilinear for pixels, with results within 2 of 255 of
-those of torch's kernel, which augmenting uses (docs/cache.md).
+Images are decoded as augmenting decodes them: a JPEG is first scaled in the DCT where that leaves enough to resize.
+Then Pillow resizes: Lanczos for what is encoded again, as packing does it; bilinear for pixels, with results within 2
+of 255 of those of torch's kernel, which augmenting uses (docs/cache.md).
 """
 
 from __future__ import annotations
