@@ -48,7 +48,8 @@ class PartMeta:
     """The facts of one finished shard.
 
     fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
-    was adopted; a shard we wrote has the fields of its set.
+    was adopted; a shard we wrote has the fields of its set. remarks: how many images each of the remarks of
+    `packer.conversion.images` is about, and the name of the first.
     """
 
     shard: ShardInfo
@@ -57,6 +58,7 @@ class PartMeta:
     fields: tuple[str, ...] = ()
     unreadable: int = 0
     class_names: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -66,7 +68,9 @@ class PartMeta:
         value = json.loads(text)
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
         shard = ShardInfo(**value.pop("shard"))
-        return cls(**value | {"shard": shard, "left_out": left_out, "fields": tuple(value["fields"])})
+        remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
+        fields = tuple(value["fields"])
+        return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
 
 
 class ShardColumns:
