@@ -19,6 +19,7 @@ from typing import Any
 
 import readers
 from packer.index_check import check_columns
+from packer.output import local_output
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, UnknownNameError
 from readers.headers import SUFFIX, sniff
@@ -62,7 +63,7 @@ def extract(
     leads out of `output`, or a file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index)
     and DamagedSampleError.
     """
-    root, out = Path(path), Path(output)
+    root, out = Path(path), local_output(output)
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     for name in names:

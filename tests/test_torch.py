@@ -281,7 +281,7 @@ def test_a_plain_loader_resumes_by_what_training_has_seen(reader: readers.ShardR
     assert states[0] == states[1] and sorted(seen) == sorted(expected[:24])
     sampler = EpochSampler(order, reader)
     sampler.load_state_dict(states[0])
-    assert len(sampler) == 16
+    assert sampler.left == 16 and len(sampler) == COUNT
     rest = [number for batch in DataLoader(Numbers(reader, CROP), 5, sampler=sampler) for number in numbered(batch)]
     assert rest == expected[24:] and sampler.epoch == 1
 

@@ -21,9 +21,11 @@ from packer.conversion.left_out import count_by_reason, link_warnings, refuse_no
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.conversion.replaced import replaced_set
 from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
 from packer.formats import format_named
+from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
@@ -120,6 +122,8 @@ def convert(
             work=work,
             watcher=watcher,
         )
+    if output is not None:
+        local_output(output)
     if work is not None:
         raise ValueError("work is for an output at an address; a local output is made where it stays")
     options = ConvertOptions(
@@ -169,12 +173,15 @@ class _Conversion:
                 journal.remove()
                 return self._already_done(listing)
             if finished is not None and not overwrite:
-                if not any(journal.folder.glob("*.part")):
-                    journal.remove()
                 raise OutputError(
                     f"{self._out}: holds a set made from another source or with other options; "
                     f"add --overwrite to replace it, or choose another output with -o"
                 )
+            old = replaced_set(journal)
+            if old is not None:
+                old.check(plan, self._source.paths(listing))
+                for line in old.told(plan, listing):
+                    self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
             for warning in remarks_of(metas):
@@ -221,9 +228,8 @@ class _Conversion:
             blocks=listing.splits[shard.split].blocks(shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
-            shard=journal.folder / shard.name,
-            part=journal.part_path(shard),
-            quarantine=journal.folder / "quarantine" / shard.split,
+            out=journal.out,
+            shard=shard.name,
         )
 
     def _check_space(self, needed: int) -> None:
