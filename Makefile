@@ -9,7 +9,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 # Thousands of kills, full disks and fuzzed files: half an hour and more. Each test prints how many trials it made.
 test-faults: $(VENV)/.ready-test

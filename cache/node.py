@@ -36,13 +36,17 @@ def usable_cpus(
 
 
 def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
-    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom."""
+    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom.
+
+    The page cache of files counts as headroom, since the kernel gives it up before it kills anybody; memory of a tmpfs,
+    which it cannot give up, does not.
+    """
     limits = [_mem_available()]
     for folder in _cgroup_folders(cgroup_root, membership):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            limits.append(max(0, limit - used))
+            limits.append(min(limit, max(0, limit - used + _file_cache_bytes(folder))))
     return min(limits)
 
 
@@ -92,6 +96,16 @@ def _mem_available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _file_cache_bytes(folder: Path) -> int:
+    """Page cache of a control group and those below it: the kernel's lists of file pages. A tmpfs is not on them.
+
+    v1 counts only the group itself under these names, and all of it under "total_…"; v2 has the latter meaning alone.
+    """
+    words = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    found = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _text(path: Path) -> str:

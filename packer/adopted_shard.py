@@ -15,7 +15,7 @@ from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.watch import Counter
 from readers.errors import BadSampleError, FormatError
-from readers.headers import ImageHeader, parse_header
+from readers.headers import ImageHeader, read_header
 from readers.index import ABSENT
 from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
@@ -106,7 +106,7 @@ def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
 
 def _header(payload: bytes) -> ImageHeader | None:
     try:
-        return parse_header(payload)
+        return read_header(payload)
     except BadSampleError:
         return None
 

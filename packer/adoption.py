@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from cache.node import usable_cpus
+from cache.text import plural
 from packer.adopted_shard import AdoptTask, locate_shard, make_keys_unique
 from packer.class_names import class_names
 from packer.columns import PartMeta
 from packer.conversion.journal import Journal
 from packer.engines.local import run_shards
-from packer.existing_set import listed, losses, quantity
+from packer.existing_set import listed, losses
 from packer.formats.base import LocateOptions
 from packer.found_shards import FoundShard, FoundShards, find_shards
 from packer.index_commit import IndexCommit
@@ -119,7 +120,7 @@ class _Adoption:
                     out.rmdir()  # of a run that failed: there is nothing in it
         unreadable = sum(meta.unreadable for meta in metas.values())
         if unreadable:
-            self._warnings.append(f"{quantity(unreadable, 'image')} without a readable header")
+            self._warnings.append(f"{plural(unreadable, 'image')} without a readable header")
         return IndexResult(
             output=out,
             format=self._found.format,
@@ -142,6 +143,9 @@ class _Adoption:
         ]
         size = sum(shard.path.stat().st_size for shard in shards)
         metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
+        if not any(meta.shard.samples for meta in metas):
+            what = plural(len(tasks), f"{self._found.format} shard")
+            raise SourceError(f"{shards[0].path.parent}: {what}, but not one sample in them, so no set is made")
         return dict(zip(shards, metas, strict=True))
 
     def _describe(
@@ -213,7 +217,7 @@ class _Adoption:
         count, some = self._found.missing()
         if count and not self._accept_loss:
             raise SourceError(
-                f"{self._found.shards[0].path.parent}: {quantity(count, 'shard')} of this set {_are(count)} missing "
+                f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set {_are(count)} missing "
                 f"by the names of the others ({listed(some)}); bring them back, or add --accept-loss for a set without"
             )
 
@@ -227,7 +231,7 @@ class _Adoption:
             self._compare_leftovers(info)
         if self._found.known and self._found.new:
             new = [shard.name for shard in self._found.new]
-            self._warnings.append(f"{quantity(len(new), 'shard')} new to the set ({listed(new)})")
+            self._warnings.append(f"{plural(len(new), 'shard')} new to the set ({listed(new)})")
 
     def _compare_leftovers(self, info: DatasetInfo) -> None:
         """An index whose dataset.json was lost still says how many samples there were."""
@@ -235,7 +239,7 @@ class _Adoption:
         for name, split in info.splits.items():
             samples = _samples_of(self._found.out / split.index)
             if samples > split.samples:
-                lost = quantity(samples - split.samples, "sample")
+                lost = plural(samples - split.samples, "sample")
                 found.append(f"{lost} of {name}, whose index has {samples}, while the shards hold {split.samples}")
         self._refuse(found)
 

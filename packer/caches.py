@@ -105,14 +105,20 @@ def warm_cache(
     """
     seen, told = watcher or Silent(), place_told(path)
     started = time.monotonic()
-    with readers.open(path, split) as base, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # having no room is an error here
-        with readers.cached(base, capacity, keep, persist=True, directory=directory, job=job) as reader:
+    with readers.open(path, split) as base:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            reader = readers.cached(base, capacity, keep, persist=True, directory=directory, job=job)
+        with reader:
             before = reader.stats()
-            if not before.capacity_bytes:
+            reasons = "; ".join(str(warning.message) for warning in warned)
+            if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
-                    f"{directory}: no room for a cache of {told}; ask for less with --capacity, or see  packer cache ls"
+                    f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
+                    f"--capacity, or see  packer cache ls"
                 )
+            if reasons:
+                seen.note(reasons)
             done = [0, 0]
 
             def progress(samples: int, size: int) -> None:

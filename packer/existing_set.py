@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cache.text import plural
 from readers.errors import DatasetError
 from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, read_dataset_info
 
-__all__ = ["ExistingSet", "find_set", "listed", "losses", "quantity"]
+__all__ = ["ExistingSet", "find_set", "listed", "losses"]
 
 _NAMED = 3
 
@@ -57,18 +58,18 @@ def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
     gone = [shard for shard in known if shard.path not in there]
     if gone:
         samples = sum(shard.samples for shard in gone)
-        found.append(f"{quantity(samples, 'sample')} in {quantity(len(gone), 'shard')} ({_paths(gone)})")
+        found.append(f"{plural(samples, 'sample')} in {plural(len(gone), 'shard')} ({_paths(gone)})")
     for shard in known:
         now = there.get(shard.path)
         if now is not None and now.samples < shard.samples:
-            lost = quantity(shard.samples - now.samples, "sample")
+            lost = plural(shard.samples - now.samples, "sample")
             found.append(f"{lost} of {shard.path}, which had {shard.samples} and has {now.samples}")
     changed = [
         s for s in known if s.path in there and (s.bytes, s.crc32c) != (there[s.path].bytes, there[s.path].crc32c)
     ]
     if changed:
         found.append(
-            f"the checksums of {quantity(len(changed), 'shard')} ({_paths(changed)}), whose bytes are not those that "
+            f"the checksums of {plural(len(changed), 'shard')} ({_paths(changed)}), whose bytes are not those that "
             f"were indexed: damaged, or rewritten"
         )
     found += _names("split", old.splits.keys() - {name for name, split in new.splits.items() if split.shards})
@@ -78,18 +79,13 @@ def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
     return found + _names("field", [name for name in old.fields if name not in new.fields])
 
 
-def quantity(count: int, what: str) -> str:
-    """1 shard, 2 shards, 1,000 classes."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}{'es' if what.endswith('s') else 's'}"
-
-
 def listed(names: Sequence[str]) -> str:
     """The first few of some names."""
     return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
 
 
 def _names(what: str, names: Collection[str]) -> list[str]:
-    return [f"{quantity(len(names), what)} ({listed(sorted(names))})"] if names else []
+    return [f"{plural(len(names), what)} ({listed(sorted(names))})"] if names else []
 
 
 def _paths(shards: Sequence[ShardInfo]) -> str:

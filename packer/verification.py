@@ -29,7 +29,7 @@ from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, StaleIndexError
 from readers.headers import sniff
-from readers.layout import ShardInfo, read_dataset_info
+from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 from readers.sample import Buffer
 
 __all__ = ["Problem", "VerifyResult", "verify"]
@@ -99,6 +99,8 @@ def verify(
             tasks.append(_Task(root, name, number, shard, first, info.format, options, deep))
             first += shard.samples
         sound &= check_index(root, info, name, found)
+    if not any(split.samples for split in info.splits.values()):
+        found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
         watched = watcher or Silent()
@@ -107,7 +109,7 @@ def verify(
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
     if against is not None:
-        source = open_source(against) if isinstance(against, (str, Path)) else against
+        source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
         left_out = compare(root, source, found, watcher or Silent())
         against = source.title
     return VerifyResult(

@@ -18,12 +18,14 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
-    └── MissingExtraError (ImportError)      an optional package is not installed
+    ├── MissingExtraError (ImportError)      an optional package is not installed
+    └── errors of `cache`, see `cache.errors`: what its own functions raise; readers raise those above
 """
 
 from __future__ import annotations
 
 from cache.distribution import install_command
+from cache.errors import PackerError
 
 __all__ = [
     "BadNameError",
@@ -44,10 +46,6 @@ __all__ = [
     "UnknownNameError",
     "WorkerError",
 ]
-
-
-class PackerError(Exception):
-    """The root of all errors that this project raises on purpose."""
 
 
 class DatasetError(PackerError, ValueError):

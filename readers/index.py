@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 ABSENT = 2**64 - 1
+_REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
     "shard": "<u4",
     "label": "<i8",
@@ -140,8 +141,7 @@ class Index:
         array = _map_npy(self.directory / f"{name}.npy", dtype)
         if len(array) != self.samples:
             raise DatasetError(
-                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; "
-                f"rebuild it with  packer index"
+                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {_REBUILD}"
             )
         self._mapped[name] = array
         return array
@@ -151,8 +151,7 @@ class Index:
         offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
         if len(offsets) != self.samples + 1:
             raise DatasetError(
-                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; "
-                f"rebuild it with  packer index"
+                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {_REBUILD}"
             )
         try:
             return Strings(blob, offsets)
@@ -200,7 +199,7 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
                 return np.zeros(0, expected)
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
-        raise DatasetError(f"{path}: missing index column; rebuild it with  packer index") from error
+        raise DatasetError(f"{path}: missing index column; {_REBUILD}") from error
     except (OSError, *_NO_HEADER) as error:
         raise DatasetError(f"{path}: not the index column it should be: {error}") from error
     return np.frombuffer(view, expected, count=shape[0], offset=start)

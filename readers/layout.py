@@ -221,7 +221,10 @@ def _no_dataset(directory: Path) -> str:
     if not directory.exists():
         return f"{directory}: no such directory"
     if (directory / WORK_FOLDER).is_dir():
-        return f"{directory}: an unfinished conversion (no dataset.json); run the same  packer convert  again"
+        return (
+            f"{directory}: an unfinished conversion (no dataset.json); wait for it, or where none is at work run the "
+            f"same  packer convert  again"
+        )
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
 

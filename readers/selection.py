@@ -114,6 +114,16 @@ class SelectedReader(Selectable):
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
+    @property
+    def files_fingerprint(self) -> str:
+        """That of the base (see `readers.sample.Listed`); "" where it has none."""
+        return str(getattr(self.base, "files_fingerprint", ""))
+
+    def is_current(self, index: int) -> bool:
+        """Whether the file of a sample is still the one that the base listed; yes for a base that cannot tell."""
+        asked = getattr(self.base, "is_current", None)
+        return asked is None or bool(asked(self._one(index)))
+
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [k]; 0 where a sample lacks it."""
         return self.base.sizes(field)[self.indices]

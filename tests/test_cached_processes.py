@@ -151,7 +151,7 @@ def test_a_persistent_cache_is_found_again(packed: Path, tmp_path: Path, monkeyp
 
 
 def test_other_bytes_are_another_cache(tree: Path, tmp_path: Path, place: dict[str, Any]) -> None:
-    """A folder is known by its names and sizes, a set by what it holds."""
+    """A folder is known by its path and the state of its files, a set by what it holds."""
     (tmp_path / "tree").mkdir()
     for index, path in enumerate(sorted((tree / "train/cat").iterdir())[:2]):
         (tmp_path / f"tree/{index}.jpg").write_bytes(path.read_bytes())

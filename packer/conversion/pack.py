@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
@@ -17,17 +18,19 @@ from packer.conversion.options import ConvertOptions
 from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import PickledSlice, Slice, Source, SourceReader
+from packer.sources.base import PickledSlice, Slice, Source, SourceReader, StrayReader
+from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
-from readers.headers import parse_header, sniff
+from readers.headers import parse_header
 from readers.layout import ShardInfo
 from readers.names import WORK_FOLDER
 from readers.sample import Buffer
-from readers.tree import has_image_suffix
 
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
 
+_LARGE_BYTES = 4 << 20
+_MAX_BYTES = 1 << 31
 _REPORT_BYTES = 1 << 20
 _REPORT_SAMPLES = 256
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -82,6 +85,10 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     return meta
 
 
+def _name(samples: Slice, i: int) -> str:
+    return samples.names[i][0] or samples.keys[i]
+
+
 def _abort(writer: ShardWriter | None) -> None:
     if writer is not None:
         writer.abort()
@@ -107,11 +114,12 @@ class _Packing:
         counter = self._counter
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
-            arena.begin(samples.bytes[i] + 1)
             payloads: Sequence[Buffer | None] = ()
             try:
-                payloads = reader.read(place, arena)
-                self._add(samples, i, payloads, writer)
+                if samples.bytes[i] <= _LARGE_BYTES or self._is_worth_reading(samples, i, reader):
+                    arena.begin(samples.bytes[i] + 1)
+                    payloads = reader.read(place, arena)
+                    self._add(samples, i, payloads, writer)
             except BadSampleError as error:
                 self._leave_out(samples, i, payloads, error)
             pending_samples += 1
@@ -122,6 +130,18 @@ class _Packing:
                 if counter.stopped():
                     raise Cancelled
         counter.report(pending_samples, pending_bytes)
+
+    def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
+        """Look at a large file before memory is taken for it: a tree may hold anything beside its images."""
+        name, size = _name(samples, i), samples.bytes[i]
+        if self._task.skip_strays:
+            head = cast(StrayReader, reader).head(samples.places[i])
+            if is_stray(head, name):
+                self._left_out.append(LeftOut(name, reason_of(head, name), ""))
+                return False
+        if size > _MAX_BYTES:
+            raise BadSampleError(f"has {size:,} bytes, expected at most {_MAX_BYTES:,}")
+        return True
 
     def _add(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
         names, header = samples.names[i], None
@@ -138,11 +158,13 @@ class _Packing:
 
     def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
         task = self._task
-        name = samples.names[i][0] or samples.keys[i]
+        name = _name(samples, i)
         image = payloads[0] if payloads else None
-        if task.skip_strays and image is not None and not has_image_suffix(name) and not sniff(image):
-            self._left_out.append(LeftOut(name, "not an image", ""))
+        if task.skip_strays and image is not None and is_stray(image, name):
+            self._left_out.append(LeftOut(name, reason_of(image, name), ""))
             return
+        if image is not None and not len(image):
+            error = BadSampleError(f"is {EMPTY}")
         on_error = task.options.on_error
         if on_error == "raise":
             raise BadSampleError(

@@ -28,8 +28,8 @@ __all__ = ["ArchiveSource"]
 class ArchiveSource:
     """The members of the archive at `root`."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
+        self.root, self.layout = Path(root), layout
         self._keeper = StreamKeeper(self.root)
         self._stamp: tuple[int, int] | None = None
 
@@ -45,7 +45,7 @@ class ArchiveSource:
             members = zip_members(self.root, left_out)
         else:
             members = tar_members(self.root, left_out, warnings)
-        listing = list_members(members, split, self.root, left_out)
+        listing = list_members(members, split, self.root, left_out, self.layout)
         for part in listing.splits.values():
             part.stamps = [self._stamp[1]] * len(part)
         listing.warnings += warnings

@@ -21,7 +21,16 @@ from packer.conversion.arena import Arena
 from readers.errors import SourceError
 from readers.sample import Buffer
 
-__all__ = ["PickledSlice", "Slice", "Source", "SourceListing", "SourceReader", "SplitListing", "check_names"]
+__all__ = [
+    "PickledSlice",
+    "Slice",
+    "Source",
+    "SourceListing",
+    "SourceReader",
+    "SplitListing",
+    "StrayReader",
+    "check_names",
+]
 
 
 _BLOCK_SAMPLES = 1024
@@ -82,7 +91,8 @@ class SourceListing:
     """What a source holds.
 
     left_out: (path, reason) of files that are not samples. skip_strays: a file that turns out to be no image, and is
-    not named like one, is left out rather than an error. shuffles: samples can be read in any order at no great cost.
+    not named like one, is left out rather than an error; the source's reader is a `StrayReader`. shuffles: samples can
+    be read in any order at no great cost.
     """
 
     splits: dict[str, SplitListing]
@@ -108,6 +118,13 @@ class SourceReader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class StrayReader(SourceReader, Protocol):
+    """A reader of files of which some may be no image: with `skip_strays`, they are looked at before they are read."""
+
+    def head(self, place: Any) -> bytes:
+        """The first bytes of a file, up to HEAD_BYTES of `packer.sources.contents`. Raises as `read` does."""
 
 
 class Source(Protocol):

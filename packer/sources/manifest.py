@@ -108,8 +108,8 @@ class _Listing:
                 f"{', '.join(self._splits)}"
             )
         # Over all splits, also those that were not asked for: a label means the same in each.
-        numbers, classes = number_labels(labels, lines, self._table)
-        listing = SourceListing({}, self._fields(), classes)
+        numbers, classes, warnings = number_labels(labels, lines, self._table)
+        listing = SourceListing({}, self._fields(), classes, warnings=warnings)
         for name, part in self._splits.items():
             if self._split not in (None, name):
                 continue

@@ -33,7 +33,7 @@ from readers.dali.backend import Dali, load_dali
 from readers.dali.nodes import source_nodes
 from readers.dali.source import Source
 
-__all__ = ["Graph", "PipelineOptions", "celeba", "classification", "pipeline"]
+__all__ = ["Graph", "PipelineOptions", "classification", "pipeline"]
 
 Graph: TypeAlias = Callable[[Any], Any]
 _SUPPORTED = (*GEOMETRIC, RandomHorizontalFlip, RandomVerticalFlip, Normalize)
@@ -87,12 +87,6 @@ def classification(size: int = 224, *, train: bool = True, resize: int | None = 
     if train:
         return [RandomResizedCrop(size), RandomHorizontalFlip(), normalize]
     return [Resize(resize or size * 256 // 224), CenterCrop(size), normalize]
-
-
-def celeba(size: int = 64, *, crop: int = 148, train: bool = True) -> list[Op]:
-    """The ops of face models: the middle `crop` pixels of 178 × 218, to `size`, flip, values from -1 to 1."""
-    flips: list[Op] = [RandomHorizontalFlip()] if train else []
-    return [CenterCrop(crop), Resize((size, size)), *flips, Normalize((0.5,) * 3, (0.5,) * 3)]
 
 
 def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: Graph | None = None) -> Any:
