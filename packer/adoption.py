@@ -144,8 +144,8 @@ class _Adoption:
         size = sum(shard.path.stat().st_size for shard in shards)
         metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
         if not any(meta.shard.samples for meta in metas):
-            what = plural(len(tasks), f"{self._found.format} shard")
-            raise SourceError(f"{shards[0].path.parent}: {what}, but not one sample in them, so no set is made")
+            count = plural(len(tasks), f"{self._found.format} shard")
+            raise SourceError(f"{shards[0].path.parent}: {count}, but not one sample in them, so no set is made")
         return dict(zip(shards, metas, strict=True))
 
     def _describe(

@@ -84,9 +84,10 @@ def bits_of(image: Image) -> int:
 
 def layout_of(image: Image) -> str:
     """Pillow's name for how the values of a pixel lie in the file; "" where they lie apart."""
-    arguments = (tile[-1] for tile in tiles_of(image) if tile[-1])
-    names = {name if isinstance(name, str) else name[0] for name in arguments}
-    return names.pop() if len(names) == 1 else ""
+    arguments = (tile[-1] for tile in tiles_of(image))
+    names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
+    name = names.pop() if len(names) == 1 else ""
+    return name if isinstance(name, str) else ""
 
 
 def tiles_of(image: Image) -> list[Any]:
