@@ -82,9 +82,9 @@ class Source:
         world_size: int | None = None,
         tail: Tail = "drop_last",
     ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
         if order is None:
             order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader))
+        rank, world_size = rank_and_world_size(rank, world_size, order.groups)
         self.reader, self.batch_size, self.seed = reader, batch_size, seed
         self.recipe = None if augment is None else Recipe(augment)
         self.boxed = self.recipe is not None and _crops_first(self.recipe)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from cache.node import usable_cpus
-from cache.ranks import detect_ranks, rank_and_world_size
+from cache.ranks import rank_and_world_size
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe
@@ -89,14 +89,14 @@ class ImageLoader:
         if order is None:
             order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader))
         self.order = order
-        self.rank, self.world_size, local = _place(rank, world_size)
+        self.rank, self.world_size = rank_and_world_size(rank, world_size, order.groups)
         self.tail: Tail = tail
         self.fields = _checked_fields(fields, reader)
         self.dtype = _dtype(dtype, self.recipe)
         _one_of("layout", layout, _LAYOUTS)
         _one_of("on_error", on_error, _ON_ERROR)
         self.layout, self.on_error = layout, on_error
-        self.threads = threads if threads is not None else max(1, usable_cpus() // local)
+        self.threads = usable_cpus() if threads is None else threads
         if self.threads < 1 or prefetch < 1:
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch = prefetch
@@ -280,11 +280,6 @@ class _Epoch(Iterator[tuple[Any, ...]]):
                 f"{first.index} ({first.key}): {first.reason}; see loader.bad_samples",
                 stacklevel=3,
             )
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int, int]:
-    """(rank, world size, ranks on this node)"""
-    return *rank_and_world_size(rank, world_size), detect_ranks().local_world_size
 
 
 def _checked_fields(fields: Sequence[str], reader: Reader) -> tuple[str, ...]:

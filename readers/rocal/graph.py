@@ -46,7 +46,7 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetc
     """A pipeline, built, whose one output is what `graph` returns. Raises MissingRocalError, PipelineError."""
     rocal = load_rocal("a rocAL pipeline")
     ranks = detect_ranks()
-    threads = machine.threads or max(1, usable_cpus() // ranks.local_world_size)
+    threads = machine.threads or usable_cpus()
     device_id = ranks.local_rank if machine.device_id is None else machine.device_id
     try:
         with contextlib.redirect_stdout(sys.stderr):

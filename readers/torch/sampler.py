@@ -54,7 +54,7 @@ class EpochSampler(Sampler[int]):
         tail: Tail = "drop_last",
     ) -> None:
         self.order = order
-        self.rank, self.world_size = rank_and_world_size(rank, world_size)
+        self.rank, self.world_size = rank_and_world_size(rank, world_size, order.groups)
         self.tail: Tail = tail
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
