@@ -167,7 +167,7 @@ def test_overwrite_refuses_at_once_where_a_shard_that_stays_is_in_the_way(
     out = tmp_path / "out"
     out.mkdir()
     shutil.copy(packed() / "train-000000.tar", out)
-    packer.index([out], workers=1)
+    packer.index([out], accept_loss=True, workers=1)
     before = files_of(out)
     with pytest.raises(OutputError, match=r"train-000000.tar: is in the way of the new set"):
         replace(tree, out)
