@@ -268,6 +268,15 @@ def test_lists_of_classes_that_agree_are_merged(tmp_path: Path) -> None:
         assert reader.classes == ("cat", "dog", "owl")
 
 
+def test_another_label_offset_does_not_move_the_names_of_the_classes(tmp_path: Path) -> None:
+    path = shard(tmp_path / "train-a.tfrecord", [1, 2], ("nothing", "cat", "dog"), [1, 2])
+    packer.index([path], classes=["nothing", "cat", "dog"], workers=1)
+    refused(tmp_path, lambda: packer.index([path], label_offset=1, workers=1), "1 class (nothing)")
+    packer.index([path], label_offset=1, accept_loss=True, workers=1)
+    with readers.open(tmp_path) as reader:
+        assert [reader.classes[label] for label in reader.labels] == ["cat", "dog"]
+
+
 def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
     path = shard(tmp_path / "train-a.tfrecord", [1, 2], (), [0, 7])
     names = tmp_path / "names.txt"
