@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-decoders test-corpora lint format clean
+.PHONY: demo test test-faults test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,12 @@ test-decoders: $(DECODERS)/.ready
 # Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.
 test-corpora: $(VENV)/.ready-test
 	CORPORA='$(CORPORA)' $(BIN)/python -m pytest -q -s -m corpora tests/test_corpora.py
+
+# The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
+# Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.
+test-slurm: $(VENV)/.ready-test
+	$(BIN)/python tests/cluster/two_nodes.py --check
+	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -8,12 +8,34 @@ from readers.layout import FORMATS
 from readers.names import SplitName
 from readers.units import parse_size
 
-__all__ = ["CHECKS", "CODECS", "DECODES", "ON_ERROR", "ConvertOptions", "Reencode", "parse_size"]
+__all__ = [
+    "CHECKS",
+    "CODECS",
+    "DECODES",
+    "FORMAT_ALIASES",
+    "ON_ERROR",
+    "ConvertOptions",
+    "Reencode",
+    "container_named",
+    "parse_size",
+]
 
 ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
+# What people call the formats otherwise.
+FORMAT_ALIASES = {"h5": "hdf5", "hdf": "hdf5", "tfrecords": "tfrecord", "webdataset": "tar", "wds": "tar"}
 CODECS = ("keep", "jpeg", "png", "webp")
+
+
+def container_named(text: str) -> str:
+    """The name of a format, which may be in capitals, or one of FORMAT_ALIASES; ValueError for none."""
+    folded = str(text).strip().casefold()
+    found = FORMAT_ALIASES.get(folded, folded)
+    if found not in FORMATS:
+        aliases = ", ".join(f"{alias} for {name}" for alias, name in FORMAT_ALIASES.items())
+        raise ValueError(f"to must be one of {', '.join(FORMATS)} ({aliases}), not {text!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from packer.conversion.commit import commit
 from packer.conversion.images import REMARKS
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, parse_size
+from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
 from packer.conversion.replaced import replaced_set
@@ -88,7 +88,8 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar". output: default `<source name>-<to>`.
+    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset"). output: default
+    `<source name>-<to>`.
     split: the one split to take, or the name for a source without splits. shard_size: bytes, or "1GiB"; default
     8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
     shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
@@ -100,6 +101,7 @@ def convert(
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
+    to = container_named(to)
     if output is not None and is_remote(output):
         from packer.remote_output import convert_to_address
 
@@ -138,12 +140,23 @@ def convert(
         reencode=reencode,
         label_offset=label_offset,
     )
-    opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    opened = _opened(source)
     out = Path(output) if output is not None else Path(default_output_name(opened, to))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or Silent())
     return conversion.run(overwrite, dry_run)
+
+
+def _opened(source: str | os.PathLike[str] | Source) -> Source:
+    if isinstance(source, (str, os.PathLike)):
+        return open_source(source)
+    if not all(hasattr(source, name) for name in ("title", "list", "open")):
+        raise TypeError(
+            f"the source is a {type(source).__name__}, expected one path, or one Source as packer.open_source gives; "
+            f"to pack several folders or files as one set, name their images in a .csv"
+        )
+    return source
 
 
 class _Conversion:
