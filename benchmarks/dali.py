@@ -19,7 +19,7 @@ from typing import Any
 import pipeline as loaders
 import pipeline_sets as sets
 from harness import CONTENDERS, Benchmark, main
-from pipeline_job import CELEB_CROP, Job, MakeLoader, pipeline
+from pipeline_job import Job, MakeLoader, pipeline
 from report import PEERS, Claim, Column
 
 CONTENDERS.clear()  # those of pipeline.py
@@ -42,7 +42,7 @@ def _graph(job: Job, read: Callable[[], tuple[Any, Any]], workers: int = 0) -> M
     def images(encoded: Any) -> Any:
         flip = fn.random.coin_flip()
         if job.celeb:
-            decoded = fn.decoders.image_crop(encoded, device="cpu", crop=(CELEB_CROP, CELEB_CROP))
+            decoded = fn.decoders.image_crop(encoded, device="cpu", **job.dali_crop)
         else:
             decoded = fn.decoders.image_random_crop(encoded, device="cpu", random_area=[0.08, 1.0])
         resized = fn.resize(decoded, size=[job.size, job.size])

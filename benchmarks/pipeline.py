@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py --task imagenet|celeb --tree TREE --work DIR [--recoded] [--python ffcv=PATH] …
 
-imagenet: a random box to 224 x 224, flip, batches of 64. celeb: the middle 148 of 178 x 218 to 64 x 64, flip, batches
+imagenet: a random box to 224 x 224, flip, batches of 64. celeb: 148 x 148 of 178 x 218 to 64 x 64, flip, batches
 of 128. "[u8]" rows hand out uint8, "[f32]" rows normalised floats. --recoded: ours on a set that was packed smaller,
 against FFCV on its re-encoded one. Sets that are not below --work yet are made first, outside the clock.
 """

@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 
 from harness import NotHere, contender, slug
 
-__all__ = ["KINDS", "MANY_EPOCHS", "MODES", "Box", "Job", "MakeLoader", "pipeline"]
+__all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "MODES", "Box", "Job", "MakeLoader", "pipeline"]
 
 KINDS = ("u8", "f32")
 MODES = ("imagenet", "celeb", "recoded")
 # Of samplers that go on by themselves, so that a small set has no pauses between epochs.
 MANY_EPOCHS = 1000
-CELEB_CROP = 148
-CELEB_BOX = (35, 15)
+# Top, left, height, width: those of readers.augment.CELEBA_CROP, which environments of peers do not have.
+CELEB_BOX = (40, 15, 148, 148)
 
 Box: TypeAlias = tuple[int, int, int, int]
 MakeLoader: TypeAlias = Callable[[], Iterable[Any]]
@@ -31,7 +31,7 @@ MakeLoader: TypeAlias = Callable[[], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """task: "imagenet" (random box to 224, flip) or "celeb" (the middle 148 of 178 x 218 to 64, flip)."""
+    """task: "imagenet" (random box to 224, flip) or "celeb" (CELEB_BOX of 178 x 218 to 64, flip)."""
 
     task: str
     kind: str
@@ -61,6 +61,12 @@ class Job:
     def std(self) -> list[float]:
         return [0.5] * 3 if self.celeb else [0.229, 0.224, 0.225]
 
+    @property
+    def dali_crop(self) -> dict[str, Any]:
+        """`CELEB_BOX` as DALI's decoders take it: positions are fractions of what is left of 178 x 218."""
+        top, left, height, width = CELEB_BOX
+        return {"crop": (height, width), "crop_pos_y": top / (218 - height), "crop_pos_x": left / (178 - width)}
+
     def output(self, name: str) -> str:
         """A set made by `pipeline_sets`, or left by `pack.py --keep`."""
         folder = self.work / slug(name)
@@ -71,7 +77,7 @@ class Job:
     def box(self, height: int, width: int, chance: Any = random) -> Box:
         """(top, left, height, width) to cut out, as torchvision's RandomResizedCrop draws it."""
         if self.celeb:
-            return (*CELEB_BOX, CELEB_CROP, CELEB_CROP)
+            return CELEB_BOX
         for _ in range(10):
             area = height * width * chance.uniform(0.08, 1.0)
             ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))

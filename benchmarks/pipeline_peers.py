@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import io
 import os
@@ -9,7 +10,7 @@ import random
 from typing import Any
 
 import pipeline_sets as sets
-from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
+from pipeline_job import CELEB_BOX, MANY_EPOCHS, Job, MakeLoader, pipeline
 
 __all__ = ["FOLDER", "normalized", "tensor_transforms"]
 
@@ -18,10 +19,16 @@ _PIL = "Pillow's antialiased bilinear"
 _VISION = "torch.utils.data torchvision.datasets torchvision.transforms.v2 torchvision.io"
 
 
+def _celeb_box() -> Any:
+    from torchvision.transforms.v2.functional import crop
+
+    return functools.partial(crop, **dict(zip(("top", "left", "height", "width"), CELEB_BOX, strict=True)))
+
+
 def _pil_transforms(job: Job) -> Any:
     from torchvision import transforms as T
 
-    crop = [T.CenterCrop(148), T.Resize(64)] if job.celeb else [T.RandomResizedCrop(224)]
+    crop = [_celeb_box(), T.Resize(64)] if job.celeb else [T.RandomResizedCrop(224)]
     finish = [T.ToTensor(), T.Normalize(job.mean, job.std)] if job.floats else [T.PILToTensor()]
     return T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
 
@@ -31,9 +38,7 @@ def tensor_transforms(job: Job) -> Any:
     import torch
     from torchvision.transforms import v2 as T
 
-    crop = (
-        [T.CenterCrop(148), T.Resize(64, antialias=True)] if job.celeb else [T.RandomResizedCrop(224, antialias=True)]
-    )
+    crop = [_celeb_box(), T.Resize(64, antialias=True)] if job.celeb else [T.RandomResizedCrop(224, antialias=True)]
     finish = [T.ToDtype(torch.float32, scale=True), T.Normalize(job.mean, job.std)] if job.floats else []
     return T.Compose([*crop, T.RandomHorizontalFlip(), *finish])
 

@@ -18,9 +18,9 @@ _DATASET_IMPORTS = "torch.utils.data readers.torch readers.augment"
 
 def ops(job: Job) -> list[Any]:
     """What the task does to an image."""
-    from readers.augment import CenterCrop, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+    from readers.augment import CELEBA_CROP, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
-    crop = [CenterCrop(148), Resize(64)] if job.celeb else [RandomResizedCrop(224)]
+    crop = [CELEBA_CROP, Resize(64)] if job.celeb else [RandomResizedCrop(224)]
     finish = [Normalize(tuple(job.mean), tuple(job.std))] if job.floats else []
     return [*crop, RandomHorizontalFlip(), *finish]
 

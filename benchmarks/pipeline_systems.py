@@ -129,7 +129,9 @@ def spdl_ffmpeg(job: Job) -> MakeLoader:
 
 # --- FFCV -----------------------------------------------------------------------------------------------------------
 _FFCV_IMPORTS = "torch ffcv.loader ffcv.fields.rgb_image ffcv.fields.decoders ffcv.transforms"
-_FFCV_NOTE = "its code is compiled for the first batch; cv2's INTER_AREA"
+_FFCV_NOTE = (
+    "its code is compiled for the first batch; cv2's INTER_AREA; faces: the middle box, the only one it cuts out"
+)
 
 
 def _ffcv(job: Job, name: str) -> MakeLoader:
@@ -191,7 +193,7 @@ def _dali(job: Job, read: Callable[[], tuple[Any, Any]]) -> MakeLoader:
         encoded, labels = read()
         flip = fn.random.coin_flip()
         if job.celeb:
-            images = fn.decoders.image_crop(encoded, device="cpu", crop=(148, 148))
+            images = fn.decoders.image_crop(encoded, device="cpu", **job.dali_crop)
         else:
             area, ratio = [0.08, 1.0], [3 / 4, 4 / 3]
             images = fn.decoders.image_random_crop(encoded, device="cpu", random_area=area, random_aspect_ratio=ratio)

@@ -10,13 +10,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cache.errors import PackerError
 from cache.node import available_memory_bytes, usable_cpus
 from cache.page import drop, prefetch, resident_bytes, write_behind
 from cache.ranks import Ranks, detect_ranks, rank_and_world_size
 
 if TYPE_CHECKING:
     from cache.shared import (
+        Budget,
         CacheBusyError,
+        CacheDirectoryError,
         CacheError,
         CacheFullError,
         CacheInfo,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         ClosedCacheError,
         ForeignCacheError,
         SharedByteCache,
+        budget,
         budget_bytes,
         clean_caches,
         list_caches,
@@ -31,16 +35,20 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Budget",
     "CacheBusyError",
+    "CacheDirectoryError",
     "CacheError",
     "CacheFullError",
     "CacheInfo",
     "CacheStats",
     "ClosedCacheError",
     "ForeignCacheError",
+    "PackerError",
     "Ranks",
     "SharedByteCache",
     "available_memory_bytes",
+    "budget",
     "budget_bytes",
     "clean_caches",
     "detect_ranks",

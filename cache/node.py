@@ -2,7 +2,13 @@
 
 `os.cpu_count()` is the node's number, not the job's: a batch job often owns 4 of 128 cores. Three limits count,
 and the smallest wins: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1
-`cpu.cfs_quota_us`), and what Slurm gave to this task (`SLURM_CPUS_PER_TASK`, `SLURM_CPUS_ON_NODE`).
+`cpu.cfs_quota_us`), and what Slurm gave. Some of that is this process's alone, some is shared by all ranks of the node:
+
+    a task of srun                SLURM_CPUS_PER_TASK is its own; its share of SLURM_CPUS_ON_NODE, which counts for all
+                                  tasks of the node; its mask, which is smaller where Slurm binds tasks
+    a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is a part of;
+                                  never more than its own mask, which is smaller where the launcher binds ranks
+    anything else                 all of it, in a batch script SLURM_CPUS_ON_NODE
 """
 
 from __future__ import annotations
@@ -12,6 +18,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cache.ranks import Ranks, detect_ranks, slurm_task
+
 __all__ = ["available_memory_bytes", "usable_cpus"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -20,37 +28,54 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 def usable_cpus(
     environ: Mapping[str, str] | None = None, cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None
 ) -> int:
-    """Number of CPUs (at least 1) that this process may keep busy.
+    """Number of CPUs (at least 1) that this process may keep busy: its own, and its share of what ranks share.
 
     `environ`, `cgroup_root` and `membership` (the text of /proc/self/cgroup) default to the real ones.
     """
-    limits = [_affinity()]
-    limits += [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
     env = os.environ if environ is None else environ
-    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        value = env.get(name, "")
-        if value.isdecimal() and int(value) > 0:
-            limits.append(int(value))
-            break  # per task is the tighter of the two; on-node only counts when it is all we are told
-    return max(1, min(limits))
+    try:
+        ranks, task = detect_ranks(environ), slurm_task(env)
+    except ValueError:  # variables that contradict each other; whoever needs to know the rank says so
+        ranks, task = Ranks(), None
+    on_node, per_task = _count(env, "SLURM_CPUS_ON_NODE"), _count(env, "SLURM_CPUS_PER_TASK")
+    if task is not None:
+        on_node = [count // task.local_world_size for count in on_node]
+    elif on_node:
+        per_task = []  # a batch script has all that its job has on this node
+    own, shared = [_affinity(0)], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
+    if ranks.launcher == "slurm" and (on_node or per_task):
+        return max(1, min(own + shared + on_node + per_task))
+    shared += [_affinity(os.getppid()), *on_node]
+    (own if ranks.launcher == "mpi" else shared).extend(per_task)  # torchrun's ranks are parts of one task
+    return max(1, min(*own, min(shared) // ranks.local_world_size))
 
 
 def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
-    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom."""
+    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom.
+
+    The page cache of files counts as headroom, since the kernel gives it up before it kills anybody; memory of a tmpfs,
+    which it cannot give up, does not.
+    """
     limits = [_mem_available()]
     for folder in _cgroup_folders(cgroup_root, membership):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            limits.append(max(0, limit - used))
+            limits.append(min(limit, max(0, limit - used + _file_cache_bytes(folder))))
     return min(limits)
 
 
-def _affinity() -> int:
+def _affinity(process: int) -> int:
     try:
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(process))
     except (AttributeError, OSError):
         return os.cpu_count() or 1
+
+
+def _count(env: Mapping[str, str], name: str) -> list[int]:
+    """The number above 0 in a variable, if there is one."""
+    value = env.get(name, "")
+    return [int(value)] if value.isdecimal() and int(value) > 0 else []
 
 
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
@@ -92,6 +117,16 @@ def _mem_available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _file_cache_bytes(folder: Path) -> int:
+    """Page cache of a control group and those below it: the kernel's lists of file pages. A tmpfs is not on them.
+
+    v1 counts only the group itself under these names, and all of it under "total_…"; v2 has the latter meaning alone.
+    """
+    words = (line.split() for line in _text(folder / "memory.stat").splitlines())
+    found = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _text(path: Path) -> str:

@@ -22,13 +22,15 @@ DIRECTORY = "/dev/shm"
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """One cache. set: fingerprint of the data set and, after a slash, its split. kept: what of each sample.
+    """One cache. set: fingerprint of the data set and, after a slash, its split; title: its directory or address and
+    split, as its first user named it. kept: what of each sample. job: "0" outside a batch system.
 
     filled: share of the capacity that is taken; hit_rate: hits per read; users: process id and command of those alive.
     """
 
     name: str
     set: str
+    title: str
     kept: str
     job: str
     capacity_bytes: int
@@ -72,7 +74,7 @@ class WarmResult:
 
 
 def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
-    """The caches of this user in a directory, or those of them whose name, set or kind has one of `names` in it.
+    """The caches of this user in a directory, or those of them whose name, set, title or kind has one of `names` in it.
 
     Raises OSError where there is no such directory, UnknownNameError for a name that none has.
     """
@@ -105,14 +107,20 @@ def warm_cache(
     """
     seen, told = watcher or Silent(), place_told(path)
     started = time.monotonic()
-    with readers.open(path, split) as base, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # having no room is an error here
-        with readers.cached(base, capacity, keep, persist=True, directory=directory, job=job) as reader:
+    with readers.open(path, split) as base:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            reader = readers.cached(base, capacity, keep, persist=True, directory=directory, job=job)
+        with reader:
             before = reader.stats()
-            if not before.capacity_bytes:
+            reasons = "; ".join(str(warning.message) for warning in warned)
+            if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
-                    f"{directory}: no room for a cache of {told}; ask for less with --capacity, or see  packer cache ls"
+                    f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
+                    f"--capacity, or see  packer cache ls"
                 )
+            if reasons:
+                seen.note(reasons)
             done = [0, 0]
 
             def progress(samples: int, size: int) -> None:
@@ -143,6 +151,7 @@ def _report(info: cache.CacheInfo) -> CacheReport:
     return CacheReport(
         name=info.name,
         set=info.fingerprint,
+        title=info.title,
         kept=info.kind,
         job=info.job,
         capacity_bytes=info.capacity_bytes,
@@ -164,7 +173,7 @@ def _report(info: cache.CacheInfo) -> CacheReport:
 
 
 def _is_meant(report: CacheReport, name: str) -> bool:
-    return any(name in text for text in (report.name, report.set, report.kept))
+    return any(name in text for text in (report.name, report.set, report.title, report.kept))
 
 
 def _shown(reports: list[CacheReport]) -> str:

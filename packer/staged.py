@@ -21,7 +21,10 @@ __all__ = ["CleanResult", "StagedCopy", "clean_staged", "staged_copies"]
 
 @dataclass(frozen=True)
 class StagedCopy:
-    """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch."""
+    """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch.
+
+    leaving: it is being removed, or whoever removed it was killed; `clean_staged` and the next staging finish that.
+    """
 
     path: str
     source: str
@@ -29,6 +32,7 @@ class StagedCopy:
     wanted_bytes: int
     last_use: float
     in_use: bool
+    leaving: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,13 +52,18 @@ class CleanResult:
 
 def staged_copies(to: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
     """The copies in a target directory (None: in all that staging would look at), least recently used first."""
-    return [_described(copy) for store in _stores(to) for copy in store.copies()]
+    stores = _stores(to)
+    leaving = [_described(copy, leaving=True) for store in stores for copy in store.leaving()]
+    return leaving + [_described(copy) for store in stores for copy in store.copies()]
 
 
 def clean_staged(
     dataset: str | os.PathLike[str] | None = None, to: str | os.PathLike[str] | None = None, *, dry_run: bool = False
 ) -> CleanResult:
-    """Remove the copies of a set (None: all copies) that nobody uses. Raises StagingError."""
+    """Remove the copies of a set (None: all copies) that nobody uses, and what interrupted removals left of any.
+
+    Raises StagingError.
+    """
     source = None if dataset is None else _source_text(dataset)
 
     def chosen(copy: Copy) -> bool:
@@ -64,10 +73,10 @@ def clean_staged(
     for store in _stores(to):
         with staging_errors(), store.lock():
             described = {copy.path: _described(copy) for copy in store.copies()}
-            if not dry_run:
-                sweep(store)
-            for gone in remove_copies(store, chosen, dry_run):
-                (kept if gone.kept else removed).append(described[gone.path])
+            described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
+            for gone in [*sweep(store, dry_run), *remove_copies(store, chosen, dry_run)]:
+                if gone.bytes or not gone.foreign:  # else only files of others have stayed there
+                    (kept if gone.kept else removed).append(described[gone.path])
                 foreign += _paths(gone)
     return CleanResult(tuple(removed), tuple(kept), tuple(foreign))
 
@@ -95,10 +104,9 @@ def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
     return list(found.values())
 
 
-def _described(copy: Copy) -> StagedCopy:
-    return StagedCopy(
-        str(copy.path), copy.source, copy.stored_bytes(), copy.planned_bytes, copy.last_use(), copy.in_use()
-    )
+def _described(copy: Copy, leaving: bool = False) -> StagedCopy:
+    size, wanted = copy.stored_bytes(), copy.planned_bytes
+    return StagedCopy(str(copy.path), copy.source, size, wanted, copy.last_use(), copy.in_use(), leaving)
 
 
 def _paths(gone: Removed) -> list[str]:

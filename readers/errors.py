@@ -10,6 +10,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── FormatError (ValueError)             a shard or an archive breaks the rules of its format
     │   └── NotFlatError                     its samples have no flat byte range
     ├── BadSampleError (ValueError)          one image of a source is unreadable or truncated
+    ├── BadNameError (ValueError)            a name or a path from outside is not one that files can have
     ├── SourceError (ValueError)             a source cannot be used as it is
     ├── OutputError (OSError)                the target cannot be written: in use, not ours, full
     ├── StagingError (OSError)               a set cannot be staged: no place, no room, the source is gone or changed
@@ -18,14 +19,17 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── TrainerError (RuntimeError)          a training loop would lose or repeat samples; says what to write instead
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
-    └── MissingExtraError (ImportError)      an optional package is not installed
+    ├── MissingExtraError (ImportError)      an optional package is not installed
+    └── errors of `cache`, see `cache.errors`: what its own functions raise; readers raise those above
 """
 
 from __future__ import annotations
 
 from cache.distribution import install_command
+from cache.errors import PackerError
 
 __all__ = [
+    "BadNameError",
     "BadSampleError",
     "DamagedSampleError",
     "DatasetError",
@@ -44,10 +48,6 @@ __all__ = [
     "UnknownNameError",
     "WorkerError",
 ]
-
-
-class PackerError(Exception):
-    """The root of all errors that this project raises on purpose."""
 
 
 class DatasetError(PackerError, ValueError):
@@ -81,6 +81,10 @@ class NotFlatError(FormatError):
 
 class BadSampleError(PackerError, ValueError):
     """One image of a source has an unreadable header, is truncated or cannot be read at all."""
+
+
+class BadNameError(PackerError, ValueError):
+    """The name of a split or field, or a relative path, that is not allowed; it came from a user or from a file."""
 
 
 class SourceError(PackerError, ValueError):

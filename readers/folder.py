@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cache.page import prefetch
 from readers.criteria import checked_indices
 from readers.errors import BadSampleError, SourceError, StaleIndexError, UnknownNameError
-from readers.headers import MEDIA, ImageHeader, parse_header
+from readers.headers import MEDIA, ImageHeader, read_header
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.selection import Selectable
 from readers.stream import stream_ahead
@@ -48,6 +48,7 @@ class FolderReader(Selectable):
         self.labels: npt.NDArray[np.int64] = np.array(part.labels, np.int64)
         self.keys: list[str] = unique_keys(part.names)
         self._sizes = np.maximum(np.array([file.bytes for file in part.files], np.int64), 0)
+        self._times = np.array([(file.mtime_ns, file.ctime_ns) for file in part.files], np.int64)
         self._folder = os.path.join(self.path, part.root) if part.root else os.fspath(self.path)
         self._info: ImageInfo | None = None
         self._fingerprint = ""
@@ -68,6 +69,26 @@ class FolderReader(Selectable):
             digest.update(self.labels.astype("<i8").data)
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+    @property
+    def files_fingerprint(self) -> str:
+        """Of where the files are and what they were when they were listed: real path, sizes, times; 32 hex digits.
+
+        For caches, which keep bytes under it: unlike `fingerprint`, it changes when a file is rewritten.
+        """
+        digest = hashlib.blake2b(os.fsencode(os.path.realpath(self._folder)), digest_size=16)
+        for column in (self._sizes, self._times):
+            digest.update(column.astype("<i8").data)
+        return digest.hexdigest()
+
+    def is_current(self, index: int) -> bool:
+        """Whether a file is still what it was when it was listed, by its size and times."""
+        try:
+            status = os.stat(f"{self._folder}/{self.names[index]}")
+        except OSError:
+            return False
+        found = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return found == (self._sizes[index], *self._times[index].tolist())
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Bytes of each file when the folder was listed, int64 [n]; 0 for a file that could not be examined."""
@@ -126,7 +147,8 @@ class FolderReader(Selectable):
         order = range(len(self)) if indices is None else indices
         return stream_ahead(self, order, field, lambda block: self.prefetch(block, field))
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
         data = self.read(index)
         label = int(self.labels[index])
         return Sample(self.keys[index], None if label == NO_LABEL else label, {"image": data})
@@ -153,6 +175,6 @@ class FolderReader(Selectable):
 def _header(data: bytes) -> ImageHeader:
     """Zeros for a header that cannot be read: decoding says what is wrong, and with which sample."""
     try:
-        return parse_header(data)
+        return read_header(data)
     except BadSampleError:
         return ImageHeader("", 0, 0, 0, 0, 0)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Reader", "Sample"]
+__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Listed", "Reader", "Sample"]
 
 Buffer: TypeAlias = bytes | memoryview
 NO_LABEL = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sample:
     """One sample: its key, its label (None without one) and the bytes of each field it has."""
 
@@ -31,6 +31,10 @@ class Sample:
     def image(self) -> Buffer:
         """The encoded image: the field that nearly every set has."""
         return self.fields["image"]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {len(data):,} bytes" for name, data in self.fields.items())
+        return f"Sample({self.key!r}, label={self.label}, {{{sizes}}})"
 
 
 class ImageInfo(NamedTuple):
@@ -99,3 +103,17 @@ class Reader(Protocol):
         """The bytes of samples in a known order, asking the kernel ahead."""
 
     def close(self) -> None: ...
+
+
+class Listed(Protocol):
+    """What a reader of plain files may have besides: files are rewritten under their names, and caches must notice.
+
+    A reader without these vouches for its bytes with `fingerprint` alone.
+    """
+
+    @property
+    def files_fingerprint(self) -> str:
+        """A short text that other files, or these in another state, would not have; "" where that is unknown."""
+
+    def is_current(self, index: int) -> bool:
+        """Whether the file of a sample is still in the state of `files_fingerprint`; asks the file system."""

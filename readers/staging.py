@@ -83,7 +83,7 @@ class StageOptions:
         if self.resume is None:
             return self.order.starts, self.order.shards()
         token = ResumeToken.from_dict(self.resume)
-        order = self.order.with_seed(token.seed).resumed(token.order)
+        order = token.resumed(self.order.with_seed(token.seed))
         return order.starts, order.shards(token.epoch, token.cursor)
 
     def portion(self) -> Portion:
@@ -132,6 +132,16 @@ class Staged:
         with staging_errors():
             return self._entered().wait(seconds)
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has been entered so far that there is something to stop."""
+        return self._session is not None
+
+    def stop(self) -> None:
+        """Ask to stop copying, from any thread: entering raises StagingError then, if files are still missing."""
+        if self._session is not None:
+            self._session.stop()
+
     def close(self) -> None:
         """Let go of the copy; stops what is still being copied."""
         if self._session is not None:
@@ -140,11 +150,14 @@ class Staged:
 
     def __enter__(self) -> Path:
         self.close()
-        with staging_errors():
-            session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
-            path = session.open()
-        self._session = session
-        return path
+        self._session = None
+        try:
+            with staging_errors():
+                self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
+                return self._session.open()
+        except BaseException:
+            self._session = None
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

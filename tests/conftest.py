@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import importlib
+import importlib.util
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -59,15 +60,45 @@ def files_of(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+class Hanging(Protocol):
+    """Runs something that must not wait for anybody."""
+
+    def __call__(self, work: Callable[[], object], seconds: float = 60.0) -> None: ...
+
+
+@pytest.fixture
+def hanging() -> Hanging:
+    """Calls `work` and raises what it raises; a test fails where that takes longer than `seconds`."""
+
+    def call(work: Callable[[], object], seconds: float = 60.0) -> None:
+        raised: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                work()
+                raised.append(None)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        assert raised, f"still waiting after {seconds} s"
+        if raised[0] is not None:
+            raise raised[0]
+
+    return call
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    yield {"directory": folder, "job": "test"}
+    yield {"directory": folder, "job": f"test-{os.getpid()}"}
     gc.collect()
     assert [path.name for path in folder.iterdir()] == []
-    assert [info.name for info in list_caches() if info.job == "test"] == []
+    assert [info.name for info in list_caches() if info.job == f"test-{os.getpid()}"] == []
 
 
 @pytest.fixture
@@ -97,6 +128,16 @@ def spoil() -> Callable[..., None]:
     return spoil
 
 
+def real_rocal() -> str | None:
+    """Where rocAL lies, whether or not it can be loaded."""
+    spec = importlib.util.find_spec("amd") and importlib.util.find_spec("amd.rocal")
+    return None if spec is None or not spec.origin else str(Path(spec.origin).parent)
+
+
+def pytest_report_header() -> str:
+    return f"rocAL: {real_rocal() or 'not here, tests run on the double in tests/rocal_double'}"
+
+
 @pytest.fixture
 def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; anew for each test."""
@@ -112,8 +153,8 @@ def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
     """rocAL itself where it is importable (None), otherwise the double, which must not have been led astray."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("amd.rocal.pipeline")
+    if real_rocal() is not None:
+        importlib.import_module("amd.rocal.pipeline")  # one that is there and cannot be loaded is no reason to skip it
         yield None
         return
     double = request.getfixturevalue("rocal_double")

@@ -48,6 +48,9 @@ class Notes:
     def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
         self.texts.append(f"copying {total_bytes}")
 
+    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        self.texts.append(f"waiting for {total_bytes}")
+
     def copied(self) -> None:
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from readers.augment import (
+    CELEBA_CROP,
     IMAGENET_MEAN,
     IMAGENET_STD,
     CenterCrop,
@@ -29,6 +31,7 @@ from readers.augment import (
     RandomVerticalFlip,
     Recipe,
     Resize,
+    celeba,
 )
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.draws import Draws
@@ -257,6 +260,17 @@ def test_reduced_decoding_stays_close_to_pillow() -> None:
         finish.store(out, (out,), plan.jobs()[i : i + 1], out)
         expected = np.asarray(by_pillow(Image.open(encoded), plan, i)).astype(int)
         assert np.abs(expected - out[0].permute(1, 2, 0).numpy()).mean() < 1.5
+
+
+def test_celeba_is_the_box_of_the_reference_everywhere() -> None:
+    """ddpm-torch: torchvision's crop(img, top=40, left=15, height=148, width=148), then Resize((64, 64))."""
+    assert (CELEBA_CROP.top, CELEBA_CROP.left, CELEBA_CROP.height, CELEBA_CROP.width) == (40, 15, 148, 148)
+    face = photo(5, 218, 178)
+    (shown,) = render(celeba(64, train=False), [face], torch.float32).numpy()
+    wanted = np.asarray(face.crop((15, 40, 163, 188)).resize((64, 64), Image.Resampling.BILINEAR))
+    assert np.abs(shown * 127.5 + 127.5 - wanted).max() < 2
+    benchmarks = (Path(__file__).parent.parent / "benchmarks" / "pipeline_job.py").read_text(encoding="utf-8")
+    assert "CELEB_BOX = (40, 15, 148, 148)" in benchmarks, "the benchmarks crop another box"
 
 
 @pytest.mark.parametrize("planar", [False, True])

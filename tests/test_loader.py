@@ -331,7 +331,7 @@ def test_a_state_of_another_set(reader: readers.ShardReader) -> None:
         ImageLoader(other, 10, augment=CROP).load_state_dict(state)
     with pytest.raises(ResumeError, match=r"shuffled.*sequential"):
         ImageLoader(reader, 10, augment=CROP, shuffle=False).load_state_dict(state)
-    for nonsense in ({}, {"kind": "x"}, {**state, "cursor": -1}, {**state, "version": 99}):
+    for nonsense in ({}, {"kind": "x"}, {**state, "cursor": -1}, {**state, "cursor": 51}, {**state, "version": 99}):
         with pytest.raises(ResumeError):
             ImageLoader(reader, 10, augment=CROP).load_state_dict(nonsense)
 

@@ -603,7 +603,7 @@ def test_what_is_no_set(tmp_path: Path, packed: Path) -> None:
     with pytest.raises(DatasetError, match=r"is a file, not a packed set.*packer index"):
         readers.open(shard_paths(packed)[0])
     (tmp_path / ".packing").mkdir()
-    with pytest.raises(DatasetError, match=r"unfinished conversion .*run the same  packer convert  again"):
+    with pytest.raises(DatasetError, match=r"unfinished conversion .*run the\s+same  packer convert  again"):
         readers.open(tmp_path)
     (tmp_path / "dataset.json").mkdir()
     with pytest.raises(DatasetError, match=r"dataset.json"):
@@ -1155,7 +1155,7 @@ def test_cpus_of_a_control_group(
         ({}, 64),
         ({"SLURM_CPUS_PER_TASK": "6"}, 6),
         ({"SLURM_CPUS_ON_NODE": "12"}, 12),
-        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "12"}, 6),
+        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "12"}, 12),  # a batch script; tasks are in test_cpus.py
         ({"SLURM_CPUS_PER_TASK": "100"}, 64),
         ({"SLURM_CPUS_PER_TASK": ""}, 64),
         ({"SLURM_CPUS_PER_TASK": "all", "SLURM_CPUS_ON_NODE": "12"}, 12),

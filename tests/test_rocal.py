@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import io
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rocal_images import SIZE, colour, folder_of, numbers_of, solid
+from rocal_images import SIZE, box_of, colour, folder_of, mapped, numbers_of, solid
 
 import packer
 import readers
+from readers.augment import CELEBA_CROP, IMAGENET_MEAN, IMAGENET_STD, Crop
 from readers.errors import BadSampleError, DatasetError, PipelineError, ResumeError, UnknownNameError
 from readers.rocal import RocalLoader, celeba, external_source, resnet_eval, resnet_train
 
 pytestmark = pytest.mark.rocal
 BATCH = 4
+MEAN, STD = (255 * np.array(v).reshape(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+MIDDLE = Crop(4, 8, 32, 32)  # of rocal_images.SIZE
 
 
 @pytest.fixture
@@ -31,7 +37,7 @@ def faces(reader: Any, **options: Any) -> RocalLoader:
     """A pipeline whose images keep their colours: nothing is drawn but flips."""
     fields = options.pop("fields", ("image", "label"))
     source = external_source(reader, BATCH, **{"seed": 3, "world_size": 1, "rank": 0, **options})
-    return RocalLoader(celeba(source, size=16, crop=32, threads=1), source, fields=fields)
+    return RocalLoader(celeba(source, size=16, crop=MIDDLE, threads=1), source, fields=fields)
 
 
 def epoch_of(loader: RocalLoader) -> list[list[int]]:
@@ -194,14 +200,14 @@ def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> 
         0: solid(0, "PNG"),
         1: solid(1, mode="CMYK"),
         2: solid(2, progressive=True),
-        3: solid(3, exif=exif),
+        3: solid(3, exif=exif, size=SIZE[::-1]),
         4: solid(4, "WEBP", lossless=True),
         5: solid(5, "BMP"),
         6: solid(6),
         7: solid(7),
     }
     reader = folder_of(tmp_path / "images", images)
-    with faces(reader, shuffle=False, max_height=48, max_width=48) as loader:
+    with faces(reader, shuffle=False) as loader:
         assert epoch_of(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert loader.source.converted == {
             "png images": 1,
@@ -277,6 +283,64 @@ def test_resnet_normalises_by_imagenet(rocal: Any, tmp_path: Path, make: Any, si
             np.testing.assert_allclose(images.mean(axis=(2, 3)), wanted, atol=0.08)
 
 
+def boxes_of(loader: RocalLoader, sizes: Any, mean: Any, std: Any) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """(number, box) of each image of an epoch, which must be the image that its label says."""
+    for images, labels in loader:
+        for image, label in zip(images * std + mean, labels.tolist(), strict=True):
+            number, box = box_of(image.transpose(1, 2, 0), sizes[label % len(sizes)])
+            assert number == label
+            yield number, box
+
+
+def test_resnet_train_shows_a_box_of_each_image_and_nothing_else(rocal: Any, tmp_path: Path) -> None:
+    """Boxes smaller and larger than the result: what is not written holds whatever lay in memory."""
+    sizes = [(96, 80), (60, 120), (128, 64), (40, 40)]
+    reader = folder_of(tmp_path / "images", {i: mapped(i, sizes[i % 4]) for i in range(32)})
+    source = external_source(reader, BATCH, rank=0, world_size=1)
+    areas, mirrored = [], 0
+    with RocalLoader(resnet_train(source, size=48, threads=1, seed=2), source) as loader:
+        for number, (left, top, right, bottom) in boxes_of(loader, sizes, MEAN, STD):
+            mirrored += right < left
+            left, right = sorted((left, right))
+            width, height = sizes[number % 4]
+            assert -2 < left < right < width + 2 and -2 < top < bottom < height + 2, "beyond the image"
+            areas.append((right - left) * (bottom - top) / (width * height))
+    assert len(areas) == 32 and min(areas) > 0.04 and max(areas) < 1.1
+    assert max(areas) - min(areas) > 0.3, "no random boxes"
+    assert 4 <= mirrored <= 28, "no random flips"
+
+
+def test_resnet_eval_shows_the_middle(rocal: Any, tmp_path: Path) -> None:
+    sizes = [(96, 80), (60, 120), (128, 64), (40, 40)]
+    reader = folder_of(tmp_path / "images", {i: mapped(i, sizes[i % 4]) for i in range(8)})
+    source = external_source(reader, BATCH, shuffle=False, rank=0, world_size=1)
+    with RocalLoader(resnet_eval(source, size=28, resize=32, threads=1), source) as loader:
+        for number, box in boxes_of(loader, sizes, MEAN, STD):
+            width, height = sizes[number % 4]
+            side = min(width, height) * 28 / 32
+            wanted = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+            np.testing.assert_allclose(box, wanted, atol=1.5, err_msg=f"image {number} of {width} x {height}")
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip: float) -> None:
+    """Against Pillow, without antialiasing, as rocAL has none."""
+    from PIL import Image
+
+    images = {i: mapped(i, (178, 218)) for i in range(4)}
+    source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, rank=0, world_size=1)
+    with RocalLoader(celeba(source, flip=flip, threads=1), source) as loader:
+        ((shown, labels),) = list(loader)
+    top, left, height, width = CELEBA_CROP.top, CELEBA_CROP.left, CELEBA_CROP.height, CELEBA_CROP.width
+    assert (top, left, height, width) == (40, 15, 148, 148)
+    for pixels, label in zip(shown * 127.5 + 127.5, labels.tolist(), strict=True):
+        with Image.open(io.BytesIO(images[label])) as whole:
+            corners = (left, top, left + width, top + height)
+            wanted = np.asarray(whole.transform((64, 64), Image.Transform.EXTENT, corners, Image.Resampling.BILINEAR))
+        wanted = wanted[:, ::-1] if flip else wanted
+        assert np.abs(pixels.transpose(1, 2, 0) - wanted).max() < 2, "another box, or another image"
+
+
 def test_packed_shards_of_any_format(rocal: Any, reader: Any, tmp_path: Path) -> None:
     for to in ("hdf5", "tfrecord", "tar"):
         packer.convert(tmp_path / "images", to=to, output=tmp_path / to, workers=1)
@@ -286,21 +350,23 @@ def test_packed_shards_of_any_format(rocal: Any, reader: Any, tmp_path: Path) ->
 
 def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: Path) -> None:
     source = external_source(reader, BATCH)
+    larger = external_source(reader, BATCH, max_height=80, max_width=96)
     for call, message in [
-        (lambda: celeba(source, crop=100), "crop 100 is larger"),
-        (lambda: celeba(source, crop=32, flip=2), "flip is a probability"),
-        (lambda: celeba(source, crop=32, backend="tpu"), "backend is cpu or gpu"),
+        (lambda: celeba(source), r"Crop\(top=40, .* is not within the images, 40 x 48"),
+        (lambda: celeba(larger, crop=MIDDLE), "max_height=40 and max_width=48"),
+        (lambda: celeba(source, crop=MIDDLE, flip=2), "flip is a probability"),
+        (lambda: celeba(source, crop=MIDDLE, backend="tpu"), "backend is cpu or gpu"),
         (lambda: resnet_train(source, threads=0), "threads is 1 or more"),
         (lambda: resnet_eval(source, size=224, resize=200), "resize 200 is smaller"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()
     several = folder_of(tmp_path / "several", {0: solid(0), 1: solid(1, size=(50, 50))})
-    with pytest.raises(DatasetError, match=r"2 sizes.*40 x 48"):
-        celeba(external_source(several, 2), crop=32)
+    with pytest.raises(DatasetError, match=r"2 sizes.*40 x 48; 50 x 50"):
+        celeba(external_source(several, 2))
     with pytest.raises(UnknownNameError, match="no field 'mask'"):
         RocalLoader(None, source, fields=("mask",))
-    pipeline = celeba(source, crop=32, size=16)
+    pipeline = celeba(source, crop=MIDDLE, size=16)
     with pytest.raises(ValueError, match="another source"):
         RocalLoader(pipeline, external_source(reader, BATCH))
     RocalLoader(pipeline, source).close()
@@ -326,11 +392,6 @@ class Broken:
         return next(self._iterator) if self._left >= 0 else self._instead(self._iterator)
 
 
-def other_labels(iterator: Any) -> Any:
-    outputs, labels = next(iterator)
-    return outputs, labels[::-1]
-
-
 def fails(iterator: Any) -> Any:
     raise RuntimeError("Loader module failed")
 
@@ -341,7 +402,7 @@ def ends(iterator: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("instead", "message"),
-    [(other_labels, "was fed the labels"), (fails, "rocAL failed: Loader module failed"), (ends, "ended the epoch")],
+    [(fails, "rocAL failed: Loader module failed"), (ends, "ended the epoch")],
 )
 def test_what_goes_wrong_inside_rocal_is_told(rocal_double: Any, reader: Any, instead: Any, message: str) -> None:
     loader = faces(reader, shuffle=False)
@@ -376,16 +437,100 @@ def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeyp
     source = external_source(reader, BATCH)
     with monkeypatch.context() as patch, pytest.raises(PipelineError, match="cannot build this pipeline"):
         patch.setattr(rocal_double, "rocalVerify", lambda context: 2)
-        celeba(source, crop=32)
+        celeba(source, crop=MIDDLE)
     monkeypatch.setattr(rocal_double, "rocalCreate", fails)
     with pytest.raises(PipelineError, match="cannot make this pipeline"):
-        celeba(source, crop=32)
+        celeba(source, crop=MIDDLE)
 
 
-def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not by rocAL's C++ either, for those who read JSON there."""
     with faces(reader) as loader:
         epoch_of(loader)
-    assert capsys.readouterr().out == ""
+        epoch_of(loader)
+    print("ours")
+    captured = capfd.readouterr()
+    assert captured.out == "ours\n" and "kernels" in captured.err
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        lambda fn, images: None,
+        lambda fn, images: fn.resize(images, resize_width=0, resize_height=0),
+        lambda fn, images: fn.resize(fn.resize(images), resize_width=8, resize_height=8),
+    ],
+    ids=["None", "an operator that fails", "one in the middle"],
+)
+def test_a_graph_that_fails_is_an_error(rocal: Any, reader: Any, spoiled: Any) -> None:
+    """rocAL ends the process by a segmentation fault."""
+    from readers.rocal.graph import Machine, built
+    from readers.rocal.pipelines import encoded_images
+
+    source = external_source(reader, BATCH, rank=0, world_size=1)
+    with pytest.raises(PipelineError, match="the graph returned None, as an operator of rocAL does that fails"):
+        built(lambda library: spoiled(library.fn, encoded_images(library, source)), Machine(), batch_size=4, seed=0)
+
+
+def test_a_gpu_that_this_rocal_does_not_know_is_refused(
+    rocal: Any, reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rocAL would run on the CPU without a word. A build is told by what it is linked with, of the files in use."""
+    from readers.rocal import library
+
+    (tmp_path / "librocal.so.2").write_bytes(b"\0libopenvx.so.1\0")
+    (tmp_path / "maps").write_text(
+        f"7f00-7f01 r-xp 00000000 08:01 12 {tmp_path}/librocal.so.2\n7f01-7f02 rw-p 0 0:0 0\n"
+    )
+    monkeypatch.setattr(library, "_MAPS", tmp_path / "maps")
+    source = external_source(reader, BATCH, rank=0, world_size=1)
+    with pytest.raises(PipelineError, match=r'built for the CPU alone.* give backend="cpu"'):
+        celeba(source, crop=MIDDLE, backend="gpu")
+    (tmp_path / "librocal.so.2").write_bytes(b"\0libamdhip64.so.6\0")
+    assert library.gpu_backend() is True
+    monkeypatch.setattr(library, "_MAPS", tmp_path / "none")
+    assert library.gpu_backend() is None
+
+
+def test_the_cpu_build_of_rocal_is_recognised(reader: Any) -> None:
+    if not Path("/proc/self/maps").exists() or importlib.util.find_spec("rocal_pybind") is None:
+        pytest.skip("needs rocAL itself")
+    importlib.import_module("rocal_pybind")
+    from readers.rocal.library import gpu_backend
+
+    assert gpu_backend() is not None, "librocal is loaded and was not found"
+
+
+def test_deeper_queues_are_refused(rocal: Any, reader: Any) -> None:
+    from readers.rocal.graph import Machine, built
+
+    for depth in (1, 3):
+        with pytest.raises(ValueError, match=f"prefetch is 2, not {depth}: rocAL hangs"):
+            external_source(reader, BATCH, prefetch=depth)
+        with pytest.raises(ValueError, match=f"prefetch is 2, not {depth}: rocAL hangs"):
+            built(lambda rocal: None, Machine(), batch_size=4, seed=0, prefetch=depth)
+
+
+def test_a_seed_is_that_of_the_first_pipeline_of_a_process(rocal: Any, tmp_path: Path) -> None:
+    """rocAL's generators go on from one pipeline to the next; docs/rocal.md says so."""
+    folder_of(tmp_path / "images", {number: mapped(number, (96, 80)) for number in range(8)}).close()
+    script = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent / "rocal_double")] * bool(rocal)!r}
+import readers
+from readers.rocal import RocalLoader, external_source, resnet_train
+for _ in range(2):
+    source = external_source(readers.open_folder({str(tmp_path / "images")!r}), 4, rank=0, world_size=1)
+    with RocalLoader(resnet_train(source, size=16, threads=1, seed=7), source) as loader:
+        print([round(float(images.sum())) for images, _ in loader])
+"""
+    seen = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout.splitlines())
+    assert seen[0][0] == seen[1][0], "the first pipelines of two processes draw alike"
+    assert seen[0][0] != seen[0][1], "the second pipeline of a process draws as the first: say so in docs/rocal.md"
 
 
 def test_the_source_alone_keeps_what_goes_wrong_inside_the_padding(rocal_double: Any, reader: Any) -> None:
@@ -396,7 +541,7 @@ def test_the_source_alone_keeps_what_goes_wrong_inside_the_padding(rocal_double:
     for seed in range(20):
         rocal_double.seed_traps(seed)
         source = external_source(reader, BATCH, seed=3, tail="exact", rank=0, world_size=1)
-        iterator = ROCALGenericIterator(celeba(source, size=16, crop=32, threads=1))
+        iterator = ROCALGenericIterator(celeba(source, size=16, crop=MIDDLE, threads=1))
         endings.add(iterator.loader._handle.ending)
         seen = []
         for number, (outputs, labels) in enumerate(iterator):
@@ -428,6 +573,9 @@ def test_a_graph_of_ones_own(rocal: Any, reader: Any) -> None:
 def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from amd.rocal import types
 
+    from readers.rocal import library
+
+    monkeypatch.setattr(library, "_MAPS", Path("/nowhere"))  # where rocAL itself is loaded for other tests
     made: list[tuple[Any, ...]] = []
     create = rocal_double.rocalCreate
     monkeypatch.setattr(rocal_double, "rocalCreate", lambda *given: made.append(given) or create(*given))
@@ -435,12 +583,12 @@ def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    source = external_source(reader, BATCH, prefetch=3)
+    source = external_source(reader, BATCH)
     assert (source.options.rank, source.options.world_size) == (3, 4)
-    celeba(source, crop=32, backend="gpu", threads=5, seed=9)
-    celeba(source, crop=32, backend="gpu", device_id=7, threads=5)
-    celeba(source, crop=32, threads=2)
-    assert made == [(4, types.GPU, 1, 5, 3, 9), (4, types.GPU, 7, 5, 3, 0), (4, types.CPU, 0, 2, 3, 0)]
+    celeba(source, crop=MIDDLE, backend="gpu", threads=5, seed=9)
+    celeba(source, crop=MIDDLE, backend="gpu", device_id=7, threads=5)
+    celeba(source, crop=MIDDLE, threads=2)
+    assert made == [(4, types.GPU, 1, 5, 2, 9), (4, types.GPU, 7, 5, 2, 0), (4, types.CPU, 0, 2, 2, 0)]
 
 
 def test_an_interpreter_that_ends_in_the_middle_of_a_loop(rocal_double: Any, tmp_path: Path) -> None:
@@ -450,9 +598,10 @@ import atexit, sys
 sys.path.insert(0, {str(Path(__file__).parent / "rocal_double")!r})
 import rocal_pybind, readers
 atexit.register(lambda: print(handle.waiting, handle.released, rocal_pybind.FAULTS))
+from readers.augment import Crop
 from readers.rocal import RocalLoader, celeba, external_source
 source = external_source(readers.open_folder({str(tmp_path / "images")!r}), 4)
-loader = RocalLoader(celeba(source, size=16, crop=32), source)
+loader = RocalLoader(celeba(source, size=16, crop=Crop(4, 8, 32, 32)), source)
 handle = loader._feeder._iterator.loader._handle
 loop = iter(loader)
 next(loop)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rocal_images import colour, numbers_of, solid
+from rocal_images import box_of, colour, mapped, numbers_of, solid
 
 BATCH = 4
 
@@ -34,28 +34,27 @@ def encoded(count: int) -> list[Any]:
     return [np.frombuffer(solid(number), np.uint8) for number in range(count)]
 
 
-def naive(double: Any, source: Any, plugin: str = "generic", max_side: int = 48) -> Any:
+def naive(double: Any, source: Any, plugin: str = "generic", graph: Any = None, **options: Any) -> Any:
     from amd.rocal import fn, types
     from amd.rocal.pipeline import Pipeline
     from amd.rocal.plugin import generic, pytorch
 
-    pipeline = Pipeline(batch_size=BATCH, num_threads=1, rocal_cpu=True)
+    def small(images: Any) -> Any:
+        return fn.resize_mirror_normalize(
+            images,
+            resize_width=8,
+            resize_height=8,
+            mean=[127.5],
+            std=[127.5],
+            mirror=0,
+            output_layout=types.NCHW,
+            output_dtype=types.FLOAT,
+        )
+
+    pipeline = Pipeline(batch_size=BATCH, num_threads=1, rocal_cpu=True, **options)
     with pipeline:
-        images, _ = fn.external_source(
-            source, mode=types.EXTSOURCE_RAW_COMPRESSED, max_width=max_side, max_height=max_side
-        )
-        pipeline.set_outputs(
-            fn.resize_mirror_normalize(
-                images,
-                resize_width=8,
-                resize_height=8,
-                mean=[127.5],
-                std=[127.5],
-                mirror=0,
-                output_layout=types.NCHW,
-                output_dtype=types.FLOAT,
-            )
-        )
+        images, _ = fn.external_source(source, mode=types.EXTSOURCE_RAW_COMPRESSED, max_width=48, max_height=48)
+        pipeline.set_outputs((graph or small)(images))
     pipeline.build()
     return {"generic": generic, "pytorch": pytorch}[plugin].ROCALGenericIterator(pipeline)
 
@@ -209,6 +208,68 @@ def test_outputs_are_used_again_and_the_length_is_wrong(rocal_double: Any) -> No
     assert first[0] is second[0] and numbers_of(first[0]) == [4, 5, 6, 7]
     assert len(iterator) == 1, "12 images are 3 batches of 4"
     let_go(iterator)
+
+
+def test_what_follows_resize_crop_reads_beyond_or_short_of_its_result(rocal_double: Any) -> None:
+    """Its valid region stays that of the box: smaller than the result, or larger."""
+    from amd.rocal import fn
+
+    def graph(images: Any) -> Any:
+        box = fn.resize_crop(images, resize_width=24, resize_height=24)
+        return fn.crop_mirror_normalize(box, crop=[24, 24], mean=[0.0] * 3, std=[1.0] * 3, mirror=0)
+
+    iterator = naive(rocal_double, NaiveSource(encoded(12)), graph=graph)
+    outputs, labels = next(iterator)
+    wanted = np.array([colour(label) for label in labels]).reshape(4, 1, 1, 3)
+    assert (np.abs(outputs[0].astype(float) - wanted).max(axis=(1, 2, 3)) > 20).any(), "as good as random_crop"
+    let_go(iterator)
+
+
+def test_positions_of_crop_are_pixels(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    size = (48, 40)
+    images = [np.frombuffer(mapped(number, size), np.uint8) for number in range(12)]
+    for graph, box in [
+        (lambda images: fn.crop(images, crop=[20, 20]), (0, 0, 20, 20)),
+        (lambda images: fn.crop(images, crop=[20, 20], crop_pos_x=5, crop_pos_y=9.0), (5, 9, 25, 29)),
+        (lambda images: fn.center_crop(images, crop=[20, 20]), (14, 10, 34, 30)),
+    ]:
+        iterator = naive(rocal_double, NaiveSource(images), graph=graph)
+        outputs, _ = next(iterator)
+        np.testing.assert_allclose(box_of(outputs[0][1], size)[1], box, atol=1)
+        let_go(iterator)
+
+
+def test_the_lists_that_random_crop_has_by_default_are_refused(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    with pytest.raises(TypeError, match="randomCrop"):
+        naive(rocal_double, NaiveSource(encoded(12)), graph=fn.random_crop)
+
+
+def test_deeper_queues_hang_at_the_end_of_an_epoch(rocal_double: Any) -> None:
+    rocal_double.seed_traps(1)
+    iterator = naive(rocal_double, NaiveSource(encoded(12)), prefetch_queue_depth=3)
+    list(iterator)
+    with pytest.raises(rocal_double.DoubleHang, match="holds the interpreter's lock"):
+        iterator.reset()
+    let_go(iterator)
+
+
+def test_an_operator_that_fails_ends_the_process(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    with pytest.raises(rocal_double.DoubleAbort, match="segmentation fault"):
+        naive(rocal_double, NaiveSource(encoded(12)), graph=lambda images: fn.resize(images, resize_width=0))
+
+
+def test_a_coin_that_always_falls_one_way_never_does(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    rng = np.random.default_rng(0)
+    assert [fn.random.coin_flip(probability=1.0)(rng) for _ in range(5)] == [0] * 5
+    assert 1 in [fn.random.coin_flip(probability=0.9)(rng) for _ in range(5)]
 
 
 def test_the_decoder_enlarges(rocal_double: Any) -> None:

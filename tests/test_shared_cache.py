@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, in_child, sample
 
-from cache import CacheFullError, ForeignCacheError, SharedByteCache
+from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
 from cache.shared.file import open_file
 from cache.shared.locks import TABLE
 
@@ -107,7 +107,7 @@ class TestFile(SharedCacheSuite):
             assert cache.get(0) is None and cache.capacity_bytes == 2 * CAPACITY, "too small: made anew"
 
     def test_no_folder(self) -> None:
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(CacheDirectoryError, match="No such file"):
             self.open(directory=self.folder / "none")
 
     def test_options(self) -> None:

@@ -138,7 +138,10 @@ def test_named_fields_win(tree: Path, tmp_path: Path) -> None:
         (["b", "a", "b"], [1, 0, 1], ("a", "b")),
         (["7", "0", "7"], [7, 0, 7], ()),
         (["3.0", "", "-1"], [3, -1, -1], ()),
-        (["10", "9", "x"], [0, 1, 2], ("10", "9", "x")),
+        (["10", "9", "x", "y", "z"], [0, 1, 2, 3, 4], ("10", "9", "x", "y", "z")),
+        (["2", "NaN", "5", "nan", "10"], [2, -1, 5, -1, 10], ()),
+        (["2", "None", "N/A"], [2, -1, -1], ()),
+        (["cat", "nan", "None"], [1, -1, 0], ("None", "cat")),
         (["", " a ", "a"], [-1, 0, 0], ("a",)),
         (["", "", ""], [-1, -1, -1], ()),
     ],
@@ -154,7 +157,8 @@ def test_labels_of_text(tree: Path, values: list[str], labels: list[int], classe
     [
         ([1, None, 5.0], [1, -1, 5], ()),
         ([True, False, -1], [1, 0, -1], ()),
-        ([3, "b", None], [0, 1, -1], ("3", "b")),
+        ([3, "b", "c", None], [0, 1, 2, -1], ("3", "b", "c")),
+        ([2, "NaN", 5], [2, -1, 5], ()),
         ([math.nan, 2, 2], [-1, 2, 2], ()),
     ],
 )
@@ -162,6 +166,29 @@ def test_labels_of_json(tree: Path, values: list[Any], labels: list[int], classe
     rows = [{"path": image_name(n), "label": value} for n, value in enumerate(values)]
     listing = listed(write_lines(tree / "m.jsonl", rows))
     assert (listing.splits["train"].labels, listing.classes) == (labels, classes)
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "what"),
+    [
+        (["2", "10", "l", "5", "2"], 4, "the label 'l' is a name, but 4 other labels are whole numbers"),
+        (["2", "cat"], 3, "'cat' is a name, but 1 other label is a whole number"),
+        ([*"0123456789" * 6, "a", "b", "c", "d", "e"], 62, "'a' is a name, but 60 other labels .* 4 more rows"),
+        (["1", "0.5", "3"], 3, "the label '0.5' is not a whole number"),
+        (["0,5", "1e-3"], 2, "the label '0,5' is not a whole number"),
+    ],
+)
+def test_a_stray_label_is_an_error_with_its_line(tree: Path, values: list[str], line: int, what: str) -> None:
+    rows = [(f"{n}.jpg", value) for n, value in enumerate(values)]
+    with pytest.raises(SourceError, match=rf"m\.csv: line {line}: .*{what}.* write a whole number"):
+        listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
+
+
+def test_numbers_among_names_are_told(tree: Path) -> None:
+    rows = [(f"{n}.jpg", value) for n, value in enumerate([*"abcdefghij", "7"])]
+    listing = listed(write_csv(tree / "m.csv", [("path", "label"), *rows]))
+    assert listing.classes[0] == "7" and len(listing.classes) == 11
+    assert len(listing.warnings) == 1 and "1 row, the first in line 12: '7'" in listing.warnings[0]
 
 
 @pytest.mark.parametrize("value", [-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800"])
@@ -186,7 +213,7 @@ def test_splits(tree: Path, tmp_path: Path) -> None:
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
-        with pytest.raises(SourceError, match=r"line 2: .* no name of a split"):
+        with pytest.raises(SourceError, match=r"line 2: .* cannot be the name of a split"):
             listed(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
 
 

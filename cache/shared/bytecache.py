@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from cache.shared.backends import backend_named
 from cache.shared.errors import ClosedCacheError
-from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, Identity
+from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, Identity, Layout
 from cache.shared.locks import Descriptor
 from cache.shared.membership import Membership
 from cache.shared.segment import Backend, Segment, Spec
@@ -63,21 +63,29 @@ class SharedByteCache:
         job: str | None = None,
         persist: bool = False,
         comm: Any = None,
+        title: str = "",
     ) -> SharedByteCache:
         """The segment of this (user, job, fingerprint, kind, slots), made where there is none.
 
         A segment that is in use is taken with the capacity it has. `fingerprint` names the data set, `kind` what is
         kept of it; together with `job` (default: of the batch system, else "0") they have at most some 800
         characters. backend: "file" (in `directory`, a tmpfs), "memfd" (a new one, for this process and its children),
-        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own.
+        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own. title: what
+        people call the data set, for `list_caches`.
 
-        Raises CacheFullError where there is no room for it, ForeignCacheError where something else stands in its place,
-        CacheBusyError where another process is stuck making it, FileNotFoundError without the directory.
+        Where something else stands in its place, or a process that was stopped is making it, it is made under another
+        name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where files
+        cannot be made in the directory, ForeignCacheError or CacheBusyError where all names are taken.
         """
         identity = Identity(os.geteuid(), _job() if job is None else job, fingerprint, kind, slots)
-        spec = Spec(identity, capacity_bytes, Path(directory), persist, comm)
+        spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         return cls(chosen, spec, *chosen.attach(spec))
+
+    @staticmethod
+    def table_bytes(slots: int) -> int:
+        """What a segment of so many slots takes besides its capacity."""
+        return Layout(slots, 0).total_bytes
 
     def get(self, slot: int) -> memoryview | None:
         """A read-only view of the bytes, which stays as it is for ever; None where there are none (yet)."""

@@ -1,7 +1,8 @@
 """Errors of the shared cache, each also the builtin that fits it.
 
-    CacheError
+    CacheError (PackerError)
     ├── CacheFullError (OSError)       no room for a segment of this size; errno is set (ENOSPC, ENOMEM, EDQUOT)
+    ├── CacheDirectoryError (OSError)  the directory is missing, or no files can be made in it
     ├── ForeignCacheError (OSError)    what stands there is not a segment of ours: owner, kind of file, magic, version
     ├── CacheBusyError (TimeoutError)  whoever makes or checks the segment does not come to an end
     └── ClosedCacheError (ValueError)  used after `close`
@@ -11,15 +12,28 @@ A full cache is no error once it is open: `put` says False.
 
 from __future__ import annotations
 
-__all__ = ["CacheBusyError", "CacheError", "CacheFullError", "ClosedCacheError", "ForeignCacheError"]
+from cache.errors import PackerError
+
+__all__ = [
+    "CacheBusyError",
+    "CacheDirectoryError",
+    "CacheError",
+    "CacheFullError",
+    "ClosedCacheError",
+    "ForeignCacheError",
+]
 
 
-class CacheError(Exception):
+class CacheError(PackerError):
     """The root of what the shared cache raises on purpose."""
 
 
 class CacheFullError(CacheError, OSError):
     """There is no room for the segment: ask for a smaller capacity, or go without."""
+
+
+class CacheDirectoryError(CacheError, OSError):
+    """The directory for segments is missing, or segments cannot be made in it."""
 
 
 class ForeignCacheError(CacheError, OSError):

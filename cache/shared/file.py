@@ -3,12 +3,15 @@
 `packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a name of its own (the
 same and 16 digits more), locked, linked to where others look, and only then given its space and its header: whoever
 opens it meanwhile waits for the lock, so two that begin at once agree on one and only one of them takes memory. A
-maker that dies leaves a file without magic, which the next one replaces.
+maker that dies leaves a file without magic, which the next one of any segment removes.
 
 Space is reserved when the segment is made, so touching a page never fails (SIGBUS). The capacity is that of its
 making: who finds a segment in use takes it as it is. One that nobody uses is replaced if it is smaller than asked for
-or damaged, and taken over otherwise. Files of other users, links, and files that begin like something else are
-refused and left alone.
+or damaged, and taken over otherwise.
+
+Everybody can tell the name, and make something there first. Files of other users, links, and files that begin like
+something else are left alone, and the next of four names is tried; so it is where a segment's maker has been stopped.
+All processes go through the names in the same order, so those that come later still meet.
 
 The last user removes the file; if all are killed it stays until the next `open` or `cache.clean_caches`.
 """
@@ -17,26 +20,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cache.node import available_memory_bytes
 from cache.shared.budget import lies_in_memory
-from cache.shared.errors import CacheBusyError, CacheFullError, ForeignCacheError
-from cache.shared.layout import begins_like_ours, read_header
+from cache.shared.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
+from cache.shared.layout import MAGIC, begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor, wait_shared
 from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
 
-__all__ = ["NAME", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
+__all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
-_MAKING_S = 600.0  # reserving a terabyte takes minutes
+_NAMES = 4
+STANDSTILL_SECONDS = 5.0  # of a maker whose file does not grow; reserving a terabyte takes minutes
 _STEP_BYTES = 1 << 30
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -47,21 +53,7 @@ class FileBackend:
     name = "file"
 
     def attach(self, spec: Spec) -> tuple[Segment, Descriptor]:
-        path = spec.directory / f"packer-cache-{spec.identity.uid}-{spec.identity.digest.hex()[:24]}"
-        for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round somebody has got on
-            lock = open_file(path)
-            if lock is None:
-                lock = _linked(path)
-                segment = _made(lock, path, spec) if lock else None
-            elif lock.try_alone(USE):
-                segment = None if is_gone(lock, path) else _taken_over(lock, path, spec)
-            else:
-                wait_shared(lock, USE, _MAKING_S, str(path))
-                segment = None if is_gone(lock, path) else _joined(lock, path, spec)
-            if lock is not None and segment is not None:
-                lock.try_shared(USE)
-                return segment, lock
-        raise CacheBusyError(f"{path} is made and removed again and again by other processes")
+        return _attached(spec, list(_names(spec)))
 
     def leave_last(self, segment: Segment) -> None:
         assert segment.path is not None
@@ -73,10 +65,11 @@ class FileBackend:
             segment.path.unlink()
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
-        return {}
+        assert segment.path is not None
+        return {"name": segment.path.name}
 
     def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, Descriptor]:
-        return self.attach(spec)
+        return _attached(spec, sorted(_names(spec), key=lambda name: name != ticket["name"]))
 
 
 def open_file(path: Path) -> Descriptor | None:
@@ -134,23 +127,98 @@ def reserve(descriptor: Descriptor, size: int, where: str, *, in_memory: bool) -
         raise CacheFullError(error.errno, told, where) from error
 
 
+def _names(spec: Spec) -> Iterator[str]:
+    """Where to look for a segment, in this order."""
+    digest = spec.identity.digest
+    for _ in range(_NAMES):
+        yield f"packer-cache-{spec.identity.uid}-{digest.hex()[:24]}"
+        digest = hashlib.sha256(digest).digest()
+
+
+def _attached(spec: Spec, names: list[str]) -> tuple[Segment, Descriptor]:
+    """The segment under the first of the names that can be had."""
+    refused: list[CacheError] = []
+    for name in names:
+        try:
+            found = _attached_at(spec.directory / name, spec)
+        except (ForeignCacheError, CacheBusyError) as error:
+            refused.append(error)
+            continue
+        if refused:
+            reasons = "; ".join(map(str, refused))
+            warnings.warn(f"the cache is made under another name, {name}, because {reasons}", stacklevel=6)
+        return found
+    raise refused[0]
+
+
+def _attached_at(path: Path, spec: Spec) -> tuple[Segment, Descriptor]:
+    for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round somebody has got on
+        lock = open_file(path)
+        if lock is None:
+            lock = _linked(path)
+            segment = _made(lock, path, spec) if lock else None
+        elif lock.try_alone(USE):
+            segment = None if is_gone(lock, path) else _taken_over(lock, path, spec)
+        else:
+            _wait_for_maker(lock, path)
+            segment = None if is_gone(lock, path) else _joined(lock, path, spec)
+        if lock is not None and segment is not None:
+            lock.try_shared(USE)
+            return segment, lock
+    raise CacheBusyError(f"{path} is made and removed again and again by other processes")
+
+
+def _wait_for_maker(lock: Descriptor, path: Path) -> None:
+    """Until the segment is there; its file grows while it is made."""
+    wait_shared(lock, USE, STANDSTILL_SECONDS, str(path), lambda: os.fstat(lock.number).st_blocks)
+
+
 def _linked(path: Path) -> Descriptor | None:
     """A new empty file there, locked alone before anybody can see it; None where another was quicker."""
     nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    lock = Descriptor(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        lock = Descriptor(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise _unusable(path.parent, error) from error
     try:
         if not lock.try_alone(USE):
             return None  # somebody who cleans up has it
         os.link(nonce, path)
     except (FileExistsError, FileNotFoundError):
         return None
+    except OSError as error:
+        raise _unusable(path.parent, error) from error
     finally:
         nonce.unlink(missing_ok=True)
     return lock
 
 
+def _unusable(directory: Path, error: OSError) -> CacheError:
+    if error.errno in _NO_ROOM:
+        return CacheFullError(error.errno, f"no room for a cache segment ({error.strerror})", str(directory))
+    told = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
+    return CacheDirectoryError(error.errno, told, str(directory))
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what makers that were killed have left: files of this user without a magic, which nobody holds."""
+    for path in directory.glob(f"packer-cache-{os.geteuid()}-*"):
+        with contextlib.suppress(OSError):
+            lock = open_file(path) if NAME.fullmatch(path.name) else None
+            if lock is None or not (_is_half_made(lock) and lock.try_alone(USE)):
+                continue
+            if _is_half_made(lock) and not is_gone(lock, path):
+                path.unlink()
+
+
+def _is_half_made(lock: Descriptor) -> bool:
+    head = os.pread(lock.number, len(MAGIC), 0)
+    return head == bytes(len(head))
+
+
 def _made(lock: Descriptor, path: Path, spec: Spec) -> Segment:
     try:
+        _sweep(path.parent)
         reserve(lock, spec.layout.total_bytes, str(path), in_memory=lies_in_memory(path.parent))
         segment = map_segment(lock, spec.layout, path)
         segment.begin(spec)

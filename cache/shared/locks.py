@@ -19,6 +19,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from cache.shared.errors import CacheBusyError
 
@@ -78,12 +79,23 @@ class Descriptor:
         return True
 
 
-def wait_shared(lock: Descriptor, byte: int, seconds: float, name: str) -> None:
-    """`try_shared`, again and again. Raises CacheBusyError when it takes longer than that."""
-    deadline, pause = time.monotonic() + seconds, 0.0005
+def wait_shared(
+    lock: Descriptor, byte: int, seconds: float, name: str, progress: Callable[[], object] | None = None
+) -> None:
+    """`try_shared`, again and again. Raises CacheBusyError when it takes longer than that.
+
+    progress: something that changes while the holder is at work; the time then counts from its last change.
+    """
+    deadline, pause, seen = time.monotonic() + seconds, 0.0005, progress() if progress else None
     while not lock.try_shared(byte):
-        if time.monotonic() > deadline:
-            raise CacheBusyError(f"{name} has been held for {seconds:g} s by a process that makes or checks it")
+        now = time.monotonic()
+        if progress is not None and (found := progress()) != seen:
+            deadline, seen = now + seconds, found
+        if now > deadline:
+            raise CacheBusyError(
+                f"{name} is held by a process that makes or checks it and has not got on for {seconds:g} s; it may "
+                f"have been stopped (SIGSTOP)"
+            )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -1,6 +1,6 @@
 """What can go wrong while staging. `readers` gives these errors its own names at one place.
 
-StagingError (OSError)
+StagingError (PackerError, OSError)
 ├── NoTargetError      no directory is writable, local and ours
 ├── NoRoomError        the target lacks bytes or inodes, before or in the middle of copying
 ├── SourceError        the source is gone, cannot be read, or is not what its manifest says
@@ -9,10 +9,12 @@ StagingError (OSError)
 
 from __future__ import annotations
 
+from cache.errors import PackerError
+
 __all__ = ["NoRoomError", "NoTargetError", "SourceError", "StagingError", "StoppedError"]
 
 
-class StagingError(OSError):
+class StagingError(PackerError, OSError):
     """A set cannot be staged; the root of these errors."""
 
 

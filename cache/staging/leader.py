@@ -101,7 +101,7 @@ def _lead_or_find(
             if not watching and time.monotonic() - started > _PATIENCE_SECONDS:
                 watching = True
                 watcher.note(f"another process of this node is copying to {copy.path}; waiting for it")
-                watcher.copying(total_bytes(files), partial(_told_progress, copy))
+                watcher.waiting(total_bytes(files), partial(_told_progress, copy))
             if stop.wait(_WAIT_SECONDS):
                 raise StoppedError("staging was stopped")
             if not copy.inner.is_dir():

@@ -73,12 +73,16 @@ def discard(copy: Copy) -> None:
     _remove_empty((copy.inner, copy.path))
 
 
-def sweep(store: Store) -> None:
+def sweep(store: Store, dry_run: bool = False) -> list[Removed]:
     """Finish removals that were interrupted; under the lock of the store."""
-    for path in store.path.glob(f"{REMOVING_PREFIX}*"):
-        copy = load_copy(path)
-        if copy is not None:
-            _empty(copy)
+    swept: list[Removed] = []
+    for copy in store.leaving():
+        size = copy.stored_bytes()
+        swept.append(Removed(copy.path, copy.source, size, foreign=() if dry_run else tuple(_empty(copy))))
+    if not dry_run:
+        for path in store.path.glob(f"{REMOVING_PREFIX}*"):  # killed between the last file and the directories
+            _remove_empty((path / INNER_FOLDER, path))
+    return swept
 
 
 def _remove(copy: Copy, dry_run: bool) -> Removed:

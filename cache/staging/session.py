@@ -81,7 +81,6 @@ class Session:
         """Stage; returns the local directory. Raises StagingError and its kinds."""
         request = self.request
         self._owner = os.getpid()
-        self._stop.clear()
         self.choice = choose(
             candidates(request.to), self._need, make=request.to is not None, any_filesystem=request.any_filesystem
         )
@@ -109,6 +108,10 @@ class Session:
         if self.error is not None:
             raise self.error
         return self.done
+
+    def stop(self) -> None:
+        """Ask to stop copying, from any thread; `open` raises StoppedError then, if files are still missing."""
+        self._stop.set()
 
     def close(self) -> None:
         """Stop, let go, and clean up where that was asked for. Does nothing in a forked child, or a second time."""

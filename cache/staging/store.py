@@ -37,12 +37,21 @@ class Store:
 
     def copies(self) -> list[Copy]:
         """Copies that carry our marker, least recently used first; anything else here is passed over."""
+        shown = (load_copy(path) for path in self._folders() if not path.name.startswith(REMOVING_PREFIX))
+        return sorted((copy for copy in shown if copy is not None), key=Copy.last_use)
+
+    def leaving(self) -> list[Copy]:
+        """Copies on their way out: somebody is removing them now, was killed doing so, or met files of others there."""
+        shown = (load_copy(path) for path in self._folders() if path.name.startswith(REMOVING_PREFIX))
+        return [copy for copy in shown if copy is not None]
+
+    def _folders(self) -> list[Path]:
         try:
-            names = sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
+            return sorted(
+                self.path / entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False)
+            )
         except OSError:
             return []
-        shown = (load_copy(self.path / name) for name in names if not name.startswith(REMOVING_PREFIX))
-        return sorted((copy for copy in shown if copy is not None), key=Copy.last_use)
 
 
 def store_path(target: Path) -> Path:

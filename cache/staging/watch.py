@@ -15,7 +15,10 @@ class StagingWatcher(Protocol):
         """Something worth telling: the target that was chosen, a copy that was removed."""
 
     def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
-        """This process, or another one of the node, begins to copy."""
+        """This process begins to copy."""
+
+    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        """Another process of the node copies, and this one begins to wait for it."""
 
     def copied(self) -> None:
         """That is over, well or not."""
@@ -28,6 +31,9 @@ class SilentStaging:
         """Ignored."""
 
     def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        """Ignored."""
+
+    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
         """Ignored."""
 
     def copied(self) -> None:

@@ -6,14 +6,29 @@ from typing import Any
 
 import click
 
+from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json, workers_option
-from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
+from packer.cli.text import (
+    Emphasis,
+    human_bytes,
+    human_seconds,
+    json_option,
+    print_json,
+    show,
+    split_name,
+    workers_option,
+)
+from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Reencode, container_named, parse_size
 from packer.conversion.run import ConvertResult, convert
+from packer.sources.tree_layouts import LAYOUTS
+from readers.errors import BadNameError
 from readers.layout import FORMATS
+from readers.names import FieldName
 
 __all__ = ["command", "field_columns", "summary"]
+
+_REASONS_SHOWN = 10
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -30,18 +45,32 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
         name, equals, column = value.partition("=")
         if not (name and equals and column):
             raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
-        found[name] = column
+        try:
+            found[str(FieldName(name))] = column
+        except BadNameError as error:
+            raise click.BadParameter(str(error)) from error
     return found
+
+
+class _Container(click.Choice):  # type: ignore[type-arg]
+    """A format, also under the other names that it goes by."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return container_named(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command("convert", short_help="Pack a source into shards.")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
+@click.option("--to", type=_Container(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@click.option("--split", metavar="NAME", help="Take this split only; or the name of a source without splits.")
+@click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the "
+              "name of a source without splits.")  # fmt: skip
 @click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
@@ -51,6 +80,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
               help="How closely to look at each image.")  # fmt: skip
+@click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
+              "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
@@ -75,6 +106,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: subtract N from "
               "its labels (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
+              "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -94,6 +127,7 @@ def command(
     image_key: str | None,
     label_key: str | None,
     source_label_offset: int,
+    layout: str,
     **options: Any,
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
@@ -114,6 +148,7 @@ def command(
         image_key=image_key,
         label_key=label_key,
         label_offset=source_label_offset,
+        layout=layout,
     )
     changes = reencode or max_side or resize_short or quality
     try:
@@ -126,28 +161,36 @@ def command(
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(summary(result))
+        show(*summary(result))
 
 
-def summary(result: ConvertResult) -> str:
+def summary(result: ConvertResult) -> list[str]:
     """What was done, in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    what = f"{result.samples:,} samples ({splits}), {result.classes:,} classes, {human_bytes(result.payload_bytes)}"
+    shards = plural(result.shards, f"{result.format} shard")
+    what = (
+        f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}, "
+        f"{human_bytes(result.payload_bytes)}"
+    )
     if result.dry_run:
-        return f"{result.output}: would hold {what} in {result.shards} {result.format} shards"
+        return [f"{result.output}: would hold {what} in {shards}"]
     if result.already_done:
-        return f"{result.output}: already holds {what} in {result.shards} {result.format} shards; nothing to do"
+        return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
     seconds = max(result.seconds, 1e-9)
     lines = [
-        f"{result.output}: {what} in {result.shards} {result.format} shards ({extra:+.1f} % bytes)",
+        f"{result.output}: {what} in {shards} ({extra:+.1f} % bytes)",
         f"  {human_seconds(seconds)}, {result.samples / seconds:,.0f} samples/s, "
         f"{human_bytes(result.payload_bytes / seconds)}/s"
-        + (f", {result.shards_resumed} shards resumed" if result.shards_resumed else ""),
+        + (f", {plural(result.shards_resumed, 'shard')} resumed" if result.shards_resumed else ""),
     ]
     if result.uploaded_bytes:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(f"  left out: {counts}; see {result.output}/left-out.jsonl")
-    return "\n".join(lines)
+        lines.append(Emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        reasons = list(result.left_out_reasons.items())
+        lines += [Emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
+        if len(reasons) > _REASONS_SHOWN:
+            lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
+    return lines

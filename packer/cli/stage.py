@@ -5,6 +5,7 @@ The local directory is the only thing on stdout, so that a batch script can say 
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import click
 import readers
 from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
-from packer.cli.held import run_command
+from cache.text import plural
+from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json
+from packer.cli.text import human_bytes, human_seconds, json_option, print_json, show
 from packer.conversion.options import parse_size
 from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
 
@@ -43,18 +45,32 @@ class _Stage(click.Group):
 
 
 class _Shown:
-    """Staging on the progress display of all commands; only one process of a node draws."""
+    """Staging on the progress display of all commands.
 
-    def __init__(self, silent: bool) -> None:
+    Of a node's ranks the first tells what goes on, and so does the one that copies, whichever that is: what the others
+    (`follows`) have to tell is kept until they copy.
+    """
+
+    def __init__(self, silent: bool, follows: bool) -> None:
         self._display = ProgressDisplay(sys.stderr)
-        self._silent = silent
+        self._silent, self._follows = silent, follows
+        self._kept: list[str] = []
 
     def note(self, text: str) -> None:
-        if not self._silent:
+        if self._follows:
+            self._kept.append(text)
+        elif not self._silent:
             self._display.note(text)
 
     def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
-        if not self._silent:
+        self._follows = False
+        for text in self._kept:
+            self.note(text)
+        self._kept.clear()
+        self.waiting(total_bytes, done_bytes)
+
+    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+        if not (self._silent or self._follows):
             self._display.packing(0, total_bytes, lambda: (0, done_bytes()))
 
     def copied(self) -> None:
@@ -117,21 +133,47 @@ def _copy(dataset: str, to: str | None, as_json: bool, run: tuple[str, ...], **o
     """Copy DATASET to this node."""
     if options["cleanup"] == "atexit" and not run:
         raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage DATASET … -- COMMAND")
-    shown = _Shown(as_json or detect_ranks().local_rank > 0)
+    shown = _Shown(as_json, follows=detect_ranks().local_rank > 0)
     staging = readers.stage(dataset, to, watcher=shown, **options)
+    signals = HeldSignals(lambda: staging.begun, staging.stop)
+    with signals.taken():
+        try:
+            status = _stage_and_run(staging, shown, signals, as_json, run)
+        except (KeyboardInterrupt, readers.StagingError):
+            if not signals.caught:
+                raise
+        if not signals.caught:
+            return status
+    if signals.caught == signal.SIGINT:
+        raise click.Abort
+    name = signal.Signals(signals.caught).name
+    click.echo(f"packer: stopped by {name}; run the same command again to go on", err=True)
+    return 128 + signals.caught
+
+
+def _stage_and_run(
+    staging: readers.Staged, shown: _Shown, signals: HeldSignals, as_json: bool, run: tuple[str, ...]
+) -> int:
+    """The status of the command, 0 without one. Where a signal was caught nothing is run."""
     started = time.monotonic()
     with staging as local:
+        if signals.caught:
+            return 0
         brought, seconds = staging.brought, time.monotonic() - started
         rate = f", {human_bytes(brought.copied_bytes / max(seconds, 1e-9))}/s" if brought.copied else ""
+        copied, found = plural(brought.copied, "file"), plural(brought.found, "file")
         shown.note(
-            f"{human_bytes(brought.copied_bytes)} in {brought.copied} files copied, {brought.found} files were there, "
+            f"{human_bytes(brought.copied_bytes)} in {copied} copied, {found} already there, "
             f"{human_seconds(seconds)}{rate}"
         )
         if as_json:
             print_json({"path": str(local), "seconds": seconds, **vars(brought)})
         elif not run:
             click.echo(str(local))
-        return run_command(run, local) if run else 0
+        if run:
+            return signals.run(run, local)
+        signals.done()
+        return 0
 
 
 @command.command("ls")
@@ -143,7 +185,7 @@ def _ls(to: str | None, as_json: bool) -> None:
     if as_json:
         print_json([copy.to_dict() for copy in copies])
     else:
-        click.echo("\n".join(copies_lines(copies)) or "no staged copies")
+        show(*(copies_lines(copies) or ["no staged copies"]))
 
 
 @command.command("clean")
@@ -153,20 +195,28 @@ def _ls(to: str | None, as_json: bool) -> None:
 @json_option
 def _clean(dataset: str | None, to: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove staged copies that nobody uses; DATASET: only those of this set."""
-    result = clean_staged(dataset, to, dry_run=dry_run)
+    with undisturbed():
+        result = clean_staged(dataset, to, dry_run=dry_run)
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo("\n".join(_cleaned(result, "would remove" if dry_run else "removed")))
+        show(*_cleaned(result, "would remove" if dry_run else "removed"))
 
 
 def copies_lines(copies: list[StagedCopy]) -> list[str]:
     """The copies as lines, one each."""
     return [
-        f"{human_bytes(copy.bytes):>8s} of {human_bytes(copy.wanted_bytes):8s} {'in use' if copy.in_use else '':6s}  "
+        f"{human_bytes(copy.bytes):>8s} of {human_bytes(copy.wanted_bytes):8s} {_use(copy):13s}  "
         f"{human_seconds(max(0.0, time.time() - copy.last_use)):>9s} ago  {copy.path}  of {copy.source}"
         for copy in copies
     ]
+
+
+def _use(copy: StagedCopy) -> str:
+    """The two words of a copy: one that leaves is held by whoever removes it."""
+    if copy.leaving:
+        return "being removed" if copy.in_use else "half removed"
+    return "in use" if copy.in_use else ""
 
 
 def _cleaned(result: CleanResult, verb: str) -> list[str]:

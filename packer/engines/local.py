@@ -34,8 +34,8 @@ _counters: Any = None
 class Counters:
     """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
 
-    def __init__(self, shards: int, context: Any) -> None:
-        self.array = context.RawArray(ctypes.c_uint64, 2 * shards + 1)
+    def __init__(self, array: Any) -> None:
+        self.array = array
 
     def totals(self) -> tuple[int, int]:
         """(samples, source bytes) done so far in this run."""
@@ -72,16 +72,27 @@ class InlineExecutor(Executor):
         return future
 
 
-def open_executor(workers: int, shards: int) -> tuple[Executor, Counters]:
-    """An executor with `workers` processes (1: this one) and the counters its tasks report to."""
-    safe = sys.platform == "linux" and threading.active_count() == 1
-    context = multiprocessing.get_context("fork" if safe else "spawn")
-    counters = Counters(shards, context)
-    if workers == 1:
-        _share(counters.array)
-        return InlineExecutor(), counters
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(counters.array, os.getpid()))
-    return pool, counters
+def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, Counters]:
+    """An executor with `workers` processes (1: this one) and the counters its tasks report to.
+
+    Processes share locks and counters in /dev/shm; where that is missing the work is done in this one, and `note` told.
+    """
+    numbers = 2 * shards + 1
+    if workers > 1:
+        safe = sys.platform == "linux" and threading.active_count() == 1
+        context: Any = multiprocessing.get_context("fork" if safe else "spawn")
+        try:
+            array = context.RawArray(ctypes.c_uint64, numbers)
+            pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(array, os.getpid()))
+            return pool, Counters(array)
+        except (OSError, ImportError) as error:  # ImportError: a system without semaphores
+            note(
+                f"no worker processes can be started without a /dev/shm that can be written to ({error}), so this "
+                f"process does all the work; mount a tmpfs there, or give --workers 1 to say that this is meant"
+            )
+    counters = Counters((ctypes.c_uint64 * numbers)())
+    _share(counters.array)
+    return InlineExecutor(), counters
 
 
 def run_shards(
@@ -100,7 +111,7 @@ def run_shards(
     """
     if count == 0:
         return []
-    executor, counters = open_executor(min(workers, count), count)
+    executor, counters = open_executor(min(workers, count), count, watcher.note)
     inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
     try:

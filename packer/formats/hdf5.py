@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from packer.formats.checksum import crc32c_combine
 from packer.formats.gather import GatherFile
 from packer.formats.hdf5_flat import as_text, flat_start, read_column, read_strings
 from packer.formats.hdf5_foreign import locate_foreign
+from packer.formats.hdf5_guard import refuse_other_files, translated
 from packer.formats.texts import Texts
 from readers.errors import FormatError
 from readers.index import ABSENT
@@ -237,30 +237,17 @@ class Hdf5Format:
         return Hdf5Writer(path, spec)
 
     def describe(self, path: Path) -> ShardSpec | None:
-        with _translated(path), _open(path) as file:
+        with translated(path), _open(path) as file:
             return _describe(file, path)
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
-        with _translated(path), _open(path) as file:
+        with translated(path), _open(path) as file:
             spec = _describe(file, path)
             if spec is None or options.image_key:
+                refuse_other_files(file, path)
                 yield from locate_foreign(file, path, options)
             else:
                 yield from _locate_ours(file, path, spec)
-
-
-# What h5py raises over a damaged file depends on which byte is damaged; all of it means the same.
-_DAMAGED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FormatError:
-        raise
-    except _DAMAGED as error:
-        raise FormatError(f"{path}: HDF5 cannot read it: {error or type(error).__name__}") from error
 
 
 def _open(path: Path) -> Any:
@@ -273,6 +260,7 @@ def _describe(file: Any, path: Path) -> ShardSpec | None:
     attributes = file.attrs
     if "format" not in attributes or as_text(attributes["format"]) != "packer":
         return None
+    refuse_other_files(file, path)
     if int(attributes["version"]) != _VERSION:
         raise FormatError(f"{path}: version {attributes['version']}, this packer reads {_VERSION}; upgrade packer")
     classes = attributes["classes"] if "classes" in attributes else file["classes"][:] if "classes" in file else []

@@ -21,6 +21,7 @@ import numpy as np
 
 from packer.formats.base import Located, LocateOptions
 from packer.formats.hdf5_flat import flat_start, not_flat, read_strings
+from packer.formats.hdf5_guard import check_claim, read_table
 from readers.errors import FormatError, NotFlatError
 from readers.sample import NO_LABEL
 
@@ -59,10 +60,10 @@ def locate_foreign(file: Any, path: Path, options: LocateOptions) -> Iterator[Lo
             f"{path}: {images.name} has no table of offsets beside it (one of {', '.join(OFFSET_NAMES)}), so the "
             f"samples in it cannot be told apart"
         )
-    bounds = offsets[:].astype(np.uint64)
+    bounds = read_table(offsets, path).astype(np.uint64)
     lengths_table = find_table(images, LENGTH_NAMES)
     if lengths_table is not None:
-        lengths = lengths_table[:].astype(np.uint64)
+        lengths = read_table(lengths_table, path).astype(np.uint64)
     else:
         if len(bounds) == 0 or int(bounds[-1]) != images.shape[0]:
             bounds = np.append(bounds, np.uint64(images.shape[0]))
@@ -73,7 +74,10 @@ def locate_foreign(file: Any, path: Path, options: LocateOptions) -> Iterator[Lo
         raise FormatError(f"{path}: the offsets of {images.name} do not fit its {size} bytes")
     labels = find_labels(file, images, len(lengths), options)
     keys_table = find_table(images, KEY_NAMES)
-    keys = read_strings(keys_table) if keys_table is not None and len(keys_table) == len(lengths) else None
+    keys = None
+    if keys_table is not None and len(keys_table) == len(lengths):
+        check_claim(keys_table, path)
+        keys = read_strings(keys_table)
     for i in range(len(lengths)):
         key = keys[i] if keys else f"{path.stem}/{i:08d}"
         yield Located(key, labels[i], {"image": (start + int(bounds[i]), int(lengths[i]))}, {})
@@ -82,12 +86,14 @@ def locate_foreign(file: Any, path: Path, options: LocateOptions) -> Iterator[Lo
 def find_images(file: Any, path: Path, image_key: str | None) -> Any:
     """The data set (or group) of images; None where every image has a data set of its own."""
     if image_key:
-        if image_key not in file:
+        found = file.get(image_key)
+        if found is None:
             raise FormatError(f"{path}: no {image_key!r}; it has {', '.join(_names(file)) or 'nothing'}")
-        return file[image_key]
+        return found
     for name in IMAGE_NAMES:
-        if name in file and isinstance(file[name], h5py.Dataset):
-            return file[name]
+        found = file.get(name)
+        if isinstance(found, h5py.Dataset):
+            return found
     return None
 
 
@@ -95,17 +101,20 @@ def find_table(images: Any, names: tuple[str, ...]) -> Any:
     """A one-dimensional data set with one of these names in the same group as `images`."""
     group = images.parent
     for name in names:
-        if name in group and isinstance(group[name], h5py.Dataset) and group[name].ndim == 1:
-            return group[name]
+        found = group.get(name)
+        if isinstance(found, h5py.Dataset) and found.ndim == 1:
+            return found
     return None
 
 
 def find_labels(file: Any, images: Any, n: int, options: LocateOptions) -> list[int]:
     """n labels, NO_LABEL where the file has none."""
     if options.label_key:
-        if options.label_key not in file:
-            raise FormatError(f"{file.filename}: no {options.label_key!r}; it has {', '.join(_names(file))}")
-        table = file[options.label_key]
+        table = file.get(options.label_key)
+        if not isinstance(table, h5py.Dataset):
+            raise FormatError(
+                f"{file.filename}: no data set {options.label_key!r}; it has {', '.join(_names(file)) or 'nothing'}"
+            )
     else:
         table = find_table(images, LABEL_NAMES)
     if table is None:
@@ -114,7 +123,7 @@ def find_labels(file: Any, images: Any, n: int, options: LocateOptions) -> list[
         raise FormatError(
             f"{file.filename}: {table.name} has shape {table.shape} and dtype {table.dtype}, expected {n} whole numbers"
         )
-    labels = [int(value) - options.label_offset for value in table[:]]
+    labels = [int(value) - options.label_offset for value in read_table(table, Path(file.filename))]
     if max(labels, default=0) >= 1 << 63:
         raise FormatError(f"{file.filename}: {table.name} holds the label {max(labels)}, which is no int64")
     return labels

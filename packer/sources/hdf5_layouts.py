@@ -32,14 +32,17 @@ from packer.formats.hdf5_foreign import (
     find_labels,
     find_table,
 )
+from packer.formats.hdf5_guard import check_claim, read_table
 from packer.sources.base import SplitListing
 from packer.sources.names import safe_name
 from readers.errors import SourceError
 from readers.tree import has_image_suffix, unique_keys
 
-__all__ = ["Hdf5Keys", "images_in", "items_in", "labels_for", "list_images"]
+__all__ = ["NAME_IT", "Hdf5Keys", "images_in", "items_in", "labels_for", "list_images"]
 
+NAME_IT = "--image-key KEY  (in Python: packer.open_source(path, image_key=KEY))"
 _CHANNELS = (1, 3, 4)
+_ALWAYS_FINE_IMAGES = 1 << 16
 _WHOLE = ("elements", "pixels", "pixels-first")
 _TABLES = (*LABEL_NAMES, *OFFSET_NAMES, *LENGTH_NAMES)
 
@@ -58,11 +61,12 @@ def images_in(group: Any, path: Path, image_key: str | None) -> Any:
     found = find_images(group, path, image_key)
     if found is not None:
         return found
-    fitting = [item for item in group.values() if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
+    members = (group.get(name) for name in group)  # None for a link that leads nowhere
+    fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
     if len(fitting) > 1:
         raise SourceError(
             f"{path}: which of these holds the images: {', '.join(str(item.name) for item in fitting)}? Name "
-            f"it:  packer.sources.hdf5_records.HDF5Source(path, image_key=…)"
+            f"it with  {NAME_IT}"
         )
     return fitting[0] if fitting else None
 
@@ -94,11 +98,13 @@ def list_images(images: Any, group: Any, path: Path, keys: Hdf5Keys) -> SplitLis
             f"channels]"
         )
     if layout == "ranges":
+        check_claim(images, path)
         bounds = _bounds(images, path)
         places: list[tuple[Any, ...]] = [(layout, name, start, stop) for start, stop in bounds]
         sizes = [stop - start for start, stop in bounds]
     else:
         n = images.shape[0]
+        _check_count(images, path)
         places = [(layout, name, i) for i in range(n)]
         # What an element has is known only when it is read: take a fair share of the file.
         share = prod(images.shape[1:]) if layout != "elements" else path.stat().st_size // max(1, n)
@@ -111,6 +117,16 @@ def list_images(images: Any, group: Any, path: Path, keys: Hdf5Keys) -> SplitLis
     return part
 
 
+def _check_count(images: Any, path: Path) -> None:
+    """Refuse a count of images that cannot be true, before a list of them is made."""
+    n, stored = images.shape[0], images.id.get_storage_size()
+    if n > max(_ALWAYS_FINE_IMAGES, stored):
+        raise SourceError(
+            f"{path}: {images.name} claims {n:,} images, but {stored:,} bytes are stored: damaged, or never written"
+        )
+    check_claim(images, path, n)
+
+
 def _bounds(images: Any, path: Path) -> list[tuple[int, int]]:
     """[start, stop) of every image in a flat data set."""
     size = images.shape[0]
@@ -120,9 +136,9 @@ def _bounds(images: Any, path: Path) -> list[tuple[int, int]]:
             f"{path}: {images.name} has no table of offsets beside it (one of {', '.join(OFFSET_NAMES)}), so "
             f"the images in it cannot be told apart"
         )
-    starts = [int(value) for value in table[:]]
+    starts = [int(value) for value in read_table(table, path)]
     if lengths is not None:
-        stops = [start + int(length) for start, length in zip(starts, lengths[:], strict=False)]
+        stops = [start + int(length) for start, length in zip(starts, read_table(lengths, path), strict=False)]
     else:
         starts = starts if starts and starts[-1] == size else [*starts, size]
         starts, stops = starts[:-1], starts[1:]
@@ -148,6 +164,7 @@ def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
     """Keys and file names of n samples, from the file where it has distinct ones."""
     table = find_table(images, KEY_NAMES)
     if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:
+        check_claim(table, path)
         names = [safe_name(text) for text in read_strings(table)]
         if len(set(names)) == n and "" not in names:
             return (unique_keys(names), names) if all(map(has_image_suffix, names)) else (names, [""] * n)

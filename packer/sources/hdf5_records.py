@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from packer.conversion.arena import Arena
 from packer.formats.hdf5_flat import as_text
+from packer.formats.hdf5_guard import DAMAGED, check_claim, check_data_set, refuse_other_files, translated
 from packer.sources.base import SourceListing, check_names
-from packer.sources.hdf5_layouts import Hdf5Keys, images_in, items_in, labels_for, list_images
+from packer.sources.hdf5_layouts import NAME_IT, Hdf5Keys, images_in, items_in, labels_for, list_images
 from packer.sources.members import ArchiveMember, list_members
 from packer.sources.names import split_of_file
 from packer.sources.streams import file_stamp
-from readers.errors import BadSampleError, FormatError, SourceError
+from readers.errors import BadSampleError, FormatError, PackerError, SourceError
 from readers.sample import NO_LABEL
 from readers.tree import SPLIT_NAMES
 
@@ -61,10 +62,12 @@ class HDF5Source:
     def list(self, split: str | None) -> SourceListing:
         self._stamp = file_stamp(self.root)
         try:
-            with _opened(self.root) as file:
+            with translated(self.root), _opened(self.root) as file:
+                nowhere = refuse_other_files(file, self.root)
                 listing = self._list(file, split)
         except FormatError as error:
             raise SourceError(str(error)) from error
+        listing.left_out += [(name, "a soft link that leads nowhere") for name in nowhere]
         for part in listing.splits.values():
             check_names([*part.keys, *(names[0] for names in part.names if names[0])], str(self.root))
             part.stamps = [self._stamp[1]] * len(part)
@@ -108,10 +111,9 @@ class HDF5Source:
     def _list_items(self, group: Any, split: str | None) -> SourceListing:
         items = items_in(group)
         if not items:
-            raise SourceError(
-                f"{self.root}: no data set of images found; name it:  "
-                f"packer.sources.hdf5_records.HDF5Source(path, image_key=…)"
-            )
+            raise SourceError(f"{self.root}: no data set of images found; name it with  {NAME_IT}")
+        for item in items:
+            check_claim(item, self.root)
         start = len(str(group.name).rstrip("/")) + 1
         members = [
             ArchiveMember(str(item.name)[start:], item.nbytes, (number, str(item.name)))
@@ -120,7 +122,7 @@ class HDF5Source:
         if split is None and not any(member.name.partition("/")[0] in SPLIT_NAMES for member in members):
             split = split_of_file(self.root.name)
         left_out: list[tuple[str, str]] = []
-        listing = list_members(members, split, self.root, left_out)
+        listing = list_members(members, split, self.root, left_out, "tree")
         listing.skip_strays = False
         labels = self._item_labels(items, group)
         for part in listing.splits.values():
@@ -148,6 +150,9 @@ class HDF5Source:
             if any(label != NO_LABEL for label in labels):
                 return labels
         return None
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
 
     def open(self) -> Hdf5Reader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:
@@ -178,18 +183,25 @@ class Hdf5Reader:
         layout, name, *where = place
         try:
             if layout == "item":
-                return (_item(self._file[name][()]),)
+                return (_item(self._data_set(name)[()]),)
             data = self._data_sets.get(name)
             if data is None:
-                data = self._data_sets[name] = self._file[name]
+                data = self._data_sets[name] = self._data_set(name)
             if layout == "ranges":
                 return (data[where[0] : where[1]].tobytes(),)
             array = data[where[0]]
-        except (OSError, RuntimeError, KeyError) as error:
-            raise BadSampleError(f"cannot be read from {name}: {error}") from error
-        if layout == "elements":
-            return (array.tobytes(),)
-        return (_png(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array),)
+            if layout == "elements":
+                return (array.tobytes(),)
+            return (_png(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array),)
+        except PackerError:
+            raise
+        except DAMAGED as error:
+            raise BadSampleError(f"cannot be read from {name}: {error or type(error).__name__}") from error
+
+    def _data_set(self, name: str) -> Any:
+        data = self._file[name]
+        check_data_set(data, self._path)
+        return data
 
     def __enter__(self) -> Hdf5Reader:
         self._file = self._context.__enter__()

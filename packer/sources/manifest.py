@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -27,7 +27,8 @@ from packer.sources.manifest_columns import Columns, choose_columns, is_missing
 from packer.sources.manifest_values import json_payload, number_labels
 from packer.sources.names import name_in_folder
 from packer.sources.tables import Row, Table, open_table
-from readers.errors import BadSampleError, SourceError
+from readers.errors import BadNameError, BadSampleError, SourceError
+from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
@@ -38,7 +39,6 @@ Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
 
 _MISSING, _NOT_A_FILE = -1, -2
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ManifestSource:
@@ -76,6 +76,12 @@ class ManifestSource:
     def open(self) -> ManifestReader:
         return ManifestReader(self.folder)
 
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        yield self.root
+        for part in listing.splits.values():
+            for place in part.places:
+                yield from (os.path.join(self.folder, entry[0]) for entry in place if isinstance(entry, tuple))
+
 
 class _Listing:
     """Puts the listing together, row by row."""
@@ -102,8 +108,8 @@ class _Listing:
                 f"{', '.join(self._splits)}"
             )
         # Over all splits, also those that were not asked for: a label means the same in each.
-        numbers, classes = number_labels(labels, lines, self._table)
-        listing = SourceListing({}, self._fields(), classes)
+        numbers, classes, warnings = number_labels(labels, lines, self._table)
+        listing = SourceListing({}, self._fields(), classes, warnings=warnings)
         for name, part in self._splits.items():
             if self._split not in (None, name):
                 continue
@@ -165,12 +171,10 @@ class _Listing:
             return self._split or "train"
         value = row.get(self._columns.split)
         name = "" if is_missing(value) else str(value).strip()
-        if not _SPLIT_NAME.fullmatch(name):
-            raise SourceError(
-                f"{self._table.where(line)}: {value!r} in the column {self._columns.split!r} is no name of a "
-                f"split: letters, digits, _, - and . only"
-            )
-        return name
+        try:
+            return SplitName(name)
+        except BadNameError as error:
+            raise SourceError(f"{self._table.where(line)}: column {self._columns.split!r}: {error}") from error
 
 
 def _path(table: Table, line: int, row: Row, column: str) -> str | None:

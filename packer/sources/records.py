@@ -96,6 +96,9 @@ class TFRecordSource:
         listing.shuffles = not compression
         return listing
 
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
+
     def open(self) -> RecordReader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:
             raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
@@ -127,7 +130,7 @@ class _Walk:
             raise FormatError(
                 f"no image ({', '.join(self._keys.image)}); it has "
                 f"{', '.join(sample.left_behind) or 'nothing else'}; name the image with  "
-                f"packer.sources.records.TFRecordSource(path, image_key=…)"
+                f"--image-key KEY  (in Python: packer.open_source(path, image_key=KEY))"
             )
         if sample.label != NO_LABEL and sample.class_name:
             self._class_names.setdefault(sample.label, set()).add(sample.class_name)
@@ -173,7 +176,7 @@ class _Walk:
         if min((label for label in labels if label != NO_LABEL), default=0) == 1:
             yield (
                 f"{self._path}: labels run from 1 to {max(labels)} and none is 0, as in ImageNet's records; "
-                f"to count from 0:  packer.sources.records.TFRecordSource(path, label_offset=1)"
+                f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
             )
 
 

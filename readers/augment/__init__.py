@@ -17,9 +17,11 @@ from readers.augment.ops import (
     Resize,
     Size,
 )
+from readers.augment.presets import CELEBA_CROP, celeba
 from readers.augment.recipe import Plan, Recipe
 
 __all__ = [
+    "CELEBA_CROP",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "CenterCrop",
@@ -37,4 +39,5 @@ __all__ = [
     "Recipe",
     "Resize",
     "Size",
+    "celeba",
 ]

@@ -16,7 +16,7 @@ from readers.cached.measure import Measures, measure
 from readers.cached.packing import Packing
 from readers.cached.reader import CachedReader
 from readers.cached.shelf import CHECKS, Check, Shelf
-from readers.cached.source import checksums, content_fingerprint
+from readers.cached.source import checksums, content_fingerprint, freshness, title_of
 from readers.cached.store import Slots, Store, Terms, agreed
 from readers.errors import UnknownNameError
 from readers.order import NodeLocal
@@ -71,8 +71,8 @@ def cached(
     directory, backend, job, comm: see `cache.SharedByteCache.open`. persist: the memory stays filled when the last
     process has gone, until `packer cache clean`; a later job that asks for the same with persist=True begins with it.
 
-    Where the memory cannot be had, everything passes through, with one warning. Raises ValueError and UnknownNameError
-    for arguments that mean nothing.
+    Where the memory cannot be had, everything passes through, with one warning; there is one, too, where "auto" keeps
+    little because /dev/shm was made small. Raises ValueError and UnknownNameError for arguments that mean nothing.
     """
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
@@ -81,7 +81,11 @@ def cached(
     measures = measure(reader, slots, form, compress)
     packings = {name: found.packing for name, found in measures.fields.items() if found.packing is not None}
     where = Path(directory) if backend == "file" else None
-    threshold, size = _budget(capacity, measures, packings, where)
+    try:
+        threshold, size = _budget(capacity, measures, packings, where)
+    except cache.CacheError as error:
+        _warn(f"everything passes through, without a cache: {error}")
+        threshold = size = 0
     terms = Terms(threshold, packings, measures.rate)
     store: Store | None = None
     if size:
@@ -90,11 +94,13 @@ def cached(
     if store is not None:
         theirs = agreed(store, slots, terms)
         if theirs is None:
+            _warn(f"everything passes through: {store!r} is held up by a process that does not say what is kept in it")
             store.close()
             store = None
         terms = theirs or terms
     sums = {name: found for name in slots.fields if (found := checksums(reader, name)) is not None}
-    return CachedReader(reader, Shelf(store, slots, terms, form, check, sums if check != "never" else {}))
+    used = sums if check != "never" else {}
+    return CachedReader(reader, Shelf(store, slots, terms, form, check, used, freshness(reader)))
 
 
 def _slots(reader: Reader, fields: Sequence[str] | None, partition: tuple[int, int] | None) -> Slots:
@@ -129,12 +135,30 @@ def _budget(
         return threshold, terms + kept + kept // _SLACK
     payload = Choice(slots.start, slots.stop, EVERYTHING).total(weights)
     whole = terms + payload + payload // _SLACK
-    limit = min(whole, int(cache.budget_bytes(directory)) if asked is None else asked)
+    room = cache.budget(directory) if asked is None else None
+    table = cache.SharedByteCache.table_bytes(len(slots))
+    limit = min(whole, max(0, room.bytes - table) if room is not None else asked or 0)
     if limit >= whole:
         return EVERYTHING, whole
     threshold = chosen_below(slots.start, slots.stop, max(0, limit - terms - limit // _SLACK), weights)
-    fits = any(len(run) for run in Choice(slots.start, slots.stop, threshold).kept())
-    return (threshold, limit) if fits else (0, 0)
+    kept = sum(len(run) for run in Choice(slots.start, slots.stop, threshold).kept())
+    if room is not None and (room.is_cramped or not kept):
+        _warn(f"the cache keeps {kept:,} of {slots.stop - slots.start:,} samples: {_limited(room, directory, whole)}")
+    return (threshold, limit) if kept else (0, 0)
+
+
+def _limited(room: cache.Budget, directory: Path | None, whole: int) -> str:
+    """What leaves so little room, and what to do."""
+    if room.is_cramped:
+        return (
+            f"{directory} has {room.size_bytes or 0:,} bytes, the set takes {whole:,}; start a container with "
+            f"--shm-size (or --ipc=host), or name a larger tmpfs with directory="
+        )
+    found = room.memory_bytes if room.memory_bytes is not None else room.directory_bytes
+    if room.memory_bytes is not None and room.directory_bytes is not None:
+        found = min(room.memory_bytes, room.directory_bytes)
+    where = "of memory" if found == room.memory_bytes else f"in {directory}"
+    return f"only {found:,} bytes {where} are free, which is the margin; ask for more, or see  packer cache ls"
 
 
 def _asked(capacity: Capacity) -> tuple[int | None, float | None]:
@@ -174,12 +198,19 @@ def _opened(reader: Reader, kind: str, slots: Slots, size: int, place: Place) ->
             job=_ANY_JOB if place.persist and place.job is None else place.job,
             persist=place.persist,
             comm=place.comm,
+            title=title_of(reader),
         )
     except cache.CacheFullError as error:
-        warnings.warn(
+        _warn(
             f"no room for a cache of {size:,} bytes in {place.directory}, so everything passes through: {error}; ask "
-            f"for a smaller capacity, or see  packer cache ls",
-            stacklevel=3,
+            f"for a smaller capacity, or see  packer cache ls"
         )
         return None
+    except (cache.CacheError, OSError) as error:
+        _warn(f"no cache of {size:,} bytes can be had, so everything passes through: {error}")
+        return None
     return store
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)

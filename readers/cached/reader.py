@@ -91,6 +91,16 @@ class CachedReader(Selectable):
         text = f"{self.base.fingerprint}\0{self.keep.kind}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    @property
+    def files_fingerprint(self) -> str:
+        """That of the base (see `readers.sample.Listed`); "" where it has none."""
+        return str(getattr(self.base, "files_fingerprint", ""))
+
+    def is_current(self, index: int) -> bool:
+        """Whether the file of a sample is still the one that the base listed; yes for a base that cannot tell."""
+        asked = getattr(self.base, "is_current", None)
+        return asked is None or bool(asked(index))
+
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of recoded images, as estimated."""
         if field != "image" or not self._converts:
@@ -153,7 +163,8 @@ class CachedReader(Selectable):
         order = range(len(self)) if indices is None else indices
         return stream_ahead(self, order, field, lambda block: self.prefetch(block, field))
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
         fields = {}
         for name in self.fields:
             try:

@@ -6,6 +6,7 @@ Everything above a store of opaque bytes and below a reader. A shelf never reads
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -33,6 +34,8 @@ class Shelf:
     """store: None keeps nothing, and images still take the form that `keep` gives them.
 
     checksums: CRC32C of the encoded payloads by field, where an index has them; without, the store's own are used.
+    is_current: whether a sample's file is still the one that was listed, for readers of plain files: what is not is
+    never stored, and where `check` looks at a payload it is dropped.
     """
 
     store: Store | None
@@ -41,6 +44,7 @@ class Shelf:
     keep: Encoded | Recoded | Decoded
     check: Check = "never"
     checksums: dict[str, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    is_current: Callable[[int], bool] | None = None
     _checked: bytearray = field(default_factory=bytearray, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +124,7 @@ class Shelf:
             return None
         if self.check == "never" or (self.check == "first" and self._seen(slot)):
             return data
-        if not self._right(store, slot, data, index, name):
+        if not (self._right(store, slot, data, index, name) and self._is_fresh(index)):
             store.drop(slot)
             return None
         if self._checked:
@@ -139,6 +143,9 @@ class Shelf:
         from crc32c import crc32c
 
         return crc32c(data) == int(expected[index])
+
+    def _is_fresh(self, index: int) -> bool:
+        return self.is_current is None or self.is_current(index)
 
     # --- in -----------------------------------------------------------------------------------------------------
     def stored(self, index: int, name: str, data: Buffer) -> Buffer:
@@ -168,9 +175,10 @@ class Shelf:
         return self.keep.made(data) if name == "image" else data
 
     def put(self, index: int, name: str, form: Buffer) -> bool:
-        """Keep what is handed out; False where it is there already, is being written, or does not fit."""
+        """Keep what is handed out; False where it is there already, is being written, does not fit, or is of a file
+        that was rewritten: this is asked after reading, so whatever came from a new file is seen."""
         first = self._firsts[name]
-        if self.store is None or first is None:
+        if self.store is None or first is None or not self._is_fresh(index):
             return False
         packing = self.terms.packings.get(name)
         return self.store.put(first + index, form if packing is None else packing.packed(form))

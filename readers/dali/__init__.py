@@ -11,9 +11,10 @@ def training(reader):
     return fn.decoders.image(encoded, device="mixed"), label.gpu()
 """
 
+from readers.augment.presets import celeba
 from readers.dali.loader import DaliLoader
 from readers.dali.nodes import external_source
-from readers.dali.pipelines import PipelineOptions, celeba, classification, pipeline
+from readers.dali.pipelines import PipelineOptions, classification, pipeline
 from readers.dali.source import BatchSource, SampleSource, Source
 
 __all__ = [

@@ -33,7 +33,7 @@ from readers.dali.backend import Dali, load_dali
 from readers.dali.nodes import source_nodes
 from readers.dali.source import Source
 
-__all__ = ["Graph", "PipelineOptions", "celeba", "classification", "pipeline"]
+__all__ = ["Graph", "PipelineOptions", "classification", "pipeline"]
 
 Graph: TypeAlias = Callable[[Any], Any]
 _SUPPORTED = (*GEOMETRIC, RandomHorizontalFlip, RandomVerticalFlip, Normalize)
@@ -89,12 +89,6 @@ def classification(size: int = 224, *, train: bool = True, resize: int | None = 
     return [Resize(resize or size * 256 // 224), CenterCrop(size), normalize]
 
 
-def celeba(size: int = 64, *, crop: int = 148, train: bool = True) -> list[Op]:
-    """The ops of face models: the middle `crop` pixels of 178 × 218, to `size`, flip, values from -1 to 1."""
-    flips: list[Op] = [RandomHorizontalFlip()] if train else []
-    return [CenterCrop(crop), Resize((size, size)), *flips, Normalize((0.5,) * 3, (0.5,) * 3)]
-
-
 def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: Graph | None = None) -> Any:
     """A `nvidia.dali.Pipeline` with the outputs (images, labels), neither built nor started.
 
@@ -118,7 +112,7 @@ def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: G
         device_id = ranks.local_rank if options.device_id is None else options.device_id
     made = dali.pipeline(
         batch_size=source.batch_size,
-        num_threads=options.threads or max(1, usable_cpus() // ranks.local_world_size),
+        num_threads=options.threads or usable_cpus(),
         device_id=device_id,
         seed=source.seed % (1 << 31),
         prefetch_queue_depth=options.prefetch,

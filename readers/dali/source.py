@@ -83,8 +83,8 @@ class Source:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
         order = choose_order(len(reader), order, shuffle, seed)
+        rank, world_size = rank_and_world_size(rank, world_size, order.groups)
         self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
         self.recipe = None if augment is None else Recipe(augment)
         self.boxed = self.recipe is not None and _crops_first(self.recipe)
@@ -113,7 +113,7 @@ class Source:
         samples, spec = len(self.reader), order.spec()
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
         order = order.with_seed(token.seed)
-        other = self.starting(token.epoch, token.cursor, order.resumed(token.order))
+        other = self.starting(token.epoch, token.cursor, token.resumed(order))
         other.seed = token.seed
         other.schedule = _with_order(self.schedule, order)
         return other

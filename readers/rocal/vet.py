@@ -14,7 +14,7 @@ it (`readers.open(…, verify=True)`).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +22,14 @@ import simplejpeg
 
 from readers.augment.draws import Draws
 from readers.decode import decode_image
+from readers.decode.jpeg import has_clean_header
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DatasetError
-from readers.headers import MEDIA, ImageHeader, parse_held, sniff
-from readers.headers.jpeg import parse_frame
+from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
-__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "vet"]
+__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "upright_sides", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
 _LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
@@ -56,7 +56,7 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
 
     Raises BadSampleError for what is no whole image, and, without `convert`, for what rocAL does not decode.
     """
-    header, frame = parse_frame(data) if sniff(data) == "jpeg" else (parse_held(data), 0)
+    header, frame = read_frame(data)
     if all(size) and (header.height, header.width) != size:
         raise BadSampleError(
             f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {header.height} x {header.width}"
@@ -77,13 +77,16 @@ def blank() -> npt.NDArray[np.uint8]:
 
 def limits_of(reader: Reader, *, cap: int) -> Limits:
     """The largest upright height and width of a set, by its index, and neither above `cap`. Raises DatasetError."""
-    info = reader.info
-    turned = info.orientation >= 5
-    height = np.where(turned, info.width, info.height)
-    width = np.where(turned, info.height, info.width)
+    height, width = upright_sides(reader.info)
     if not len(height) or not height.any():
         raise DatasetError("the index does not know the size of any image: give max_height and max_width")
     return Limits(min(int(height.max()), cap), min(int(width.max()), cap))
+
+
+def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """(heights, widths) of the upright images, 0 where the index does not know them."""
+    turned = info.orientation >= 5
+    return np.where(turned, info.width, info.height), np.where(turned, info.height, info.width)
 
 
 def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:
@@ -124,7 +127,7 @@ def _unusual(data: Buffer, frame: int, components: int) -> str:
     factors = tuple(data[frame + 6 + 3 * i] for i in range(components))
     if components == 3 and (factors[0] not in _LUMA_SAMPLING or factors[1:] != (0x11, 0x11)):
         return "JPEGs of unusual colour sampling"
-    return ""
+    return "" if has_clean_header(data) else "JPEGs with damage before their pixels"
 
 
 def _encoded(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> bytes:

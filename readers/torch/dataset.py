@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from readers.augment import Recipe
 from readers.augment.draws import Draws
 from readers.augment.ops import Op
-from readers.decode import DECODER, Scratch, decode_image
+from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
 from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
 from readers.fields import checked_fields
 from readers.sample import Buffer, Reader
@@ -40,9 +40,11 @@ class ImageDataset(Dataset[Any]):
 
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
     epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
-    transforms are called the way they want to be. decode: "RGB", or None for the encoded bytes. output: what a callable
-    gets and, without one, what comes out: "tensor" (uint8 [3, h, w]; torchvision.transforms.v2), "numpy" (uint8
-    [h, w, 3]; albumentations), or "pil" (torchvision.transforms). target_transform: applied to labels.
+    transforms are called the way they want to be. decode: "RGB"; "unchanged" for the depth and channels of the file,
+    such as uint16, float32 or the indices of a mask (see `readers.decode.unchanged`); or None for the encoded bytes.
+    output: what a callable gets and, without one, what comes out: "tensor" (uint8 [3, h, w], unchanged [channels, h,
+    w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms), which
+    is RGB only. target_transform: applied to labels.
 
     on_error: "raise"; "skip", which makes batches smaller, but cannot make one of no samples: that, and a single bad
     sample, raises BadSampleError; or "substitute" (another sample). `bad_samples` counts both, in all workers; `report`
@@ -53,15 +55,15 @@ class ImageDataset(Dataset[Any]):
         self,
         reader: Reader,
         transform: Sequence[Op] | Callable[[Any], Any] | None = None,
-        decode: Literal["RGB"] | None = "RGB",
+        decode: Literal["RGB", "unchanged"] | None = "RGB",
         *,
         output: Output = "tensor",
         target_transform: Callable[[int], Any] | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
         on_error: Literal["raise", "skip", "substitute"] = "raise",
     ) -> None:
-        if decode not in ("RGB", None):
-            raise ValueError(f"decode is 'RGB' or None, not {decode!r}")
+        if decode not in ("RGB", "unchanged", None):
+            raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
         if output not in _OUTPUTS or on_error not in _ON_ERROR:
             raise ValueError(
                 f"output is one of {_OUTPUTS} and on_error of {_ON_ERROR}, not {output!r} and {on_error!r}"
@@ -70,8 +72,12 @@ class ImageDataset(Dataset[Any]):
         self.transform, self.target_transform = transform, target_transform
         self.fields, self._named = checked_fields(fields, reader)
         self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
-        if self._ops is not None and decode is None:
-            raise ValueError("ops need decoded images: leave decode='RGB', or take the ops out")
+        if self._ops is not None and decode != "RGB":
+            raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
+        if decode == "unchanged":
+            if output == "pil":
+                raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
+            _check_unchanged(reader)
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
         self._local = threading.local()
@@ -241,6 +247,8 @@ class ImageDataset(Dataset[Any]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decoded(self, data: Buffer) -> Any:
+        if self.decode == "unchanged":
+            return self._unchanged(data)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()
@@ -251,6 +259,24 @@ class ImageDataset(Dataset[Any]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def _unchanged(self, data: Buffer) -> Any:
+        pixels = decode_unchanged(data)
+        if self.output == "numpy" or self._keywords:
+            return pixels
+        if pixels.dtype == np.uint16 and not hasattr(torch, "uint16"):
+            pixels = pixels.astype(np.int32)  # torch before 2.3
+        tensor = torch.from_numpy(pixels)
+        return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+
+
+def _check_unchanged(reader: Any) -> None:
+    """Raise ValueError for images that a cache has made 8-bit RGB of."""
+    while reader is not None:
+        kind = getattr(getattr(reader, "keep", None), "kind", "encoded")
+        if kind != "encoded":
+            raise ValueError(f"decode='unchanged' over a cache that keeps images {kind}: open it with keep='encoded'")
+        reader = getattr(reader, "base", None)
 
 
 def _wants_keyword(transform: object) -> bool:

@@ -77,7 +77,7 @@ class EpochSampler(DistributedSampler[int]):
         self.order = order
         self.tail: Tail = tail
         self._given = (rank, world_size)
-        self._found, self._carried = rank_and_world_size(rank, world_size), False
+        self._found, self._carried = rank_and_world_size(rank, world_size, order.groups), False
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
         self._fingerprint = reader.fingerprint if reader is not None else ""
@@ -201,7 +201,7 @@ class EpochSampler(DistributedSampler[int]):
         spec = self.order.spec()
         token.check(fingerprint=self._fingerprint, order_spec=spec, decoder=DECODER, samples=self._samples)
         self.order = self.order.with_seed(token.seed)
-        return Start(token.epoch, token.cursor, self.order.resumed(token.order))
+        return Start(token.epoch, token.cursor, token.resumed(self.order))
 
     def token(self, start: Start) -> dict[str, Any]:
         if self._spec is None or self._spec[0] is not start.order:
@@ -264,7 +264,7 @@ class EpochSampler(DistributedSampler[int]):
     def _ranks(self) -> tuple[int, int]:
         """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
         if self._given[0] is None and not (self._carried and get_worker_info() is not None):
-            self._found = rank_and_world_size(None, None)
+            self._found = rank_and_world_size(None, None, self.order.groups)
         return self._found
 
     def _report(self) -> None:

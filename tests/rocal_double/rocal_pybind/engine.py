@@ -1,8 +1,15 @@
-"""What lies behind the handles: a queue of addresses, and a graph that is run over one batch at a time."""
+"""What lies behind the handles: a queue of addresses, and a graph that is run over one batch at a time.
 
+Between two operators goes a `Cut`: pixels, and the region of them that the next one takes for valid. They differ after
+resize_crop only, whose region is the size of the box and not that of the result.
+"""
+
+import itertools
+import os
 import random
 import weakref
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +17,8 @@ from rocal_pybind import pixels
 
 FAULTS: list[str] = []
 _traps = random.Random(0)
+_pipelines = itertools.count()
+_DEEPEST = 2
 _ENDINGS = ("right", "stale", "lost", "extra")
 _HELD_BATCHES_PER_DEPTH = 2
 
@@ -29,6 +38,11 @@ def fault(kind, text):
 
 def seed_traps(seed):
     _traps.seed(seed)
+
+
+class Cut(NamedTuple):
+    pixels: np.ndarray
+    region: tuple  # height, width
 
 
 class ROIxywh:
@@ -52,12 +66,12 @@ class Tensor:
 class Context:
     def __init__(self, batch_size, depth, seed):
         self.batch_size, self.depth = batch_size, depth
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng([seed, next(_pipelines)])  # setting a seed does not begin anew
         self.external = self.built = self.eos = self.released = False
-        self.nodes, self.outputs, self.labels = (), None, None
+        self.nodes, self.outputs, self.labels, self.ascii = (), None, None, None
         self.queue, self.recent = deque(), deque(maxlen=_HELD_BATCHES_PER_DEPTH * depth)
         self.ending, self.extra = _traps.choice(_ENDINGS), False
-        self.size, self.native, self.at = (0, 0), None, 0
+        self.size, self.native, self.filled, self.shuffle, self.at = (0, 0), None, [], False, 0
 
     @property
     def waiting(self):
@@ -68,6 +82,7 @@ class Context:
 def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
     if batch_size < 1:
         raise Exception("Failed creating the pipeline")
+    os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, whatever sys.stdout is
     return Context(batch_size, depth, seed)
 
 
@@ -77,13 +92,15 @@ def externalFileSource(context, max_width, max_height, mode):
 
 
 def shardSource(context, samples, shuffle, max_width, max_height):
-    context.native, context.size = list(samples), (max_height, max_width)
-    if shuffle:
-        context.rng.shuffle(context.native)
+    context.native, context.size, context.shuffle = list(samples), (max_height, max_width), shuffle
     return ("source",)
 
 
 def node(kind, image, layout, dtype, *arguments):
+    """One that fails says so on stderr, and gives None."""
+    if image is None or (kind == "resize" and not any(arguments)):
+        os.write(2, f"[ERR] {kind}: invalid input or size\n".encode())
+        return None
     return (kind, image, layout, dtype, *arguments)
 
 
@@ -92,15 +109,19 @@ def createIntParameter(value):
 
 
 def createIntRand(values, frequencies):
+    if 1.0 in frequencies:  # taken for one that has a single value
+        return lambda rng: values[0]
     return lambda rng: int(rng.choice(values, p=frequencies))
 
 
 def setOutputs(context, count, nodes):
+    if None in nodes:
+        raise fault(DoubleAbort, "a segmentation fault: setOutputs of None")
     context.nodes = nodes
 
 
 def rocalVerify(context):
-    context.built = bool(context.nodes) and None not in context.nodes
+    context.built = bool(context.nodes)
     return 0 if context.built else 2
 
 
@@ -138,6 +159,7 @@ def rocalRun(context):
         if context.ending == "extra" and not context.extra and context.outputs is not None:
             context.extra = True
             return 0
+        os.write(2, b"[ERR]  {output_routine}  Loader module failed to load next batch of images, status 5\n")
         return 1
     batch = context.queue.popleft()
     last = context.eos and not context.queue
@@ -159,10 +181,19 @@ def _decoded(context, data):
 
 
 def _run_native(context):
-    if context.at >= len(context.native):
+    """The last sample fills the set up to whole batches, before it is shuffled. Now and then the ring buffer is empty
+    and the routine that fills it has not said yet that it is done: then there is one step more, without labels."""
+    if context.at == 0 or not context.filled:
+        missing = -len(context.native) % context.batch_size
+        context.filled = [*context.native, *[context.native[-1]] * missing]
+        if context.shuffle:
+            context.rng.shuffle(context.filled)
+    if context.at >= len(context.filled):
+        if context.ending == "extra" and not context.extra:
+            context.extra, context.labels, context.ascii = True, None, None
+            return 0
         return 1
-    rows = range(context.at, context.at + context.batch_size)
-    samples = [context.native[min(row, len(context.native) - 1)] for row in rows]
+    samples = context.filled[context.at : context.at + context.batch_size]
     context.at += context.batch_size
     context.labels = np.array([label for _, label, _ in samples], np.int32)
     context.ascii = [list(parts) for parts in zip(*(texts for _, _, texts in samples), strict=True)]
@@ -175,33 +206,48 @@ def _process(context, images):
 
 
 def _finished(context, node, images):
-    results = _results(context, node, images)
-    height, width = (max(image.shape[axis] for image in results) for axis in (0, 1))
+    results = [cut.pixels for cut in _results(context, node, images)]
     dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
-    whole = np.zeros((len(results), height, width, 3), dtype)
+    height, width = _declared(node) or (max(image.shape[axis] for image in results) for axis in (0, 1))
+    whole = pixels.uninitialised((len(results), height, width, 3), dtype)
     for place, image in zip(whole, results, strict=True):
         place[: image.shape[0], : image.shape[1]] = image
     planar = len(node) > 2 and node[2] == 1
     return Tensor(np.ascontiguousarray(whole.transpose(0, 3, 1, 2)) if planar else whole)
 
 
+def _declared(node):
+    """The size of an output, whatever is written into it; None where the largest image says."""
+    if node[0] == "mirror_normalize":
+        return _declared(node[1])
+    if node[0] in ("crop", "center_crop"):
+        return node[4]
+    return node[4:6] if node[0] in ("resize", "resize_crop") and all(node[4:6]) else None
+
+
 def _results(context, node, images):
     if node[0] == "source":
-        return images
+        return [Cut(image, image.shape[:2]) for image in images]
     kind, source, _, _, *arguments = node
     before = _results(context, source, images)
-    return [_applied(context.rng, kind, image, arguments) for image in before]
+    return [_applied(context.rng, kind, pixels.region(*cut), arguments) for cut in before]
 
 
 def _applied(rng, kind, image, arguments):
-    if kind == "crop":
-        return pixels.crop(image, *arguments)
-    if kind == "resize":
-        return pixels.resize(image, *arguments)
     if kind == "resize_crop":
-        return pixels.resize(pixels.random_box(image, rng), *arguments)
-    mirror, mean, std = arguments
-    return pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+        box = pixels.random_box(image, rng)
+        return Cut(pixels.resize(box, *arguments), box.shape[:2])
+    if kind == "mirror_normalize":
+        mirror, mean, std = arguments
+        made = pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+    else:
+        made = {
+            "crop": pixels.crop,
+            "center_crop": pixels.center_crop,
+            "resize": pixels.resize,
+            "random_crop": lambda image: pixels.random_box(image, rng),
+        }[kind](image, *arguments)
+    return Cut(made, made.shape[:2])
 
 
 def getOutputTensors(context):
@@ -209,10 +255,18 @@ def getOutputTensors(context):
 
 
 def getImageLabels(context):
-    return context.labels.copy()
+    """Those fed last, whatever the images are; of a native reader those of the batch, if there is one."""
+    return _present(context.labels).copy()
+
+
+def _present(meta_data):
+    if meta_data is None:
+        raise RuntimeError(" { labels_meta_data } No meta data has been loaded")
+    return meta_data
 
 
 def getAsciiDatas(context):
+    _present(context.ascii)
     return [[np.frombuffer(text, np.uint8) for text in part] for part in context.ascii]
 
 
@@ -225,6 +279,8 @@ def getRemainingImages(context):
 def rocalResetLoaders(context):
     if context.waiting:
         raise fault(DoubleHang, "reset: threads wait for input")
+    if context.external and context.depth > _DEEPEST:
+        raise fault(DoubleHang, "reset: waits for the loader, which waits for input, and holds the interpreter's lock")
     # What the iterator counts (index, eos) is not its own to set back, and the output memory stays as it is.
     context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
 

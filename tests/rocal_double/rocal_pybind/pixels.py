@@ -36,10 +36,35 @@ def decode(data, max_height, max_width):
     return np.asarray(Image.fromarray(pixels).resize((scaled(width, eighths), scaled(height, eighths)), Image.BILINEAR))
 
 
-def crop(pixels, size, anchor):
-    height, width = (min(want, have) if want > 0 else have for want, have in zip(size, pixels.shape, strict=False))
-    top, left = round(anchor[0] * (pixels.shape[0] - height)), round(anchor[1] * (pixels.shape[1] - width))
+def uninitialised(shape, dtype):
+    """Memory as it comes: for floats with values that no image has."""
+    garbage = np.random.default_rng(7).integers(0, 256, shape, dtype=np.uint8)
+    return garbage if dtype == np.uint8 else garbage.astype(np.float32) * np.float32(1e32)
+
+
+def region(pixels, size):
+    """The part of an image that the next operator reads; what lies beyond the image is memory of something else."""
+    whole = uninitialised((*size, 3), pixels.dtype)
+    height, width = (min(want, have) for want, have in zip(size, pixels.shape, strict=False))
+    whole[:height, :width] = pixels[:height, :width]
+    return whole
+
+
+def crop(pixels, size, corner):
+    """corner: (x, y) in pixels, rounded down; one outside of the image is 0."""
+    height, width = _fitting(pixels, size)
+    left, top = (int(at) if at < side else 0 for at, side in zip(corner, pixels.shape[1::-1], strict=True))
+    return region(pixels[top:, left:], (height, width))
+
+
+def center_crop(pixels, size):
+    height, width = _fitting(pixels, size)
+    top, left = round((pixels.shape[0] - height) / 2), round((pixels.shape[1] - width) / 2)
     return pixels[top : top + height, left : left + width]
+
+
+def _fitting(pixels, size):
+    return [want if 0 < want <= have else have for want, have in zip(size, pixels.shape, strict=False)]
 
 
 def resize(pixels, height, width, shorter=0):

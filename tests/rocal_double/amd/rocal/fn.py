@@ -22,7 +22,26 @@ def _mirror(mirror):
 
 
 def crop(image, crop=[0, 0], crop_pos_x=0.5, crop_pos_y=0.5, output_layout=types.NHWC, output_dtype=types.UINT8):
-    return b.node("crop", image, output_layout, output_dtype, crop, (crop_pos_y, crop_pos_x))
+    """Positions are pixels, for all that the defaults look like."""
+    return b.node("crop", image, output_layout, output_dtype, crop, (crop_pos_x, crop_pos_y))
+
+
+def center_crop(image, crop=[0, 0], output_layout=types.NHWC, output_dtype=types.UINT8):
+    return b.node("center_crop", image, output_layout, output_dtype, crop)
+
+
+def random_crop(
+    image,
+    crop_area_factor=[0.08, 1],
+    crop_aspect_ratio=[0.75, 1.333333],
+    crop_pox_x=0,
+    crop_pox_y=0,
+    output_layout=types.NHWC,
+    output_dtype=types.UINT8,
+):
+    if any(given is not None for given in (crop_area_factor, crop_aspect_ratio, crop_pox_x, crop_pox_y)):
+        raise TypeError("randomCrop(): incompatible function arguments")
+    return b.node("random_crop", image, output_layout, output_dtype)
 
 
 def resize(
@@ -45,7 +64,7 @@ def resize_crop(image, resize_width=0, resize_height=0, output_layout=types.NHWC
 def crop_mirror_normalize(
     image, crop=[0, 0], mean=[0.0], std=[1.0], mirror=1, output_layout=types.NHWC, output_dtype=types.UINT8
 ):
-    cut = b.node("crop", image, types.NHWC, types.UINT8, crop, (0.5, 0.5))
+    cut = b.node("center_crop", image, types.NHWC, types.UINT8, crop)
     return b.node("mirror_normalize", cut, output_layout, output_dtype, _mirror(mirror), mean, std)
 
 

@@ -1,0 +1,366 @@
+"""Files below a folder that the user chose, and below it only; and regular files that are read.
+
+A name that comes from elsewhere (a dataset.json, an archive, a key) may say "../x", or lead through a link that
+somebody prepared. `Folder` holds an open directory and resolves every name below it, one component after the other,
+without following a link. The path of the folder itself is the user's, links and all. What is written appears
+whole or not at all, and what is read is a regular file: nobody waits for a FIFO.
+
+    temporary names    .<16 hex digits>.tmp, created exclusively, so nobody's file is ever overwritten by one
+    a file             temporary name, fsync, rename, fsync of its folder
+    a lock             flock, dropped by the kernel when its process ends; compared with the name once it is held
+
+Errors are OSErrors that name the whole path; `PathError` is one about the name itself, or about what is in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TypeAlias
+
+from cache.file_lock import BusyError, Lock, is_at, take_lock
+
+__all__ = ["BusyError", "Folder", "Lock", "PathError", "is_temporary", "open_regular", "read_regular"]
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CHUNK_BYTES = 1 << 20
+_LOCK_WAIT_SECONDS = 0.01
+
+
+class PathError(OSError):
+    """A name that leads out of its folder, or something that is not the file or folder it has to be."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; links are followed. Raises PathError for a directory, FIFO, device or socket."""
+    with _naming(os.fspath(path)):
+        return _regular(os.open(path, _READ), os.fspath(path))
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The content of a file of at most `max_bytes`; links are followed. Raises PathError as `open_regular` does."""
+    with open_regular(path) as file:
+        return _read(file, max_bytes, os.fspath(path))
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file name is one under which `Folder` writes, so that it is what a killed process left."""
+    digits = name[1:-4]
+    return name[:1] == "." and name[-4:] == ".tmp" and len(digits) == 16 and not digits.strip("0123456789abcdef")
+
+
+class Folder:
+    """An open directory; every name is relative to it, "/" between its parts. Close it, or use it with `with`.
+
+    create: make the directory, and those above it, where they are missing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
+        self.path = Path(path)
+        self.descriptor = -1
+        with _naming(os.fspath(path)):
+            if create and not self.path.exists():
+                self.path.mkdir(parents=True, exist_ok=True)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def folder(self, name: str, *, create: bool = False) -> Folder:
+        """The directory `name` below this one; none of its parts may be a link."""
+        return self._below(self._parts(name), create)
+
+    def names(self) -> list[str]:
+        """What is in the directory, sorted."""
+        with _naming(self.path):
+            return sorted(os.listdir(self.descriptor))
+
+    def lstat(self, name: str) -> os.stat_result | None:
+        """The status of what has this name, a link itself; None where there is nothing."""
+        try:
+            with self._parent(name) as (parent, last), _naming(self.path / name):
+                return os.stat(last, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def kind(self, name: str) -> str:
+        """ "file", "folder", "link", another word for anything else, or "" where there is nothing."""
+        found = self.lstat(name)
+        return _kind(found.st_mode) if found is not None else ""
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a regular file for reading; a link is not followed."""
+        with self._parent(name) as (parent, last), _naming(self.path / name):
+            return _regular(self._open(parent, last, _READ | os.O_NOFOLLOW, name), os.fspath(self.path / name))
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """The content of a regular file of at most `max_bytes`."""
+        with self.open(name) as file:
+            return _read(file, max_bytes, os.fspath(self.path / name))
+
+    def create(self, name: str) -> BinaryIO:
+        """A new file for reading and writing. Raises FileExistsError where the name is taken, be it by a link."""
+        with self._parent(name) as (parent, last), _naming(self.path / name):
+            return open(os.open(last, _NEW, 0o666, dir_fd=parent), "w+b")
+
+    def write(self, name: str, content: _Bytes, *, durable: bool = True, scratch: Folder | None = None) -> None:
+        """Write a whole file under a temporary name and rename it; see `writing`."""
+        with self.writing(name, durable=durable, scratch=scratch) as file:
+            file.write(content)
+
+    @contextmanager
+    def writing(self, name: str, *, durable: bool = True, scratch: Folder | None = None) -> Iterator[BinaryIO]:
+        """A file that gets its name when the block ends well, and is removed when it does not.
+
+        What has the name before is replaced, a link by the file and not what it leads to. durable: have the file and
+        its name on the disk. scratch: a folder of the same filesystem for the temporary name, default beside the file.
+        """
+        with self._parent(name) as (parent, last):
+            there = parent if scratch is None else scratch.descriptor
+            temporary = f".{os.urandom(8).hex()}.tmp"
+            with _naming(self.path / name):
+                descriptor = os.open(temporary, _NEW, 0o666, dir_fd=there)
+            try:
+                with open(descriptor, "w+b") as file:
+                    yield file
+                    with _naming(self.path / name):
+                        file.flush()
+                        if durable:
+                            os.fsync(file.fileno())
+                with _naming(self.path / name):
+                    os.rename(temporary, last, src_dir_fd=there, dst_dir_fd=parent)
+                    if durable:
+                        os.fsync(parent)
+            except BaseException:
+                _unlink(temporary, there)
+                raise
+
+    def rename(self, name: str, new: str, to: Folder | None = None) -> None:
+        """Give what is called `name` the name `new`, in `to` if given; a file of that name is replaced."""
+        target = to or self
+        with self._parent(name) as (parent, last), target._parent(new) as (other, new_last), _naming(self.path / name):
+            os.rename(last, new_last, src_dir_fd=parent, dst_dir_fd=other)
+
+    def symlink(self, name: str, target: str | os.PathLike[str]) -> None:
+        """Make a link to `target`. Raises FileExistsError where the name is taken."""
+        with self._parent(name) as (parent, last), _naming(self.path / name):
+            os.symlink(target, last, dir_fd=parent)
+
+    def unlink(self, name: str) -> bool:
+        """Remove a file, or a link itself; says whether there was one."""
+        try:
+            with self._parent(name) as (parent, last), _naming(self.path / name):
+                os.unlink(last, dir_fd=parent)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove_folder(self, name: str) -> bool:
+        """Remove an empty directory; says whether it is gone, so False for one that has something in it."""
+        try:
+            with self._parent(name) as (parent, last), _naming(self.path / name):
+                os.rmdir(last, dir_fd=parent)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        return True
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a directory and all that is in it, links themselves and not what they lead to; nothing is fine too.
+
+        Raises PathError where it is no directory.
+        """
+        kind = self.kind(name)
+        if not kind:
+            return
+        if kind != "folder":
+            raise PathError(f"{self.path / name}: is a {kind}, expected a folder to remove; remove it yourself")
+        with self._parent(name) as (parent, last), _naming(self.path / name):
+            try:
+                for _, folders, files, descriptor in os.fwalk(last, False, dir_fd=parent, follow_symlinks=False):
+                    for file in files:
+                        _unlink(file, descriptor)
+                    for folder in folders:
+                        _remove_entry(folder, descriptor)
+                _remove_entry(last, parent)
+            except RecursionError as error:
+                raise PathError(f"{self.path / name}: its folders nest too deep; remove it yourself") from error
+
+    def sync(self) -> None:
+        """Have the names in the directory on the disk."""
+        with _naming(self.path):
+            os.fsync(self.descriptor)
+
+    def lock(self, name: str, wait_seconds: float = 0.0) -> Lock:
+        """Hold the exclusive lock of the file `name`, which is made where it is missing, until it is released.
+
+        Raises BusyError where another has it for longer than `wait_seconds`, FileNotFoundError where this directory
+        has been removed, PathError where something else has the name. On a filesystem without locks the result says so.
+        """
+        path = os.fspath(self.path / name)
+        end = time.monotonic() + wait_seconds
+        while True:
+            with (
+                self._parent(name) as (parent, last),
+                _naming(path),
+                _regular(self._open(parent, last, _LOCK, name), path) as file,
+            ):
+                lock = take_lock(file.fileno())
+                if lock is not None and is_at(file.fileno(), parent, last):
+                    return lock
+            if lock is None:
+                if time.monotonic() >= end:
+                    raise BusyError(errno.EAGAIN, "locked by another process", path)
+                time.sleep(_LOCK_WAIT_SECONDS)
+            else:
+                lock.release()
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _parts(self, name: str) -> list[str]:
+        parts = name.split("/")
+        try:
+            whole = bool(os.fsencode(name)) and "\0" not in name
+        except UnicodeEncodeError:
+            whole = False
+        if not whole or any(part in ("", ".", "..") for part in parts):
+            raise PathError(f"{self.path}: {name!r} is not the name of something in this folder")
+        return parts
+
+    def _below(self, parts: list[str], create: bool) -> Folder:
+        found = Folder.__new__(Folder)
+        found.path, found.descriptor = self.path, -1
+        with _naming(self.path):
+            found.descriptor = os.dup(self.descriptor)
+        for part in parts:
+            found.path = found.path / part
+            with _naming(found.path):
+                if create:
+                    try:
+                        os.mkdir(part, dir_fd=found.descriptor)
+                    except FileExistsError:
+                        pass
+                below = self._open_folder(part, found)
+            os.close(found.descriptor)
+            found.descriptor = below
+        return found
+
+    def _open_folder(self, part: str, found: Folder) -> int:
+        try:
+            return os.open(part, _FOLDER, dir_fd=found.descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            kind = _kind(os.stat(part, dir_fd=found.descriptor, follow_symlinks=False).st_mode)
+            raise PathError(
+                f"{found.path}: is a {kind}, expected a folder; nothing is read, written or removed behind it"
+            ) from error
+
+    @contextmanager
+    def _parent(self, name: str) -> Iterator[tuple[int, str]]:
+        """The open directory that has the last part of `name`, and that part."""
+        *above, last = self._parts(name)
+        if not above:
+            yield self.descriptor, last
+            return
+        with self._below(above, create=False) as folder:
+            yield folder.descriptor, last
+
+    def _open(self, parent: int, last: str, flags: int, name: str) -> int:
+        try:
+            return os.open(last, flags, 0o666, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise PathError(f"{self.path / name}: is a link, which is not followed here; remove it") from error
+            if error.errno == errno.ENXIO:
+                raise PathError(f"{self.path / name}: is a socket or a device, expected a regular file") from error
+            raise
+
+
+def _regular(descriptor: int, path: str) -> BinaryIO:
+    """The open file, if it is a regular one; otherwise it is closed."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise PathError(f"{path}: is a {_kind(mode)}, expected a regular file")
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _read(file: BinaryIO, max_bytes: int, path: str) -> bytes:
+    """All of a file, in steps: neither its stated size nor one that grows meanwhile is taken on trust."""
+    with _naming(path):
+        size = os.fstat(file.fileno()).st_size
+        parts: list[bytes] = []
+        total = 0
+        while size <= max_bytes and total <= max_bytes:
+            part = file.read(_CHUNK_BYTES)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+            total += len(part)
+    raise PathError(f"{path}: {max(size, total):,} bytes, at most {max_bytes:,} are expected here")
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISREG, "file"),
+        (stat.S_ISDIR, "folder"),
+        (stat.S_ISLNK, "link"),
+        (stat.S_ISFIFO, "FIFO"),
+        (stat.S_ISSOCK, "socket"),
+    )
+    return next((word for test, word in kinds if test(mode)), "device")
+
+
+def _unlink(name: str, parent: int) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+
+
+def _remove_entry(name: str, parent: int) -> None:
+    """Remove a directory that is empty by now, or a link to one."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except NotADirectoryError:
+        _unlink(name, parent)
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have errors of the system name the whole path, not the last part of it."""
+    try:
+        yield
+    except (PathError, BusyError):
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error

@@ -1,0 +1,144 @@
+"""Names that come from outside, each checked once, where it comes in: a value of one of these types is a good one.
+
+    SplitName      a split: part of file names ("train-000000.tar", "train.index") and of options
+    FieldName      a field: part of the names of index columns ("mask.offset.npy")
+    RelativePath   a file below a folder: "/" between its parts, never absolute, never with ".."
+    ShardPath      a RelativePath of a shard in its set, which is none of the set's own files
+    IndexPath      a RelativePath of the folder of an index in its set, likewise
+
+They are strings and print, compare and pickle as such. Making one raises BadNameError, which says what is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from pathlib import PurePosixPath
+
+from readers.errors import BadNameError
+
+__all__ = [
+    "DATASET_FILE",
+    "QUARANTINE_FOLDER",
+    "REPORT_FILE",
+    "WORK_FOLDER",
+    "FieldName",
+    "IndexPath",
+    "RelativePath",
+    "ShardPath",
+    "SplitName",
+    "shortened",
+]
+
+DATASET_FILE = "dataset.json"
+REPORT_FILE = "left-out.jsonl"
+QUARANTINE_FOLDER = "quarantine"
+WORK_FOLDER = ".packing"
+_MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
+_MAX_PART_BYTES = 255
+_MAX_SUFFIX_BYTES = 16
+_FORBIDDEN = frozenset("/\\ ")
+
+
+class SplitName(str):
+    """The name of a split."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> SplitName:
+        return super().__new__(cls, _plain(text, "a split"))
+
+
+class FieldName(str):
+    """The name of a field, in whatever container; `packer.sources.names` knows what a tar asks for beyond this."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> FieldName:
+        _plain(text, "a field")
+        if text == "key" or text.endswith(".name"):  # key.offset.npy and x.name.offset.npy are columns of their own
+            raise BadNameError(f"{text!r} cannot be the name of a field: the index has such columns; choose another")
+        return super().__new__(cls, text)
+
+
+class RelativePath(str):
+    """A path below a folder, without "." and doubled slashes. It may still lead through a link: see `cache.files`."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> RelativePath:
+        path = PurePosixPath(text)
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in text or not _is_utf8(text):
+            raise BadNameError(
+                f"{text!r} leads outside: expected a path below a folder, not absolute, and without '..'"
+            )
+        long = next((part for part in path.parts if len(part.encode()) > _MAX_PART_BYTES), None)
+        if long is not None:
+            raise BadNameError(
+                f"{text[:80]!r}…: a part of this path has {len(long.encode())} bytes, and no file name has more "
+                f"than {_MAX_PART_BYTES}; rename it"
+            )
+        return super().__new__(cls, path)
+
+
+class ShardPath(RelativePath):
+    """Where a shard lies in its set."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> ShardPath:
+        return super().__new__(cls, _not_ours(text, (DATASET_FILE, REPORT_FILE, WORK_FOLDER)))  # type: ignore[return-value]
+
+
+class IndexPath(RelativePath):
+    """Where the index of a split lies in its set."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> IndexPath:
+        names = (DATASET_FILE, REPORT_FILE, WORK_FOLDER, QUARANTINE_FOLDER)
+        return super().__new__(cls, _not_ours(text, names))  # type: ignore[return-value]
+
+
+def shortened(path: str) -> str:
+    """`path` with every part that is too long for a file name cut, and marked with a hash of all of it.
+
+    Archives and packed sets can hold such names; files cannot.
+    """
+    return "/".join(_fitting(part) for part in path.split("/"))
+
+
+def _fitting(part: str) -> str:
+    encoded = part.encode("utf-8", "surrogateescape")
+    if len(encoded) <= _MAX_PART_BYTES:
+        return part
+    suffix = posixpath.splitext(part)[1].encode("utf-8", "surrogateescape")
+    tail = b"~" + hashlib.blake2b(encoded, digest_size=4).hexdigest().encode()
+    tail += suffix if len(suffix) <= _MAX_SUFFIX_BYTES else b""
+    return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
+
+
+def _not_ours(text: str, names: tuple[str, ...]) -> str:
+    first = next(iter(PurePosixPath(text).parts), "")
+    if first in names:
+        raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
+    return text
+
+
+def _plain(text: str, what: str) -> str:
+    """A word that can be part of a file name, of an option and of a line of text."""
+    good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
+    if not good or len(text.encode()) > _MAX_NAME_BYTES:
+        raise BadNameError(
+            f"{text[:80]!r} cannot be the name of {what}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
+            f"'_', '-' and '.', with no '.' in front, and no blank or slash"
+        )
+    return text
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell lone surrogates, which no file name holds
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""Where a cache cannot be had as asked for, training goes on: under another name or without it, with one warning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cached_sources import made_set
+from namespaces import run_with_dev_shm
+
+import cache
+import readers
+from cache import SharedByteCache
+
+OPEN: dict[str, Any] = {"fingerprint": "set", "kind": "encoded", "slots": 8, "capacity_bytes": 4096, "job": "test"}
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_set(tree, tmp_path_factory.mktemp("places") / "set")
+
+
+@pytest.fixture
+def base(packed: Path) -> Iterator[Any]:
+    with readers.open(packed, "train") as reader:
+        yield reader
+
+
+def images(reader: Any) -> list[bytes]:
+    return [bytes(data) for data in reader.read_many(range(len(reader)))]
+
+
+def name_of(folder: Path) -> Path:
+    """Where a segment of these tests would be."""
+    with SharedByteCache.open(**OPEN, directory=folder):
+        (path,) = folder.iterdir()
+    return path
+
+
+def taken_by_another(path: Path) -> None:
+    """As anybody who may write to /dev/shm can do."""
+    if os.geteuid() == 0:
+        path.touch(0o600)
+        os.chown(path, 12345, -1)
+    else:
+        path.symlink_to("elsewhere")
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+def test_a_name_that_another_user_has_taken_stops_nobody(tmp_path: Path) -> None:
+    path = name_of(tmp_path)
+    taken_by_another(path)
+    with pytest.warns(UserWarning, match="made under another name.*expected -rw|under another name.*not a segment"):
+        first = SharedByteCache.open(**OPEN, directory=tmp_path)
+    with pytest.warns(UserWarning, match="under another name"), SharedByteCache.open(**OPEN, directory=tmp_path) as two:
+        assert first.put(3, b"x") and two.get(3) == b"x", "all processes meet under the other name"
+    first.close()
+    assert list(tmp_path.iterdir()) == [path], "what is not ours is left alone"
+
+
+def test_a_reader_passes_through_where_all_names_are_taken(base: Any, tmp_path: Path) -> None:
+    """With one warning; and whoever calls the cache itself gets an error of our tree."""
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader = readers.cached(base, "1MiB", directory=tmp_path, job="test")
+        if not reader.stats().capacity_bytes:
+            break
+        (path,) = [path for path in tmp_path.iterdir() if path.lstat().st_uid == os.geteuid() and not path.is_symlink()]
+        reader.close()
+        taken_by_another(path)
+        assert len(list(tmp_path.iterdir())) < 10, "names must end"
+    with pytest.warns(UserWarning, match="so everything passes through") as warned:
+        reader = readers.cached(base, "1MiB", directory=tmp_path, job="test")
+    assert len(warned) == 1 and images(reader) == images(base) and reader.stats().kept == 0
+
+
+@pytest.mark.parametrize("capacity", ["auto", "1MiB", 0.5])
+def test_a_reader_passes_through_without_the_directory(base: Any, tmp_path: Path, capacity: Any) -> None:
+    with pytest.warns(UserWarning, match="passes through.*No such file.*another tmpfs") as warned:
+        reader = readers.cached(base, capacity, directory=tmp_path / "none", job="test")
+    assert len(warned) == 1 and images(reader) == images(base)
+    for call in (lambda: cache.budget_bytes(tmp_path / "none"), lambda: open_in(tmp_path / "none")):
+        with pytest.raises(cache.CacheDirectoryError, match="No such file") as caught:
+            call()
+        assert isinstance(caught.value, readers.PackerError) and isinstance(caught.value, OSError)
+
+
+def open_in(folder: Path) -> SharedByteCache:
+    return SharedByteCache.open(**OPEN, directory=folder)
+
+
+def test_errors_of_the_cache_are_ours(tmp_path: Path) -> None:
+    from cache.remote import RemoteError
+    from cache.staging import StagingError
+
+    for kind in (cache.CacheError, RemoteError, StagingError):
+        assert issubclass(kind, readers.PackerError) and readers.PackerError is cache.PackerError
+
+
+# --- makers that were stopped or killed ----------------------------------------------------------------------------
+STUCK = """
+import os, signal, sys
+from cache import SharedByteCache
+if sys.argv[2] == "fallocate":
+    os.posix_fallocate = lambda *_: (print(flush=True), os.kill(os.getpid(), getattr(signal, sys.argv[3])))
+else:
+    os.link = lambda *_: (print(flush=True), os.kill(os.getpid(), getattr(signal, sys.argv[3])))
+given = {"fingerprint": "set", "slots": 8, "capacity_bytes": 4096, "job": "test"}
+SharedByteCache.open(kind=sys.argv[4], directory=sys.argv[1], **given)
+"""
+
+
+def stuck(folder: Path, at: str, how: str, kind: str = "encoded") -> subprocess.Popen[bytes]:
+    """A process that makes a segment and meets a signal before that call."""
+    process = subprocess.Popen([sys.executable, "-c", STUCK, folder, at, how, kind], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"\n"
+    return process
+
+
+def test_a_maker_that_was_stopped_holds_up_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.2)
+    with stuck(tmp_path, "fallocate", "SIGSTOP") as process:
+        try:
+            with pytest.warns(UserWarning, match=r"another name.*has not got on for 0.2 s; it may have been stopped"):
+                first = open_in(tmp_path)
+            with pytest.warns(UserWarning, match="another name"), open_in(tmp_path) as second:
+                assert first.put(0, b"x") and second.get(0) == b"x", "those that go on share one"
+            first.close()
+        finally:
+            process.kill()
+    with open_in(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == [], "what the stopped one left goes with the next"
+
+
+@pytest.mark.parametrize("at", ["fallocate", "link"])
+def test_what_killed_makers_leave_goes_with_the_next_cache(tmp_path: Path, at: str) -> None:
+    """Of any data set: nobody may ever ask for that one again."""
+    with stuck(tmp_path, at, "SIGKILL", kind="of another set") as process:
+        assert process.wait(60) == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    with open_in(tmp_path):
+        assert left not in tmp_path.iterdir(), f"{left} stays for ever"
+
+
+# --- /dev/shm ------------------------------------------------------------------------------------------------------
+TRAIN = """
+import sys, warnings, readers
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    reader = readers.cached(readers.open(sys.argv[1], "train"), job="test")
+for warning in warned:
+    print(warning.message, file=sys.stderr)
+data = [bytes(image) for image in reader.read_many(range(36))]
+assert data == [bytes(image) for image in reader.read_many(range(36))] and len(data) == 36
+stats = reader.stats()
+print(len(warned), stats.kept, stats.hits)
+"""
+
+
+def test_training_goes_on_without_dev_shm(packed: Path, tmp_path: Path) -> None:
+    done = run_with_dev_shm("", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
+    assert (done.returncode, done.stdout) == (0, "1 0 0\n"), done.stderr
+    assert "passes through" in done.stderr and "/dev/shm" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_commands_go_on_without_dev_shm(tree: Path, packed: Path, tmp_path: Path, command: str) -> None:
+    """Worker processes share locks there, so one process does the work, and says why."""
+    more = [tree, "-o", tmp_path / "out", "--to", "tar"] if command == "convert" else [packed]
+    words = [sys.executable, "-m", "packer", command, *more, "--workers", "2"]
+    done = run_with_dev_shm("", tmp_path / "dev", *words)
+    assert done.returncode == 0, done.stderr
+    assert "this process does all the work; mount a tmpfs there" in done.stderr
+    assert command == "verify" or (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_a_small_dev_shm_is_used_and_told_of(packed: Path, tmp_path: Path) -> None:
+    """A container's 64 MiB, here as much smaller than the set as that is than ImageNet."""
+    done = run_with_dev_shm("size=208k", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
+    assert done.returncode == 0, done.stderr
+    warned, kept, hits = map(int, done.stdout.split())
+    assert warned == 1 and "--shm-size" in done.stderr and "--ipc=host" in done.stderr, done.stderr
+    assert kept == hits > 0, f"it kept {kept} of 36 samples: {done.stderr}"

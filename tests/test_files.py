@@ -1,0 +1,226 @@
+"""Files below a folder: nothing is read, written or removed behind a link, and nobody waits for a FIFO."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache.files import BusyError, Folder, PathError, is_temporary, open_regular, read_regular
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Folder]:
+    with Folder(tmp_path / "chosen", create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of somebody else, with one file in it; a test that changes it has failed."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "theirs").write_bytes(b"theirs")
+    return path
+
+
+VERBS = {
+    "folder": lambda folder, name: folder.folder(name, create=True),
+    "read": lambda folder, name: folder.read(name, 100),
+    "create": lambda folder, name: folder.create(name).close(),
+    "write": lambda folder, name: folder.write(name, b"ours"),
+    "rename": lambda folder, name: folder.rename("ours", name),
+    "symlink": lambda folder, name: folder.symlink(name, "ours"),
+    "unlink": lambda folder, name: folder.unlink(name),
+    "remove_folder": lambda folder, name: folder.remove_folder(name),
+    "remove_tree": lambda folder, name: folder.remove_tree(name),
+    "lock": lambda folder, name: folder.lock(name),
+    "lstat": lambda folder, name: folder.lstat(name),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_name_leads_out_of_the_folder(folder: Folder, outside: Path, verb: str) -> None:
+    folder.write("ours", b"ours")
+    (folder.path / "link").symlink_to(outside)
+    before = sorted(folder.names())
+    for name in ("../outside/theirs", "a/../../outside", "/etc/passwd", str(outside), "..", ".", "", "a//b", "a\0b"):
+        with pytest.raises(PathError, match="not the name of something in this folder"):
+            VERBS[verb](folder, name)
+    with pytest.raises(PathError, match=r"chosen/link: is a link, expected a folder"):
+        VERBS[verb](folder, "link/theirs")
+    assert [path.name for path in outside.iterdir()] == ["theirs"] and sorted(folder.names()) == before
+    assert (outside / "theirs").read_bytes() == b"theirs"
+
+
+def test_the_folder_itself_may_be_reached_through_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with Folder(tmp_path / "link/deeper", create=True) as folder:
+        folder.write("x", b"x")
+    assert (tmp_path / "real/deeper/x").read_bytes() == b"x"
+
+
+def test_a_file_appears_whole_or_not_at_all(folder: Folder, outside: Path) -> None:
+    folder.folder("a/b", create=True).close()
+    folder.write("a/b/x", b"first")
+    with pytest.raises(RuntimeError), folder.writing("a/b/x") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert folder.read("a/b/x", 10) == b"first"
+    (folder.path / "a/b/link").symlink_to(outside / "theirs")
+    with folder.folder("a") as scratch:
+        folder.write("a/b/link", b"ours", scratch=scratch)
+    assert folder.read("a/b/link", 10) == b"ours" and (outside / "theirs").read_bytes() == b"theirs"
+    with folder.folder("a/b") as deep, folder.folder("a") as above:
+        assert deep.names() == ["link", "x"] and above.names() == ["b"], "a temporary file was left"
+
+
+def test_temporary_names_are_recognised(folder: Folder) -> None:
+    with folder.writing("x"):
+        (name,) = folder.names()
+    assert is_temporary(name)
+    assert not any(is_temporary(other) for other in ("x.tmp", ".x.tmp", f".{'0' * 15}.tmp", f".{'g' * 16}.tmp", ""))
+
+
+def test_a_new_file_takes_no_name_that_is_taken(folder: Folder, outside: Path) -> None:
+    folder.symlink("dangling", outside / "new")
+    with pytest.raises(FileExistsError, match="dangling"):
+        folder.create("dangling")
+    assert not (outside / "new").exists()
+
+
+@pytest.mark.parametrize("what", ["FIFO", "socket", "folder", "device"])
+def test_only_regular_files_are_read_and_nobody_waits(
+    folder: Folder, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder.path / "x"
+    if what == "FIFO":
+        os.mkfifo(path)
+    elif what == "socket":
+        monkeypatch.chdir(folder.path)  # a socket's path may have 108 bytes only
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind("x")
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero")
+    done: list[str] = []
+
+    def read() -> None:
+        for reading in (
+            lambda: open_regular(path).close(),
+            lambda: read_regular(path, 10),
+            lambda: folder.read("x", 9),
+        ):
+            try:
+                reading()
+            except OSError as error:
+                done.append(str(error))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert len(done) == 3 and all(str(path) in message for message in done), f"a {what} was read, or waited for: {done}"
+
+
+def test_a_file_over_the_cap_is_not_read(folder: Folder) -> None:
+    folder.write("x", b"0123456789")
+    assert folder.read("x", 10) == read_regular(folder.path / "x", 10) == b"0123456789"
+    with pytest.raises(PathError, match=r"x: 10 bytes, at most 9 are expected"):
+        folder.read("x", 9)
+    assert read_regular("/proc/self/status", 1 << 20), "a file that states no size is read all the same"
+    with pytest.raises(PathError, match=r"at most 10 are expected"):
+        read_regular("/proc/self/status", 10)
+
+
+def test_a_tree_is_removed_without_following_its_links(folder: Folder, outside: Path) -> None:
+    folder.folder("tree/a/b", create=True).close()
+    for name in ("tree/x", "tree/a/x", "tree/a/b/x"):
+        folder.write(name, b"")
+    folder.symlink("tree/a/to_folder", outside)
+    folder.symlink("tree/to_file", outside / "theirs")
+    folder.remove_tree("tree")
+    folder.remove_tree("tree")
+    assert folder.names() == [] and (outside / "theirs").exists()
+    folder.symlink("tree", outside)
+    with pytest.raises(PathError, match="tree: is a link, expected a folder to remove"):
+        folder.remove_tree("tree")
+    assert (outside / "theirs").exists()
+
+
+def test_what_is_missing(folder: Folder) -> None:
+    assert folder.lstat("a/b") is None and folder.kind("a") == "" and not folder.unlink("a/b")
+    with pytest.raises(FileNotFoundError, match=r"chosen/a"):
+        folder.read("a/b", 1)
+    with pytest.raises(FileNotFoundError, match=r"chosen/a"):
+        folder.folder("a")
+    assert folder.remove_folder("a")
+    folder.write("b", b"")
+    folder.folder("c/d", create=True).close()
+    assert (folder.kind("b"), folder.kind("c"), folder.remove_folder("c")) == ("file", "folder", False)
+
+
+HOLD = """
+import sys
+from cache.files import Folder
+folder = Folder(sys.argv[1])
+lock = folder.lock("lock")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_keeps_other_processes_out_and_ends_with_its_own(folder: Folder) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(BusyError, match="lock"):
+            folder.lock("lock")
+        with pytest.raises(BusyError):
+            folder.lock("lock", wait_seconds=0.05)
+    finally:
+        other.kill()
+        other.communicate(timeout=30)
+    with folder.lock("lock", wait_seconds=30) as lock:
+        assert lock.supported
+
+
+def test_nobody_holds_the_lock_of_a_removed_file(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forced order: opened by us, removed by its holder, locked by us; then the next one comes."""
+    import fcntl
+
+    real, removed = fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append((folder.path / "lock").unlink())
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with folder.lock("lock"):
+        assert removed and (folder.path / "lock").exists()
+        with pytest.raises(BusyError):
+            folder.lock("lock")
+    folder.path.joinpath("lock").unlink()
+    folder.path.rmdir()
+    with pytest.raises(FileNotFoundError):
+        folder.lock("lock")
+
+
+def test_a_lock_that_is_no_file_is_refused(folder: Folder, outside: Path) -> None:
+    folder.symlink("lock", outside / "theirs")
+    with pytest.raises(PathError, match="is a link, which is not followed"):
+        folder.lock("lock")
+    folder.unlink("lock")
+    os.mkfifo(folder.path / "lock")
+    with pytest.raises(PathError, match="is a FIFO, expected a regular file"):
+        folder.lock("lock")

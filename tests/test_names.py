@@ -1,0 +1,154 @@
+"""Names from outside: what each type takes, and that a set's description is held to it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from conftest import files_of
+
+import packer
+from packer.cli import main
+from packer.sources.base import SourceListing
+from packer.sources.folder import FolderSource
+from readers.errors import BadNameError, DatasetError, SourceError
+from readers.layout import parse_dataset_info
+from readers.names import FieldName, IndexPath, RelativePath, ShardPath, SplitName
+
+HOSTILE = [
+    "../evil",
+    "/etc",
+    "..",
+    ".",
+    ".hid",
+    "",
+    "a b",
+    "a/b",
+    "a\\b",
+    "a\nb",
+    "a\0b",
+    "\ud800",
+    "x" * 201,
+    "é" * 101,
+]
+
+
+@pytest.mark.parametrize("kind", [SplitName, FieldName])
+@pytest.mark.parametrize("name", HOSTILE, ids=repr)
+def test_a_split_or_field_is_a_plain_word(kind: type[str], name: str) -> None:
+    with pytest.raises(BadNameError, match=r"cannot be the name of a (split|field): take up to 200 bytes of letters"):
+        kind(name)
+
+
+@pytest.mark.parametrize("name", ["train", "val-1", "_x", "a.b", "école", "x" * 200])
+def test_plain_names_are_taken_as_they_are(name: str) -> None:
+    assert SplitName(name) == FieldName(name) == name
+    again = pickle.loads(pickle.dumps(SplitName(name)))
+    assert type(again) is SplitName and again == name and json.dumps(again) == json.dumps(name)
+
+
+@pytest.mark.parametrize("name", ["key", "mask.name"])
+def test_a_field_does_not_take_the_place_of_a_column_of_the_index(name: str) -> None:
+    with pytest.raises(BadNameError, match="the index has such columns"):
+        FieldName(name)
+
+
+@pytest.mark.parametrize("kind", [RelativePath, ShardPath, IndexPath])
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "a/..", "/x", "//x", "", ".", "a\0", "\ud800", "a/" + "x" * 256])
+def test_a_path_stays_below_its_folder(kind: type[str], path: str) -> None:
+    with pytest.raises(BadNameError, match=r"leads outside|no file name has more than 255"):
+        kind(path)
+
+
+def test_a_path_has_one_spelling() -> None:
+    assert RelativePath("./a//b/./c/") == "a/b/c" and type(pickle.loads(pickle.dumps(ShardPath("a/b")))) is ShardPath
+
+
+@pytest.mark.parametrize("path", [".packing", ".packing/x", "dataset.json", "./left-out.jsonl"])
+def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files(path: str) -> None:
+    for kind in (ShardPath, IndexPath):
+        with pytest.raises(BadNameError, match="is the set's own"):
+            kind(path)
+    with pytest.raises(BadNameError, match="quarantine is the set's own"):
+        IndexPath("quarantine")
+
+
+def described(**changes: object) -> bytes:
+    split = {"samples": 0, "root": "", "index": "train.index", "shards": []}
+    content = {"kind": "packer-dataset", "version": 1, "format": "tar", "fields": {"image": "image"}, "classes": []}
+    split |= {name: value for name, value in changes.items() if name in ("index", "shards")}
+    splits = {str(changes.get("split", "train")): split}
+    return json.dumps(
+        content | {"label_offset": 0, "splits": splits, "fields": changes.get("fields", content["fields"])}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"split": "../evil"},
+        {"index": "../x"},
+        {"index": ".packing"},
+        {"index": "dataset.json"},
+        {"fields": {"image": "image", "../x": "file"}},
+        {"fields": {"image": "image", "key": "file"}},
+        {"shards": [{"path": "../x", "bytes": 0, "samples": 0, "crc32c": "00000000"}]},
+        {"shards": [{"path": ".packing/x", "bytes": 0, "samples": 0, "crc32c": "00000000"}]},
+    ],
+    ids=str,
+)
+def test_a_set_with_such_names_is_not_read(changes: dict[str, object]) -> None:
+    assert parse_dataset_info(described(), "good").splits["train"].index == "train.index"
+    with pytest.raises(DatasetError, match=r"^set: .*(cannot be the name|leads outside|is the set's own)"):
+        parse_dataset_info(described(**changes), "set")
+
+
+HOSTILE_SPLITS = ("../evil", "{tmp}/absolute", "a b", ".hid")
+
+
+@pytest.mark.parametrize("split", HOSTILE_SPLITS)
+def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_path: Path, split: str) -> None:
+    """By option and in a manifest's column, when packing and when indexing."""
+    split = split.format(tmp=tmp_path)
+    flat, shard = tree / "val/cat", tmp_path / "shards/x.tar"
+    packer.convert(flat, to="tar", output=tmp_path / "good", workers=1)
+    shard.parent.mkdir()
+    shard.write_bytes((tmp_path / "good/train-000000.tar").read_bytes())
+    manifest = tmp_path / "table/m.csv"
+    manifest.parent.mkdir()
+    manifest.write_text(f"path,split\n{flat / 'cat_000.JPEG'},{split}\n")
+    before = files_of(tmp_path)
+    out = str(tmp_path / "made/out")
+    for arguments in (
+        ("convert", str(flat), "--to", "tar", "-o", out, "--split", split),
+        ("index", str(shard), "-o", out, "--split", split),
+        ("index", str(shard), "-o", out, "--field", f"{split}=x"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(list(arguments))
+        assert stopped.value.code == 2, f"{arguments} is no good use"
+    for call in (
+        lambda: packer.convert(flat, to="tar", output=out, split=split, workers=1),
+        lambda: packer.index([shard], out, split=split, workers=1),
+        lambda: packer.index([shard], out, fields={split: "x"}, workers=1),
+    ):
+        with pytest.raises(BadNameError, match="cannot be the name of"):
+            call()
+    with pytest.raises(SourceError, match=r"m\.csv: line 2: column 'split'.*cannot be the name of a split"):
+        packer.convert(manifest, to="tar", output=out, workers=1)
+    assert files_of(tmp_path) == before and not (tmp_path / "made").exists()
+
+
+class _Named(FolderSource):
+    def list(self, split: str | None) -> SourceListing:
+        listing = super().list(split)
+        listing.splits = {"../evil": next(iter(listing.splits.values()))}
+        return listing
+
+
+def test_a_source_of_whatever_kind_names_no_split_outside(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"'../evil' cannot be the name of a split"):
+        packer.convert(_Named(tree), to="tar", output=tmp_path / "out", workers=1)
+    assert list(tmp_path.iterdir()) == []
