@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-faults lint format clean
+.PHONY: demo test test-faults test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,12 @@ test: $(VENV)/.ready-test
 # Thousands of kills, full disks and fuzzed files: half an hour and more. Each test prints how many trials it made.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
+
+# The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
+# Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.
+test-slurm: $(VENV)/.ready-test
+	$(BIN)/python tests/cluster/two_nodes.py --check
+	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

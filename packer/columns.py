@@ -24,6 +24,7 @@ from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo
+from readers.sample import NO_LABEL
 from readers.strings import Strings
 
 __all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
@@ -48,8 +49,9 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
-    was adopted; a shard we wrote has the fields of its set.
+    fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
+    names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
+    remarks: how many images each of the remarks of `packer.conversion.images` is about, and the name of the first.
     """
 
     shard: ShardInfo
@@ -58,6 +60,9 @@ class PartMeta:
     fields: tuple[str, ...] = ()
     unreadable: int = 0
     class_names: dict[str, str] = field(default_factory=dict)
+    class_conflict: str = ""
+    max_label: int = NO_LABEL
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -67,7 +72,9 @@ class PartMeta:
         value = json.loads(text)
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
         shard = ShardInfo(**value.pop("shard"))
-        return cls(**value | {"shard": shard, "left_out": left_out, "fields": tuple(value["fields"])})
+        remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
+        fields = tuple(value["fields"])
+        return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
 
 
 class ShardColumns:

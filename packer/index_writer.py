@@ -31,8 +31,8 @@ def write_index(
     """Write every column of `readers.index` to the folder `name` in `place`, with everything on the disk at the end.
 
     An index of that name is replaced. parts: one per shard, in order; samples: how many each has. scratch: a folder
-    of the same filesystem, where the index is made. Returns size and CRC32C of every file. Raises OutputError where
-    other files are in the way.
+    of the same filesystem, where the index is made. Returns size and CRC32C of
+    every file. Raises OutputError where other files are in the way.
     """
     temporary = f"{name}.tmp"
     scratch.remove_tree(temporary)
@@ -47,11 +47,20 @@ def write_index(
         finally:
             files.close()
         folder.sync()
-    columns = column_files(scratch.path / temporary, column_names(fields))
+        columns = column_files(folder.path, column_names(fields))
     if not remove_index(place, name):
         raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
     scratch.rename(temporary, name, place)
     return columns
+
+
+def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
+    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    found = {}
+    for name in sorted(names):
+        with Window(folder / name) as window:
+            found[name] = ColumnFile(window.size, window.checksum())
+    return found
 
 
 def remove_index(place: Folder, name: str) -> bool:
@@ -78,15 +87,6 @@ def is_index(place: Folder, name: str) -> bool:
 
 def _is_column(folder: Folder, name: str) -> bool:
     return name.endswith(".npy") and folder.kind(name) in ("file", "link")
-
-
-def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
-    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
-    found = {}
-    for name in sorted(names):
-        with Window(folder / name) as window:
-            found[name] = ColumnFile(window.size, window.checksum())
-    return found
 
 
 def _write_parts(

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from cache.forks import tell_after_fork
 from cache.page import prefetch
 from readers.blocks import BlockPool
 from readers.criteria import checked_indices
@@ -87,6 +88,7 @@ class ShardReader(Selectable):
         self._keys: Strings | None = None
         self._fingerprint = ""
         self._ranges(self.fields[0])
+        tell_after_fork(self)
 
     # --- what it holds ------------------------------------------------------------------------------------------
     @property
@@ -286,6 +288,11 @@ class ShardReader(Selectable):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: go on with the shards that were open, whatever another thread was doing at that moment."""
+        self._lock = threading.Lock()
+        self._opened = deque(number for number, shard in enumerate(self._shards) if shard is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("path", "dataset", "split", "split_info", "backend", "verify", "open_shards", "index")

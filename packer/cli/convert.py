@@ -19,7 +19,7 @@ from packer.cli.text import (
     split_name,
     workers_option,
 )
-from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, container_named, parse_size
+from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Reencode, container_named, parse_size
 from packer.conversion.run import ConvertResult, convert
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
@@ -80,6 +80,8 @@ class _Container(click.Choice):  # type: ignore[type-arg]
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
               help="How closely to look at each image.")  # fmt: skip
+@click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
+              "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")

@@ -15,6 +15,7 @@ from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
+from packer.conversion.images import REMARKS
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
@@ -76,6 +77,7 @@ def convert(
     shuffle: int | None = None,
     on_error: str = "raise",
     check: str = "header",
+    decode: str = "RGB",
     reencode: Reencode | None = None,
     label_offset: int = 0,
     overwrite: bool = False,
@@ -91,7 +93,8 @@ def convert(
     split: the one split to take, or the name for a source without splits. shard_size: bytes, or "1GiB"; default
     8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
     shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
-    check: "header", or "decode" for a full decode of each image. label_offset: added to labels inside the shards.
+    check: "header", or "decode" for a full decode of each image. decode: what the images are for, as ImageDataset has
+    it: "RGB", "unchanged" or "none"; what cannot be decoded so is refused. label_offset: added to labels in the shards.
     overwrite: replace a set that is already there. dry_run: list and plan only. An output at s3://, gs:// or az:// is
     made in the directory `work` (default: a hidden one here, removed afterwards) and uploaded.
 
@@ -113,6 +116,7 @@ def convert(
             shuffle=shuffle,
             on_error=on_error,
             check=check,
+            decode=decode,
             reencode=reencode,
             label_offset=label_offset,
             overwrite=overwrite,
@@ -132,6 +136,7 @@ def convert(
         shuffle=shuffle,
         on_error=on_error,
         check=check,
+        decode=decode,
         reencode=reencode,
         label_offset=label_offset,
     )
@@ -198,6 +203,8 @@ class _Conversion:
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
+            for warning in remarks_of(metas):
+                self._watcher.note(f"warning: {warning}")
             try:
                 refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
@@ -262,6 +269,7 @@ class _Conversion:
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
             "left_out": _count_left_out(metas),
+            **({"remarks": list(remarks)} if (remarks := remarks_of(metas)) else {}),
         }
 
     def _planned(self, plan: Plan, listing: SourceListing) -> ConvertResult:
@@ -305,9 +313,19 @@ class _Conversion:
             shards_resumed=resumed,
             left_out=left_out,
             left_out_reasons=count_by_reason(listing, metas),
-            warnings=tuple(listing.warnings),
+            warnings=(*listing.warnings, *map(str, info.made.get("remarks", ()))),
             already_done=not metas,
         )
+
+
+def remarks_of(metas: Sequence[PartMeta]) -> tuple[str, ...]:
+    """What to say of images that were packed, by kind of remark."""
+    found: dict[str, tuple[int, str]] = {}
+    for meta in metas:
+        for kind, (count, first) in meta.remarks.items():
+            so_far, earliest = found.get(kind, (0, first))
+            found[kind] = (so_far + count, earliest)
+    return tuple(REMARKS[kind].format(count=count, first=first) for kind, (count, first) in sorted(found.items()))
 
 
 def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:

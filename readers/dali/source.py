@@ -83,8 +83,8 @@ class Source:
         world_size: int | None = None,
         tail: Tail | None = None,
     ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
         order = choose_order(len(reader), order, shuffle, seed)
+        rank, world_size = rank_and_world_size(rank, world_size, order.groups)
         self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
         self.recipe = None if augment is None else Recipe(augment)
         self.boxed = self.recipe is not None and _crops_first(self.recipe)

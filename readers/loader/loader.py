@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from cache.node import usable_cpus
-from cache.ranks import detect_ranks, rank_and_world_size
+from cache.ranks import rank_and_world_size
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe
@@ -96,14 +96,13 @@ class ImageLoader:
         self.order = choose_order(len(reader), order, shuffle, seed)
         self.seed = self.order.seed
         self._given = (rank, world_size)
-        local = _place(rank, world_size)[2]
         self.tail: Tail = choose_tail(tail, self.order)
         self.fields, self._named = checked_fields(fields, reader)
         self.dtype = checked_dtype(dtype, self.recipe)
         _one_of("layout", layout, _LAYOUTS)
         _one_of("on_error", on_error, _ON_ERROR)
         self.layout, self.on_error = layout, on_error
-        self.threads = threads if threads is not None else max(1, usable_cpus() // local)
+        self.threads = usable_cpus() if threads is None else threads
         if self.threads < 1 or prefetch < 1:
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch = prefetch
@@ -129,11 +128,11 @@ class ImageLoader:
     # --- where it is --------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
-        return rank_and_world_size(*self._given)[0]
+        return rank_and_world_size(*self._given, self.order.groups)[0]
 
     @property
     def world_size(self) -> int:
-        return rank_and_world_size(*self._given)[1]
+        return rank_and_world_size(*self._given, self.order.groups)[1]
 
     @property
     def epoch(self) -> int:
@@ -374,11 +373,6 @@ def _check_batches(loader: ImageLoader) -> None:
         f"an epoch of {len(loader.order)} samples has no batch of {loader.batch_size} on each of {ranks} ranks "
         f"({whole} samples) and tail='drop_last' leaves out smaller ones: give tail='exact', or a smaller batch_size"
     )
-
-
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int, int]:
-    """(rank, world size, ranks on this node)"""
-    return *rank_and_world_size(rank, world_size), detect_ranks().local_world_size
 
 
 def _rows_at_once(loader: ImageLoader) -> int:

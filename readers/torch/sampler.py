@@ -77,7 +77,7 @@ class EpochSampler(DistributedSampler[int]):
         self.order = order
         self.tail: Tail = tail
         self._given = (rank, world_size)
-        self._found = rank_and_world_size(rank, world_size)
+        self._found = rank_and_world_size(rank, world_size, order.groups)
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
         self._fingerprint = reader.fingerprint if reader is not None else ""
@@ -258,7 +258,7 @@ class EpochSampler(DistributedSampler[int]):
     def _ranks(self) -> tuple[int, int]:
         """As given, or as the launcher says now. A worker of a DataLoader has the rank of the process it works for."""
         if self._given[0] is None and get_worker_info() is None:
-            self._found = rank_and_world_size(None, None)
+            self._found = rank_and_world_size(None, None, self.order.groups)
         return self._found
 
     def _report(self) -> None:
