@@ -168,7 +168,7 @@ class Run:
         self.loader.load_state_dict(state["loader"])
         self.step = state["step"]
         if self.main:
-            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {len(self.loader)} batches to go in it")
+            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {self.loader.left} batches to go in it")
 
     def train(self) -> None:
         last = self.args.stop_after and self.step + self.args.stop_after

@@ -15,7 +15,7 @@ from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.watch import Counter
 from readers.errors import BadSampleError, FormatError
-from readers.headers import ImageHeader, parse_header
+from readers.headers import ImageHeader, read_header
 from readers.index import ABSENT
 from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
@@ -42,12 +42,12 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     path = task.shard
     located = list(format_named(task.format).locate(path, task.options))
     found = {name for sample in located for name in sample.ranges}
-    found = {name for sample in located for name in sample.ranges}
     fields = sorted(found | {"image"}, key=lambda name: (name != "image", name))
     columns = ShardColumns(fields)
     payloads = {name: Payloads() for name in fields}
     unreadable = done = 0
     class_names: dict[str, str] = {}
+    conflict = ""
     with Window(path) as window:
         file_crc = window.checksum()
         for number, sample in enumerate(located):
@@ -61,7 +61,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                     header = _header(payload)
                     unreadable += header is None
             if sample.label != NO_LABEL and sample.class_name:
-                class_names[str(sample.label)] = sample.class_name
+                name = class_names.setdefault(str(sample.label), sample.class_name)
+                if name != sample.class_name:
+                    conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
             names = tuple(sample.names.get(name, "") for name in fields)
             columns.add(PackedSample(sample.key, sample.label, (), names, header))
             if number % _REPORT_SAMPLES == 0:
@@ -71,7 +73,8 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
         info = ShardInfo(task.relative, window.size, len(located), file_crc)
     _check_labels(located, path)
     size = sum(sum(column.length) for column in payloads.values())
-    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names)
+    max_label = max((sample.label for sample in located), default=NO_LABEL)
+    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label)
     save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
 
@@ -103,7 +106,7 @@ def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
 
 def _header(payload: bytes) -> ImageHeader | None:
     try:
-        return parse_header(payload)
+        return read_header(payload)
     except BadSampleError:
         return None
 

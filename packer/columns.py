@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,14 +18,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cache.files import Folder, open_regular
 from packer.formats.base import PackedSample, Payloads
 from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo
+from readers.sample import NO_LABEL
 from readers.strings import Strings
 
-__all__ = ["LeftOut", "PartMeta", "ShardColumns", "load_meta", "load_part", "save_part", "string_columns"]
+__all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
 
 _HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
@@ -47,8 +49,8 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
-    was adopted; a shard we wrote has the fields of its set.
+    fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
+    names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
     """
 
     shard: ShardInfo
@@ -57,6 +59,8 @@ class PartMeta:
     fields: tuple[str, ...] = ()
     unreadable: int = 0
     class_names: dict[str, str] = field(default_factory=dict)
+    class_conflict: str = ""
+    max_label: int = NO_LABEL
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -122,6 +126,12 @@ class ShardColumns:
         return found
 
 
+def header_row(header: ImageHeader | None) -> dict[str, int]:
+    """What the header columns hold of an image; None: of no image, or one whose header cannot be read."""
+    media, *values = header or _NO_HEADER
+    return dict(zip(_HEADER_COLUMNS, (*values, _MEDIA_CODE[media]), strict=True))
+
+
 def _joined_offsets(parts: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
     """The offsets of string columns put one behind the other."""
     start = np.zeros(1, np.uint64)
@@ -139,24 +149,30 @@ def string_columns(name: str, strings: Iterable[str]) -> dict[str, npt.NDArray[A
 
 
 def save_part(path: Path, arrays: dict[str, npt.NDArray[Any]], meta: PartMeta) -> None:
-    """Write a part: temporary name, fsync, rename."""
+    """Write a part: it appears whole."""
     memory = io.BytesIO()
     columns: dict[str, Any] = {**arrays, "meta": np.frombuffer(meta.to_json().encode(), np.uint8)}
     np.savez(memory, **columns)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(memory.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with Folder(path.parent) as folder:
+        folder.write(path.name, memory.getbuffer())
 
 
-def load_part(path: Path) -> Any:
-    """An open part: a mapping from column to array, which reads a column when asked. Close it after use."""
+@contextmanager
+def load_part(path: Path) -> Iterator[Any]:
+    """An open part: a mapping from column to array, which reads a column when asked. Raises DatasetError."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        file = open_regular(path)
+    except OSError as error:
         raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
+    with file:
+        try:
+            part = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
+        if not isinstance(part, np.lib.npyio.NpzFile):
+            raise DatasetError(f"{path}: not the part of an index it should be: a single array")
+        with part:
+            yield part
 
 
 def load_meta(path: Path) -> PartMeta:

@@ -1,13 +1,14 @@
 """`packer.export_index`: the index files that other libraries want beside shards; the shards stay as they are.
 
-    dali, rocal   tar        <shard>.idx       "v1.2 <samples>", then one line a sample: <ext> <offset> <bytes> <name> …
+    dali          tar        <shard>.idx       "v1.2 <samples>", then one line a sample: <ext> <offset> <bytes> <name> …
+    rocal         tar        <shard>.idx       the same as "v1.0 <samples>": rocAL reads names in no other version
     dali          tfrecord   <shard>.idx       one line a record: <offset> <bytes>, offset at the length field
     tfrecord      tfrecord   <shard>.tfindex   the same
     wids          tar        <split>.wids.json {"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}], …}
 
-Sources: `tools/wds2idx.py` and `webdataset_loader.cc` of DALI, which rocAL follows; `tfrecord2idx` of DALI and of the
-tfrecord package; `wids_specs.py` of webdataset. Offsets and names are walked from the shards themselves, so that what
-an index says is what the file holds. None of these libraries reads HDF5 shards by an index.
+Sources: `tools/wds2idx.py` and `webdataset_loader.cc` of DALI; `webdataset_source_reader.cpp` of rocAL; `tfrecord2idx`
+of DALI and of the tfrecord package; `wids_specs.py` of webdataset. Offsets and names are walked from the shards
+themselves, so that what an index says is what the file holds. None of these libraries reads HDF5 shards by an index.
 """
 
 from __future__ import annotations
@@ -17,28 +18,32 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from packer.conversion.journal import fsync_folder
+from cache.files import Folder
 from packer.formats.tar import sample_members
 from packer.formats.tfrecord import record_ranges
 from packer.formats.window import Window
+from packer.output import local_output, output_errors
 from packer.watch import Silent, Watcher
-from readers.errors import FormatError, OutputError, PackerError, StaleIndexError
-from readers.layout import DatasetInfo, ShardInfo, SplitInfo, read_dataset_info
+from readers.errors import FormatError, StaleIndexError
+from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
 
+_Lines: TypeAlias = Callable[[Window, ShardInfo], Iterator[str]]
 Target = Literal["dali", "rocal", "tfrecord", "wids"]
 TARGETS: tuple[Target, ...] = ("dali", "rocal", "tfrecord", "wids")
 _SUFFIX = {("dali", "tar"): ".idx", ("rocal", "tar"): ".idx", ("dali", "tfrecord"): ".idx"}
 _SUFFIX |= {("tfrecord", "tfrecord"): ".tfindex", ("wids", "tar"): ".wids.json"}
 _SHARD_SUFFIXES = (".tar", ".tfrecord", ".tfrecords")
+_TAR_VERSION = {"dali": "v1.2", "rocal": "v1.0"}
 _RECORD_HEAD_BYTES, _RECORD_FRAME_BYTES = 12, 16
 _INSTEAD = {
     "dali": "feed the set through readers.dali, or repack it with  packer convert {path} --to tar",
-    "rocal": "repack it with  packer convert {path} --to tar",
+    "rocal": "feed the set through readers.rocal.external_source, or repack it with  packer convert {path} --to tar",
     "tfrecord": "repack it with  packer convert {path} --to tfrecord",
     "wids": "repack it with  packer convert {path} --to tar",
 }
@@ -79,21 +84,23 @@ def export_index(
     suffix = _SUFFIX.get((target, info.format))
     if suffix is None:
         told = _INSTEAD[target].format(path=root)
+        if (target, info.format) == ("rocal", "tfrecord"):
+            told = "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
         raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {told}")
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
-    folder = Path(output) if output is not None else root
+    folder = local_output(output) if output is not None else root
     watcher = watcher or Silent()
     if target == "wids":
-        files = [_write(folder / f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
+        files = [_write(folder, f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
     else:
-        files = _export_shards(root, folder, suffix, info, chosen, watcher)
+        lines = partial(_tar_lines, _TAR_VERSION[target]) if info.format == "tar" else _tfrecord_lines
+        files = _export_shards(root, folder, suffix, lines, chosen, watcher)
     return ExportResult(root, target, tuple(files), sum(part.samples for part in chosen.values()))
 
 
 def _export_shards(
-    root: Path, folder: Path, suffix: str, info: DatasetInfo, chosen: dict[str, SplitInfo], watcher: Watcher
+    root: Path, folder: Path, suffix: str, lines: _Lines, chosen: dict[str, SplitInfo], watcher: Watcher
 ) -> list[Path]:
-    lines: Callable[[Window, ShardInfo], Iterator[str]] = _tar_lines if info.format == "tar" else _tfrecord_lines
     shards = [shard for part in chosen.values() for shard in part.shards]
     names = _index_names(root, suffix, [shard.path for shard in shards])
     done: list[ShardInfo] = []
@@ -104,7 +111,7 @@ def _export_shards(
     )
     try:
         for shard, name in zip(shards, names, strict=True):
-            _write(folder / name, _shard_lines(root, shard, lines))
+            _write(folder, name, _shard_lines(root, shard, lines))
             done.append(shard)
     finally:
         watcher.packed()
@@ -124,15 +131,15 @@ def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
     return names
 
 
-def _shard_lines(root: Path, shard: ShardInfo, lines: Callable[[Window, ShardInfo], Iterator[str]]) -> Iterator[str]:
+def _shard_lines(root: Path, shard: ShardInfo, lines: _Lines) -> Iterator[str]:
     with Window(root / shard.path) as window:
         _check_size(window, shard)
         yield from lines(window, shard)
 
 
-def _tar_lines(window: Window, shard: ShardInfo) -> Iterator[str]:
-    """The lines of a v1.2 index. Blanks separate its columns, so no name may hold one."""
-    yield f"v1.2 {shard.samples}\n"
+def _tar_lines(version: str, window: Window, shard: ShardInfo) -> Iterator[str]:
+    """The lines of an index with names. Blanks separate its columns, so no name may hold one."""
+    yield f"{version} {shard.samples}\n"
     stem, parts, samples = "", list[str](), 0
     for member, member_stem, extension in sample_members(window):
         if any(character.isspace() for character in member.name):
@@ -191,24 +198,13 @@ def _check_count(window: Window, found: int, shard: ShardInfo) -> None:
         )
 
 
-def _write(path: Path, lines: Iterator[str]) -> Path:
-    """Temporary name, fsync, rename; nothing is left of a file that could not be finished."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(temporary, "w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
-        with file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, PackerError):
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-        raise
-    return path
+@output_errors()
+def _write(folder: Path, name: str, lines: Iterator[str]) -> Path:
+    """Write `name` below `folder`, whole; nothing is left of a file that could not be finished."""
+    above = name.rpartition("/")[0]
+    with Folder(folder, create=True) as top:
+        if above:
+            top.folder(above, create=True).close()
+        with top.writing(name) as file:
+            file.writelines(line.encode() for line in lines)
+    return folder / name

@@ -18,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import readers
+from packer.index_check import check_columns
+from packer.output import local_output
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, UnknownNameError
 from readers.headers import SUFFIX, sniff
@@ -57,12 +59,15 @@ def extract(
     """Write the files of a set below `output`.
 
     keys: shell patterns of the keys to take (none: all). split: only this one. overwrite: replace files that are
-    there with other bytes. Every sample's checksum is verified. Raises OutputError (a name leads out of `output`, or
-    a file is in the way), UnknownNameError (no key matches) and DamagedSampleError.
+    there with other bytes. The checksums of the index and of every sample are verified. Raises OutputError (a name
+    leads out of `output`, or a file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index)
+    and DamagedSampleError.
     """
-    root, out = Path(path), Path(output)
+    root, out = Path(path), local_output(output)
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
+    for name in names:
+        check_columns(root, info.splits[name])  # file names are as good as the index that holds them
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

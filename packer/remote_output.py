@@ -69,4 +69,14 @@ def _made(
             return convert(source, to, place, **options)
         except OutputError:  # it is another set
             pass
-    return convert(source, to, place, overwrite=overwrite, **options)
+    try:
+        return convert(source, to, place, overwrite=overwrite, **options)
+    except OutputError as error:
+        reason, semicolon, advice = str(error).partition(";")
+        if not semicolon or "--overwrite" not in advice:
+            raise
+        # That advice is about the directory here; given to this command it is about the address as well.
+        raise OutputError(
+            f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
+            f"directory with --work (--overwrite would also replace what is at the address)"
+        ) from error

@@ -1,4 +1,4 @@
-"""`packer verify` of a set at an address: every byte of every shard is fetched once and summed, nothing is stored.
+"""`packer verify` of a set at an address: every shard and index file is fetched once and summed, nothing is stored.
 
 A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not looked at one by
 one. What must be looked into (the formats' own structure, the pixels, the original source) needs the files here.
@@ -7,6 +7,7 @@ one. What must be looked into (the formats' own structure, the pixels, the origi
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -14,16 +15,16 @@ from cache.remote import ChangedError, MissingError, Remote, TruncatedError
 from cache.staging import SourceError, StagedFile
 from cache.staging.crew import work_off
 from cache.staging.remote import RemoteSource
+from packer.index_check import check_index
 from packer.problems import Problem, Problems
-from packer.verification import VerifyResult, check_index
+from packer.verification import VerifyResult
 from packer.watch import Silent, Watcher
-from readers.errors import RemoteError
-from readers.layout import ShardInfo
+from readers.errors import DatasetError, RemoteError
 from readers.remote import RemoteHome, remote_errors
 
 __all__ = ["verify_remote"]
 
-_SHARDS_AT_ONCE = 4
+_FILES_AT_ONCE = 4
 _OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 
@@ -41,27 +42,44 @@ def verify_remote(address: str, *, deep: bool, workers: int | None, watcher: Wat
         )
     home, watched = RemoteHome(remote), watcher or Silent()
     found = Problems()
-    for name in home.info.splits:
-        home.fetch_index(name)
-        found = check_index(home.path, name, found)
+    sound = []
+    for name, split in home.info.splits.items():
+        try:
+            here = home.fetch_index(name)
+            check_index(home.path, home.info, name, found, f"; remove {here}, and it is fetched again")
+            sound.append(name)
+        except DatasetError as error:
+            found.add(Problem(name, split.index, str(error)))
     shards = [(name, shard) for name, split in home.info.splits.items() for shard in split.shards]
-    total = sum(shard.bytes for _, shard in shards)
+    files = [(name, _File(shard.path, shard.bytes, shard.crc32c)) for name, shard in shards]
+    for name in sound:
+        split = home.info.splits[name]
+        files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
+    total = sum(file.bytes for _, file in files)
     checked = _Checked(RemoteSource(remote, home.path, frozenset()), found)
     watched.packing(0, total, lambda: (0, checked.done_bytes))
     try:
-        work_off(shards, checked.check, workers or _SHARDS_AT_ONCE, checked.stop, lambda: None)
+        work_off(files, checked.check, workers or _FILES_AT_ONCE, checked.stop, lambda: None)
     finally:
         watched.packed()
     return VerifyResult(
         path=str(remote.url),
         shards=len(shards),
         samples=sum(split.samples for split in home.info.splits.values()),
-        shard_bytes=total,
+        shard_bytes=sum(shard.bytes for _, shard in shards),
         deep=False,
         against=None,
         problems=tuple(found.problems),
         problem_count=found.count,
     )
+
+
+class _File(NamedTuple):
+    """A shard, or a file of an index."""
+
+    path: str
+    bytes: int
+    crc32c: int
 
 
 class _Checked:
@@ -73,12 +91,12 @@ class _Checked:
         self.stop = threading.Event()
         self.done_bytes = 0
 
-    def check(self, item: tuple[str, ShardInfo]) -> None:
-        """Fetch and sum one shard. Raises RemoteError where that says nothing about the shard."""
-        split, shard = item
+    def check(self, item: tuple[str, _File]) -> None:
+        """Fetch and sum one file. Raises RemoteError where that says nothing about the file."""
+        split, file = item
         crc = 0
         try:
-            for chunk in self._source.chunks(StagedFile(shard.path, shard.bytes), lambda: None):
+            for chunk in self._source.chunks(StagedFile(file.path, file.bytes), lambda: None):
                 if self.stop.is_set():
                     return
                 crc = crc32c(chunk, crc)
@@ -87,13 +105,11 @@ class _Checked:
         except SourceError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, _OF_THE_SHARD):
                 raise RemoteError(str(error)) from error
-            self._wrong(split, shard, str(error))
+            self._wrong(split, file, str(error))
             return
-        if crc != shard.crc32c:
-            self._wrong(
-                split, shard, f"the CRC32C of the whole file is {crc:08x}, dataset.json says {shard.crc32c:08x}"
-            )
+        if crc != file.crc32c:
+            self._wrong(split, file, f"the CRC32C of the whole file is {crc:08x}, dataset.json says {file.crc32c:08x}")
 
-    def _wrong(self, split: str, shard: ShardInfo, what: str) -> None:
+    def _wrong(self, split: str, file: _File, what: str) -> None:
         with self._lock:
-            self._found.add(Problem(split, shard.path, what))
+            self._found.add(Problem(split, file.path, what))

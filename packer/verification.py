@@ -1,17 +1,17 @@
 """`packer.verify`: is every byte of a set what it was when it was packed, and is the index true?
 
-For each shard: its size; that its format finds exactly the samples, keys, labels and byte ranges of the index; and
-the CRC32C of every sample. deep adds the CRC32C of the whole file, the format's own checksums of the payload and a
+For each file of an index: its size and CRC32C. For each shard: its size; that its format finds exactly the samples,
+keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image is
+the one in the index. deep adds the CRC32C of the whole file, the format's own checksums of the payload and a
 full decode of every image. against compares with the original source, sample by sample.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from crc32c import crc32c
 
 import readers
@@ -21,16 +21,18 @@ from packer.comparison import compare
 from packer.conversion.images import decode_fully
 from packer.engines.local import run_shards
 from packer.formats import format_named
-from packer.formats.base import Located, LocateOptions
+from packer.formats.base import LocateOptions, locate_options
 from packer.formats.window import Window
+from packer.index_check import check_index, header_difference, sample_difference
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
-from readers.errors import BadSampleError, FormatError, PackerError, StaleIndexError
+from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, StaleIndexError
 from readers.headers import sniff
-from readers.layout import ShardInfo, read_dataset_info
+from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
+from readers.sample import Buffer
 
-__all__ = ["Problem", "VerifyResult", "check_index", "verify"]
+__all__ = ["Problem", "VerifyResult", "verify"]
 
 _REPORT_SAMPLES = 256
 
@@ -66,7 +68,7 @@ class _Task:
     shard: ShardInfo
     first: int  # sample of the split
     format: str
-    label_offset: int
+    options: LocateOptions
     deep: bool
 
 
@@ -88,15 +90,18 @@ def verify(
         return verify_remote(str(path), deep=deep or against is not None, workers=workers, watcher=watcher)
     root = Path(path)
     info = read_dataset_info(root)
-    found = Problems()
+    options = replace(locate_options(info), check_payload=deep)
+    found, sound = Problems(), True
     tasks: list[_Task] = []
     for name, split in info.splits.items():
         first = 0
         for number, shard in enumerate(split.shards):
-            tasks.append(_Task(root, name, number, shard, first, info.format, info.label_offset, deep))
+            tasks.append(_Task(root, name, number, shard, first, info.format, options, deep))
             first += shard.samples
-        found = check_index(root, name, found)
-    if found.count == 0:
+        sound &= check_index(root, info, name, found)
+    if not any(split.samples for split in info.splits.values()):
+        found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
+    if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
         watched = watcher or Silent()
         for part in run_shards(verify_shard, tasks, len(tasks), workers or usable_cpus(), watched, samples, size):
@@ -104,7 +109,7 @@ def verify(
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
     if against is not None:
-        source = open_source(against) if isinstance(against, (str, Path)) else against
+        source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
         left_out = compare(root, source, found, watcher or Silent())
         against = source.title
     return VerifyResult(
@@ -120,28 +125,16 @@ def verify(
     )
 
 
-def check_index(root: Path, split: str, found: Problems) -> Problems:
-    """Every column is there, of the right length, and samples lie in the order of their shards."""
-    try:
-        reader = readers.open(root, split)
-        reader.index.check(reader.fields)
-        counts = [shard.samples for shard in reader.split_info.shards]
-        expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
-        if not np.array_equal(reader.index.column("shard"), expected):
-            found.add(Problem(split, reader.split_info.index, "the column shard does not fit dataset.json"))
-    except PackerError as error:
-        found.add(Problem(split, f"{split}.index", str(error)))
-    return found
-
-
 def verify_shard(task: _Task, counter: Counter) -> Problems:
     """Everything that can be wrong with one shard."""
     found = Problems()
 
-    def wrong(what: str, index: int | None = None, key: str | None = None) -> None:
+    reader = readers.open(task.root, task.split)
+
+    def wrong(what: str, index: int | None = None) -> None:
+        key = None if index is None else _key_of(reader, index)
         found.add(Problem(task.split, task.shard.path, what, index, key))
 
-    reader = readers.open(task.root, task.split)
     try:
         reader.check_shard(task.number)
     except StaleIndexError as error:
@@ -160,16 +153,18 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
 
 def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: Any) -> None:
     """The format finds in the file what the index says of it."""
-    options = LocateOptions(label_offset=task.label_offset, check_payload=task.deep)
     count = 0
     try:
-        for count, sample in enumerate(format_named(task.format).locate(path, options), start=1):
+        for count, sample in enumerate(format_named(task.format).locate(path, task.options), start=1):
             index = task.first + count - 1
             if count > task.shard.samples:
                 continue
-            what = _difference(reader, index, sample, path.stem)
+            try:
+                what = sample_difference(reader, index, sample, path.stem)
+            except DatasetError as error:
+                what = str(error)
             if what:
-                wrong(what, index, reader.keys[index])
+                wrong(what, index)
     except FormatError as error:
         wrong(f"{task.format} structure: {error}")
         return
@@ -177,44 +172,44 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"holds {count} samples, dataset.json says {task.shard.samples}")
 
 
-def _difference(reader: readers.ShardReader, index: int, sample: Located, shard_stem: str) -> str:
-    # keys that several adopted shards shared carry the name of their shard
-    if reader.keys[index] not in (sample.key, f"{shard_stem}/{sample.key}"):
-        return f"the shard says the key {sample.key!r}"
-    if sample.label != int(reader.labels[index]):
-        return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
-    for name in reader.fields:
-        indexed = reader.byte_range(index, name)
-        expected = None if indexed is None else indexed[1:]
-        if sample.ranges.get(name) != expected:
-            return f"field {name}: the shard has it at {sample.ranges.get(name)}, the index says {expected}"
-    return ""
+def _key_of(reader: readers.ShardReader, index: int) -> str | None:
+    try:
+        return reader.keys[index]
+    except DatasetError:
+        return None
 
 
 def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter: Counter) -> None:
-    """The checksum of every field of every sample, and under deep the pixels."""
+    """The checksum of every field of every sample, the header of its image, and under deep the pixels."""
+    info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
         for name in reader.fields:
-            if not reader.has(index, name):
-                continue
             try:
-                payload = reader.read(index, name)
+                payload = reader.read(index, name) if reader.has(index, name) else None
             except PackerError as error:
-                wrong(str(error), index, reader.keys[index])
+                wrong(str(error), index)
                 continue
-            crc = crc32c(payload)
-            expected = int(reader.index.field_column(name, "crc32c")[index])
-            if crc != expected:
-                wrong(
-                    f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}",
-                    index,
-                    reader.keys[index],
-                )
-            elif task.deep and name == "image" and sniff(payload):
-                try:
-                    decode_fully(payload)
-                except BadSampleError as error:
-                    wrong(f"the image {error}", index, reader.keys[index])
-            counter.report(0, len(payload))
+            what = _payload_fault(reader, index, name, payload, task.deep)
+            if not what and name == "image":
+                what = header_difference(info, index, payload)
+            if what:
+                wrong(what, index)
+            counter.report(0, len(payload or b""))
         if done % _REPORT_SAMPLES == 0:
             counter.report(_REPORT_SAMPLES, 0)
+
+
+def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, deep: bool) -> str:
+    """What is wrong with the bytes of a field; "" for nothing."""
+    if payload is None:
+        return ""
+    crc = crc32c(payload)
+    expected = int(reader.index.field_column(name, "crc32c")[index])
+    if crc != expected:
+        return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
+    if deep and name == "image" and sniff(payload):
+        try:
+            decode_fully(payload)
+        except BadSampleError as error:
+            return f"the image {error}"
+    return ""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from cache.page import prefetch
 from readers.criteria import checked_indices
 from readers.errors import BadSampleError, SourceError, StaleIndexError, UnknownNameError
-from readers.headers import MEDIA, ImageHeader, parse_header
+from readers.headers import MEDIA, ImageHeader, read_header
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.selection import Selectable
 from readers.stream import stream_ahead
@@ -174,6 +174,6 @@ class FolderReader(Selectable):
 def _header(data: bytes) -> ImageHeader:
     """Zeros for a header that cannot be read: decoding says what is wrong, and with which sample."""
     try:
-        return parse_header(data)
+        return read_header(data)
     except BadSampleError:
         return ImageHeader("", 0, 0, 0, 0, 0)

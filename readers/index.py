@@ -21,6 +21,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from collections.abc import Iterable
@@ -35,9 +36,19 @@ from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
 
-__all__ = ["ABSENT", "COLUMNS", "FIELD_COLUMNS", "FieldColumns", "Index", "decode_name", "encode_name"]
+__all__ = [
+    "ABSENT",
+    "COLUMNS",
+    "FIELD_COLUMNS",
+    "FieldColumns",
+    "Index",
+    "column_names",
+    "decode_name",
+    "encode_name",
+]
 
 ABSENT = 2**64 - 1
+_REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
     "shard": "<u4",
     "label": "<i8",
@@ -49,6 +60,14 @@ COLUMNS: dict[str, str] = {
     "media": "|u1",
 }
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
+
+
+def column_names(fields: Iterable[str]) -> list[str]:
+    """The files of an index."""
+    names = [*COLUMNS, "key", "key.offset"]
+    for field in fields:
+        names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
+    return [f"{name}.npy" for name in names]
 
 
 def encode_name(name: str, key: str) -> str:
@@ -106,6 +125,15 @@ class Index:
                 self.field_column(field, name)
             self.names(field)
 
+    def digest(self, fields: Iterable[str]) -> str:
+        """16 hex digits of all that decides which bytes and label a sample has; reads those columns."""
+        digest = hashlib.blake2b(digest_size=8)
+        columns = [self.column("shard"), self.column("label")]
+        columns += [self.field_column(field, name) for field in fields for name in FIELD_COLUMNS]
+        for column in columns:
+            digest.update(column.data)
+        return digest.hexdigest()
+
     def _fixed(self, name: str, dtype: str) -> npt.NDArray[Any]:
         array = self._mapped.get(name)
         if array is not None:
@@ -113,8 +141,7 @@ class Index:
         array = _map_npy(self.directory / f"{name}.npy", dtype)
         if len(array) != self.samples:
             raise DatasetError(
-                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; "
-                f"rebuild it with  packer index"
+                f"{self.directory / name}.npy: {len(array)} entries, dataset.json says {self.samples}; {_REBUILD}"
             )
         self._mapped[name] = array
         return array
@@ -124,8 +151,7 @@ class Index:
         offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
         if len(offsets) != self.samples + 1:
             raise DatasetError(
-                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; "
-                f"rebuild it with  packer index"
+                f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {_REBUILD}"
             )
         try:
             return Strings(blob, offsets)
@@ -173,7 +199,7 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
                 return np.zeros(0, expected)
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
-        raise DatasetError(f"{path}: missing index column; rebuild it with  packer index") from error
+        raise DatasetError(f"{path}: missing index column; {_REBUILD}") from error
     except (OSError, *_NO_HEADER) as error:
         raise DatasetError(f"{path}: not the index column it should be: {error}") from error
     return np.frombuffer(view, expected, count=shape[0], offset=start)

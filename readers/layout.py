@@ -9,14 +9,17 @@
       "splits": {
         "train": {
           "samples": 9469, "root": "train", "index": "train.index",
-          "shards": [{"path": "train-00000-of-00008.h5", "bytes": 123, "samples": 1184, "crc32c": "0a1b2c3d"}, …]
+          "shards": [{"path": "train-00000-of-00008.h5", "bytes": 123, "samples": 1184, "crc32c": "0a1b2c3d"}, …],
+          "columns": {"label.npy": {"bytes": 75880, "crc32c": "4e5f6071"}, …}      every file of the index
         }, …
       },
-      "made": {…}                                                     how it was made; never interpreted
+      "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read, if so told
+      "made": {…}                                                     how it was made; see `DatasetInfo.fingerprint`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
-and stay inside it. Sizes are bytes. Unknown members are ignored, so that later versions can add some.
+and stay inside it. Sizes are bytes. Unknown members are ignored, so that later versions can add some. Sets of earlier
+versions have no `columns`: `packer verify` compares their index with the shards, `packer index` adds the checksums.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cache.files import read_regular
 from readers.errors import BadNameError, DatasetError, UnknownNameError
+from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
@@ -39,6 +43,8 @@ __all__ = [
     "FIELD_KINDS",
     "FORMATS",
     "MAX_JSON_BYTES",
+    "AdoptedKeys",
+    "ColumnFile",
     "DatasetInfo",
     "ShardInfo",
     "SplitInfo",
@@ -68,13 +74,34 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnFile:
+    """One file of an index: its size, and the CRC32C of all of it."""
+
+    bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split: its shards in order, and the directory of its index."""
+    """One split: its shards in order, the directory of its index, and the files in it (empty: made without checksums).
+
+    columns: file name -> ColumnFile.
+    """
 
     samples: int
     shards: tuple[ShardInfo, ...]
     index: str
     root: str = ""
+    columns: Mapping[str, ColumnFile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedKeys:
+    """What shards made elsewhere call things, where somebody had to say it: see `packer.formats.base.LocateOptions`."""
+
+    image_key: str | None = None
+    label_key: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +114,7 @@ class DatasetInfo:
     splits: Mapping[str, SplitInfo]
     label_offset: int = 0
     made: Mapping[str, Any] = field(default_factory=dict)
+    adopted: AdoptedKeys = AdoptedKeys()
 
     def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
         """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
@@ -103,12 +131,22 @@ class DatasetInfo:
         raise UnknownNameError(f"{where}: no split {name!r}; it has {', '.join(self.splits) or 'none'}")
 
     def fingerprint(self) -> str:
-        """32 hex digits that change whenever the bytes of any shard, the order or the labels' meaning change."""
+        """32 hex digits that change whenever the bytes of any shard or of the index, or the labels' meaning change.
+
+        Without checksums of the index they cover the shards alone; see `covers_index`.
+        """
         digest = hashlib.blake2b(digest_size=16)
         digest.update(json.dumps([self.format, dict(self.fields), self.classes, self.label_offset]).encode())
         for name, split in self.splits.items():
             digest.update(json.dumps([name, [[s.bytes, s.samples, s.crc32c] for s in split.shards]]).encode())
+            if split.columns:
+                digest.update(json.dumps(sorted((file, c.crc32c) for file, c in split.columns.items())).encode())
         return digest.hexdigest()
+
+    def covers_index(self, split: str) -> bool:
+        """Whether `fingerprint` covers the index of a split: by its checksums or, in a set that a conversion wrote, by
+        the shards, from which every label and byte range follows."""
+        return bool(self.splits[split].columns) or "indexed_by" not in self.made
 
     def to_json(self) -> str:
         splits = {
@@ -121,6 +159,7 @@ class DatasetInfo:
                     for s in split.shards
                 ],
             }
+            | _columns_member(split.columns)
             for name, split in self.splits.items()
         }
         content = {
@@ -133,7 +172,15 @@ class DatasetInfo:
             "splits": splits,
             "made": dict(self.made),
         }
+        if self.adopted != AdoptedKeys():
+            content["adopted"] = asdict(self.adopted)
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _columns_member(columns: Mapping[str, ColumnFile]) -> dict[str, Any]:
+    if not columns:
+        return {}
+    return {"columns": {name: {"bytes": c.bytes, "crc32c": f"{c.crc32c:08x}"} for name, c in columns.items()}}
 
 
 def same_split(name: str) -> tuple[str, ...]:
@@ -174,7 +221,10 @@ def _no_dataset(directory: Path) -> str:
     if not directory.exists():
         return f"{directory}: no such directory"
     if (directory / WORK_FOLDER).is_dir():
-        return f"{directory}: an unfinished conversion (no dataset.json); run the same  packer convert  again"
+        return (
+            f"{directory}: an unfinished conversion (no dataset.json); wait for it, or where none is at work run the "
+            f"same  packer convert  again"
+        )
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
 
@@ -197,35 +247,92 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     splits: dict[str, SplitInfo] = {}
     listed: dict[str, Any] = top.get("splits", dict)
     for name, value in listed.items():
-        splits[_checked(SplitName, name, path)] = _parse_split(_Object(value, f"{path}: split {name!r:.80}"))
+        where = _Object(value, f"{path}: split {name!r:.80}")
+        splits[_checked(SplitName, name, path)] = _parse_split(where, fields)
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
-    made = content.get("made")
     return DatasetInfo(
         format=format_name,
         fields={_checked(FieldName, name, path): kind for name, kind in fields.items()},
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
-        made=made if isinstance(made, dict) else {},
+        made=_parse_made(content.get("made")),
+        adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
     )
 
 
-def _parse_split(split: _Object) -> SplitInfo:
+def _parse_made(value: Any) -> dict[str, Any]:
+    """What is known of how the set was made; members that are not what they should be count for nothing."""
+    made: dict[str, Any] = value if isinstance(value, dict) else {}
+    return {name: told for name, told in made.items() if _MADE.get(name, _anything)(told)}
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_options(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("split", ""), str)
+
+
+_MADE = {
+    "by": _is_text,
+    "indexed_by": _is_text,
+    "source": _is_text,
+    "plan": _is_text,
+    "payload_bytes": _is_count,
+    "left_out": _are_counts,
+    "options": _are_options,
+}
+
+
+def _parse_adopted(value: _Object) -> AdoptedKeys:
+    image_key, label_key = value.value.get("image_key"), value.value.get("label_key")
+    fields = value.value.get("fields", {})
+    told = [key for key in (image_key, label_key) if key is not None]
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in (*told, *fields.values())):
+        raise DatasetError(f"{value.where}: expected names, found {value.value!r:.80}")
+    return AdoptedKeys(image_key, label_key, fields)
+
+
+def _parse_columns(split: _Object, fields: Mapping[str, str]) -> dict[str, ColumnFile]:
+    if "columns" not in split.value:
+        return {}
+    listed: dict[str, Any] = split.get("columns", dict)
+    columns = {}
+    for name in sorted(column_names(fields)):
+        if name not in listed:
+            raise DatasetError(f"{split.where}: columns lacks {name}")
+        column = _Object(listed[name], f"{split.where}: column {name}")
+        columns[name] = ColumnFile(column.count("bytes"), column.checksum())
+    return columns
+
+
+def _parse_split(split: _Object, fields: Mapping[str, str]) -> SplitInfo:
     shards = []
     listed: list[Any] = split.get("shards", list)
     for number, value in enumerate(listed):
         shard = _Object(value, f"{split.where}: shard {number}")
-        crc = shard.get("crc32c", str)
-        if not re.fullmatch("[0-9a-fA-F]{8}", crc):
-            raise DatasetError(f"{shard.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
         shards.append(
             ShardInfo(
                 path=shard.named(ShardPath, "path"),
                 bytes=shard.count("bytes"),
                 samples=shard.count("samples"),
-                crc32c=int(crc, 16),
+                crc32c=shard.checksum(),
             )
         )
     samples = split.count("samples")
@@ -233,7 +340,10 @@ def _parse_split(split: _Object) -> SplitInfo:
         found = sum(shard.samples for shard in shards)
         raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
     root = split.get("root", str)
-    return SplitInfo(samples=samples, shards=tuple(shards), index=split.named(IndexPath, "index"), root=root)
+    columns = _parse_columns(split, fields)
+    return SplitInfo(
+        samples=samples, shards=tuple(shards), index=split.named(IndexPath, "index"), root=root, columns=columns
+    )
 
 
 class _Object:
@@ -255,6 +365,12 @@ class _Object:
         if not 0 <= value < 1 << 63:
             raise DatasetError(f"{self.where}: {name} is {value}, expected a count")
         return value
+
+    def checksum(self) -> int:
+        crc = self.get("crc32c", str)
+        if not re.fullmatch("[0-9a-fA-F]{8}", crc):
+            raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
+        return int(crc, 16)
 
     def named(self, kind: type[_Name], name: str) -> _Name:
         return _checked(kind, self.get(name, str), f"{self.where}: {name}")

@@ -31,7 +31,7 @@ from readers.decode.backend import Decoder
 from readers.decode.choice import DECODERS, open_decoder
 from readers.decode.picture import Picture, upright_tensor
 from readers.decode.route import decode_batch, device_takes
-from readers.headers import parse_held
+from readers.headers import read_header
 
 __all__ = ["Parity", "compare_with_pillow"]
 
@@ -160,7 +160,7 @@ def _decoding(decoder: Decoder) -> Callable[[_Batch, _Tally], None]:
     def compare(batch: _Batch, tally: _Tally) -> None:
         for found, data, pillow in zip(decode_batch(batch[0], decoder), batch[0], batch[1], strict=True):
             if isinstance(found, Picture):
-                tally.by_device += device_takes(parse_held(data))
+                tally.by_device += device_takes(read_header(data))
                 tally.add(upright_tensor(found).permute(1, 2, 0).cpu().numpy(), pillow)
 
     return compare

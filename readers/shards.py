@@ -30,6 +30,7 @@ from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, Un
 from readers.index import ABSENT, FieldColumns, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.ranges import GAP_BYTES, ReadPlan, plan_reads
+from readers.replaced import as_replaced, failed_read
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.selection import Selectable
 from readers.shard_file import ShardFile
@@ -68,7 +69,10 @@ class ShardReader(Selectable):
         self.split, self.split_info = self.dataset.split(split, self.path)
         self.backend, self.verify, self.open_shards = backend, verify, max(1, open_shards)
         self.index = Index(self.path / self.split_info.index, self.split_info.samples)
-        self._setup()
+        try:
+            self._setup()
+        except DatasetError as error:
+            raise as_replaced(self.path, self.dataset, error) from error
 
     def _setup(self) -> None:
         self._samples = self.split_info.samples
@@ -79,7 +83,7 @@ class ShardReader(Selectable):
         self._place: object = self.path  # what messages call the set
         self._columns: dict[str, FieldColumns] = {}
         self._shard_of = self.index.column("shard").data  # memoryviews give integers, faster than scalars
-        self._labels: npt.NDArray[np.int64] | None = None
+        self._labels: npt.NDArray[np.int64] = self.index.column("label")  # now: later they may be another set's
         self._keys: Strings | None = None
         self._fingerprint = ""
         self._ranges(self.fields[0])
@@ -96,8 +100,6 @@ class ShardReader(Selectable):
     @property
     def labels(self) -> npt.NDArray[np.int64]:
         """Class numbers, int64 [n], mapped; NO_LABEL (-1) where a sample has none."""
-        if self._labels is None:
-            self._labels = self.index.column("label")
         return self._labels
 
     @property
@@ -114,9 +116,15 @@ class ShardReader(Selectable):
 
     @property
     def fingerprint(self) -> str:
-        """Of the whole set, and the split: changes whenever a shard, the order or the labels' meaning do."""
+        """Of the whole set, and the split: changes whenever a shard, the index or the labels' meaning do.
+
+        Of adopted shards whose index has no checksums it takes in what the index says, which is read for that once.
+        """
         if not self._fingerprint:
-            self._fingerprint = f"{self.dataset.fingerprint()}/{self.split}"
+            known = self.dataset.fingerprint()
+            if not self.dataset.covers_index(self.split):
+                known = f"{known}-{self.index.digest(self.fields)}"
+            self._fingerprint = f"{known}/{self.split}"
         return self._fingerprint
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
@@ -174,7 +182,10 @@ class ShardReader(Selectable):
         if shard.view is not None:
             data: Buffer = shard.view[offset : offset + length]
         else:
-            data = os.pread(shard.descriptor, length, offset)
+            try:
+                data = os.pread(shard.descriptor, length, offset)
+            except OSError as error:
+                raise failed_read(shard.path, error) from error
             if len(data) != length:
                 data = shard.reread(offset, length)
         if self.verify:
@@ -205,9 +216,7 @@ class ShardReader(Selectable):
         columns = (plan.run_shard, plan.run_offset, plan.run_length, plan.run_place)
         for number, offset, count, place in zip(*(column.tolist() for column in columns), strict=True):
             shard = self._shards[number] or self._open_shard(number)
-            target = block[place : place + count]
-            if os.preadv(shard.descriptor, (target,), offset) != count:
-                target[:] = shard.reread(offset, count)
+            shard.read_into(block[place : place + count], offset, count)
 
     def read_into(self, index: int, field: str, target: memoryview) -> int:
         """Read a field into the front of `target` (uint8, at least the field's length); returns its length."""
@@ -219,8 +228,7 @@ class ShardReader(Selectable):
         if offset + length > shard.bytes:
             raise self._bad_range(index, field, offset, length, number)
         window = target[:length]
-        if os.preadv(shard.descriptor, (window,), offset) != length:
-            window[:] = shard.reread(offset, length)
+        shard.read_into(window, offset, length)
         if self.verify:
             self._verify(window, index, field)
         return length
@@ -350,7 +358,7 @@ class ShardReader(Selectable):
                 return ShardFile(self._shard_path(number), expected, self.backend == "mmap")
             except StaleIndexError as error:
                 if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE) or not self._opened:
-                    raise
+                    raise as_replaced(self.path, self.dataset, error) from error.__cause__
             self._shards[self._opened.popleft()] = None
 
     def _verify(self, data: Buffer, index: int, field: str) -> None:

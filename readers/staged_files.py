@@ -26,7 +26,7 @@ from readers.order.base import Int64s
 from readers.order.node_local import NodeLocal
 from readers.order.staged import shard_starts
 
-__all__ = ["Portion", "SetFiles", "all_files", "set_files"]
+__all__ = ["Portion", "SetFiles", "all_files", "column_checksum", "set_files"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
     for name, split in info.splits.items():
         found = _index_files(source, split.index)
         digest.update(json.dumps([name, [(path, size, changed) for path, size, changed in found]]).encode())
-        indexes[name] = [StagedFile(path, size) for path, size, _ in found]
+        indexes[name] = [StagedFile(path, size, column_checksum(split, path)) for path, size, _ in found]
     manifest = Manifest(
         FolderSource(source), source.name, digest.hexdigest(), all_files(info, indexes, head), last=DATASET_FILE
     )
@@ -135,6 +135,12 @@ def all_files(info: DatasetInfo, indexes: Mapping[str, list[StagedFile]], head: 
     shards = [StagedFile(s.path, s.bytes, s.crc32c) for split in info.splits.values() for s in split.shards]
     files = {file.path: file for file in (*shards, *(file for found in indexes.values() for file in found), head)}
     return tuple(files.values())
+
+
+def column_checksum(split: SplitInfo, path: str) -> int | None:
+    """The CRC32C that dataset.json states for a file of an index; None where it states none."""
+    column = split.columns.get(path.rpartition("/")[2])
+    return None if column is None else column.crc32c
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -6,12 +6,14 @@
 
 Only names are looked at here, no file is opened; sizes and times come from the directory. Classes are sorted by
 name, over all splits together, so that a label means the same in each. Symbolic links are followed; a link that
-leads back to a folder above it is reported and left out.
+leads back to a folder above it is reported and left out, and a folder that links reach on more than 64 paths is an
+error. A tree may be as deep as paths can be long.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter as Counted
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+_MOST_VISITS = 64
 _BY_NAME = attrgetter("name")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -98,7 +101,7 @@ def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processe
     what it holds would be lost silently.
     """
     walk = _Walk()
-    walk.visit(os.fspath(root), "", ())
+    walk.run(os.fspath(root))
     found = examine(walk.folders, processes)
     files = list(map(TreeFile, walk.paths, found[0::3], found[1::3], found[2::3]))
     if any(file.bytes == NOT_REGULAR for file in files):
@@ -116,8 +119,20 @@ class _Walk:
         self.paths: list[str] = []
         self.folders: list[FolderFiles] = []
         self.left_out: list[tuple[int, str, str]] = []
+        self._visits: Counted[tuple[int, int]] = Counted()
 
-    def visit(self, folder: str, relative: str, above: tuple[tuple[int, int], ...]) -> None:
+    def run(self, root: str) -> None:
+        """Walk without recursion, so that a tree may be as deep as a path can be long."""
+        above: list[tuple[int, int]] = []  # the folders on the way to the one that is visited, as (device, inode)
+        ahead = [(root, "", 0)]  # (path, path relative to the root, its depth), the next one last
+        while ahead:
+            folder, relative, depth = ahead.pop()
+            del above[depth:]
+            found = self._visit(folder, relative, above)
+            ahead += [(f"{folder}/{name}", f"{relative}{name}/", depth + 1) for name in reversed(found)]
+
+    def _visit(self, folder: str, relative: str, above: list[tuple[int, int]]) -> list[str]:
+        """Take up the files of a folder, and put it on `above`; returns the names of the folders in it."""
         names: list[str] = []
         folders: list[str] = []
         try:
@@ -129,7 +144,9 @@ class _Walk:
             identity = (status.st_dev, status.st_ino)
             if identity in above:
                 self._leave_out(0, relative.rstrip("/"), "a link that leads back to a folder above it")
-                return
+                return []
+            self._count_visit(folder, identity)
+            above.append(identity)
             with os.scandir(descriptor) as entries:
                 for entry in sorted(entries, key=_BY_NAME):
                     name = entry.name
@@ -145,8 +162,16 @@ class _Walk:
             os.close(descriptor)
         self.paths += [relative + name for name in names]
         self.folders.append(FolderFiles(folder, names))
-        for name in folders:
-            self.visit(f"{folder}/{name}", f"{relative}{name}/", (*above, identity))
+        return folders
+
+    def _count_visit(self, folder: str, identity: tuple[int, int]) -> None:
+        """Links that lead to links multiply: two in each of 24 folders are 16 million paths to the last."""
+        self._visits[identity] += 1
+        if self._visits[identity] > _MOST_VISITS:
+            raise SourceError(
+                f"{folder}: is reached on more than {_MOST_VISITS} paths, through links to links; remove links, or "
+                f"convert the folders that hold the images one by one"
+            )
 
     def _leave_out(self, names_before: int, path: str, reason: str) -> None:
         self.left_out.append((len(self.paths) + names_before, path, reason))

@@ -1,5 +1,6 @@
 """Stand-ins for torchcodec and torchvision: the functions this project calls, with their arguments, results and
-manners, on the CPU by libjpeg. They count calls and fail as a whole for one bad image, as the real ones do."""
+manners, on the CPU by libjpeg: orientation by EXIF, not by XMP. They count calls and fail as a whole for one bad image,
+as the real ones do."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import torch
 
 from readers.decode.orient import upright
 from readers.headers import parse_header
+from readers.headers.jpeg import exif_orientation
 
 __all__ = ["Double", "install"]
 
@@ -43,7 +45,7 @@ class Double:
             raise RuntimeError("nvjpegDecode failed: 5")
         pixels = simplejpeg.decode_jpeg(data, "RGB", strict=False)
         if self.turns:
-            pixels = upright(pixels, header.orientation)
+            pixels = upright(pixels, exif_orientation(data))
         if self.wrong_shape:
             pixels = pixels[:-1]
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))

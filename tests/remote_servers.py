@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import re
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -66,7 +67,8 @@ class Fault:
     """What goes wrong with requests whose "METHOD path" matches `where`, `times` times, after `skip` good ones.
 
     kind: "slow" (seconds before the answer), "stall" (half of the body, then silence for `seconds`), "status", "reset"
-    (instead of an answer), "reset-body" (in the middle), "truncate" (half of the body, then the end).
+    (instead of an answer), "reset-body" (in the middle), "truncate" (half of the body, then the end), "flood" (a body
+    of a GiB under otherwise honest headers; `sent` counts how much of it went out).
     """
 
     kind: str
@@ -76,6 +78,7 @@ class Fault:
     status: int = 500
     seconds: float = 0.0
     body: bytes = b"<Error><Code>Injected</Code></Error>"
+    sent: int = 0
 
 
 class _Server(ThreadingHTTPServer):
@@ -148,6 +151,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         status, headers, data = self._upstream(body)
         if fault is None or fault.kind == "slow":
             return self._answer(status, headers, data)
+        if fault.kind == "flood":
+            return self._flood(fault, status, headers)
         self._start(status, headers, len(data))
         self.wfile.write(data[: len(data) // 2])
         self.wfile.flush()
@@ -188,6 +193,15 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
+    def _flood(self, fault: Fault, status: int, headers: list[tuple[str, str]]) -> None:
+        honest = [(name, value) for name, value in headers if name.lower() != "content-length"]
+        self._start(status, honest, 1 << 30)
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            for _ in range(1024):
+                self.wfile.write(bytes(1 << 20))
+                fault.sent += 1 << 20
+
     def _reset(self) -> None:
         self.wfile.flush()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -200,11 +214,20 @@ class FileServer:
     MKCOL as WebDAV has them, where `writable`."""
 
     def __init__(
-        self, root: Path, *, etags: bool = True, ranges: bool = True, password: str = "", writable: bool = False
+        self,
+        root: Path,
+        *,
+        etags: bool = True,
+        ranges: bool = True,
+        password: str = "",
+        writable: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         options = {"root": root, "etags": etags, "ranges": ranges, "login": password, "writable": writable}
         handler = type("Handler", (_FileHandler,), options)
         self._server = _Server(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.address: tuple[str, int] = self._server.server_address[:2]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()

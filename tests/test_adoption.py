@@ -12,7 +12,7 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
-from packer.adoption import split_of_name
+from packer.found_shards import split_of_name
 
 
 def wds_shard(path: Path, members: dict[str, bytes]) -> Path:
@@ -53,7 +53,7 @@ def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
     packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1, samples_per_shard=12).output
     adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
     assert (adopted / "train-000000.tar").is_symlink()
-    # What the set beside the shards knows is kept: tar shards do not carry the names of the classes.
+    # What the set beside the shards knows is kept: shards do not carry the folder of the tree.
     with readers.open(adopted, "val") as reader:
         assert reader.classes == ("cat", "dog", "owl")
         assert reader.split_info.root == "val"
@@ -67,7 +67,7 @@ def test_a_lost_dataset_json(tree: Path, tmp_path: Path) -> None:
         packed = packer.convert(tree, to=to, output=tmp_path / to, workers=1).output
         before = files_of(packed)
         (packed / "dataset.json").unlink()
-        packer.index([packed], workers=1, classes=["cat", "dog", "owl"] if to == "tar" else None)
+        packer.index([packed], workers=1)
         after = files_of(packed)
         for info in (before, after):
             info["dataset.json"] = json.dumps(

@@ -117,6 +117,7 @@ def test_one_clear_message(tree: Path, tmp_path: Path, arguments: tuple[str, ...
 def test_a_bad_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "src/c").mkdir(parents=True)
     (tmp_path / "src/c/a.jpg").write_bytes(make_jpeg(1)[:100])
+    (tmp_path / "src/c/b.jpg").write_bytes(make_jpeg(2))
     done = packer("convert", tmp_path / "src", "--to", "tar", "-o", tmp_path / "set")
     assert done.returncode == 1
     assert "c/a.jpg: jpeg image" in done.stderr and "Traceback" not in done.stderr

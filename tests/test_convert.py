@@ -176,7 +176,7 @@ def test_what_is_not_packed_is_reported(tmp_path: Path) -> None:
         ".cache": "hidden",
         "a/.hidden.jpg": "hidden",
         "a/loop": "a link that leads back to a folder above it",
-        "a/notes.txt": "not an image",
+        "a/notes.txt": "not an image: text",
     }
     assert result.left_out == {"not packed": 4}
     with readers.open(tmp_path / "out") as reader:

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from image_cases import SIZE, encoded, picture, pillow_rgb
+from PIL import Image
 
 from readers.decode import MAX_PIXELS, Region, Scratch, decode_image
 from readers.decode.raw import lent, with_header
 from readers.errors import BadSampleError
 from readers.headers import parse_held
-
-SIZE = (230, 310)
-
-
-def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
-    """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
-    rng = np.random.default_rng(1)
-    coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
-    noise = rng.integers(-20, 20, (height, width, 3))
-    return Image.fromarray(np.clip(np.asarray(coarse).astype(int) + noise, 0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, kind: str, orientation: int = 1, **options: Any) -> bytes:
-    if orientation != 1:
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        options["exif"] = exif
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
-
-
-def pillow_rgb(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    with Image.open(io.BytesIO(data)) as image:
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
 
 
 def some_regions(height: int, width: int, count: int = 40, step: int = 1) -> list[Region]:
@@ -90,21 +63,17 @@ def test_orientation_is_as_in_pillow(kind: str, orientation: int) -> None:
 
 
 MODES = {
-    "PNG": ["RGB", "L", "1", "P", "RGBA", "LA", "I;16"],
+    "PNG": ["RGB", "L", "1", "P", "RGBA", "LA"],
     "WEBP": ["RGB", "L", "P", "RGBA", "LA"],
     "GIF": ["RGB", "L", "1", "P"],
     "BMP": ["RGB", "L", "1", "P", "RGBA"],
-    "TIFF": ["RGB", "L", "1", "P", "RGBA", "LA", "I;16", "CMYK"],
+    "TIFF": ["RGB", "L", "1", "P", "RGBA", "LA", "CMYK"],
 }
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
 def test_other_media_and_modes_are_as_in_pillow(kind: str, mode: str) -> None:
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(picture().convert("L")).astype(np.uint16) * 257)
-    else:
-        image = picture().convert(mode)
-    data = encoded(image, kind)
+    data = encoded(picture().convert(mode), kind)
     assert np.array_equal(decode_image(data), pillow_rgb(data))
 
 
@@ -163,12 +132,18 @@ def test_scratch_is_used_again_and_large_images_leave_nothing_behind() -> None:
     assert decode_image(small, None, scratch).__array_interface__["data"][0] == address
 
 
-def test_every_truncation_is_a_bad_sample() -> None:
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
-        data = encoded(picture(40, 50), kind)
-        for size in sorted({*range(min(200, len(data))), *range(0, len(data), 97), len(data) - 1}):
-            with pytest.raises(BadSampleError):
-                decode_image(data[:size])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_truncated_image_is_a_bad_sample_unless_all_its_pixels_are_there(kind: str) -> None:
+    data = encoded(picture(40, 50), kind)
+    whole, survivors = pillow_rgb(data), 0
+    for size in sorted({*range(min(200, len(data))), *range(0, len(data), 97), *range(len(data) - 60, len(data))}):
+        try:
+            pixels = decode_image(data[:size])
+        except BadSampleError:
+            continue
+        assert np.array_equal(pixels, whole), f"{size} of {len(data)} bytes gave other pixels"
+        survivors += 1
+    assert survivors <= 30, "only what comes after the pixels may be missing"
 
 
 def test_flipped_bits_give_an_image_or_a_bad_sample() -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import make_jpeg
 from gpu_doubles import Double, install
+from image_cases import XMP_PREFIX, with_segments, xmp
 from PIL import Image
 
 from readers.decode import decode_image
@@ -193,7 +194,11 @@ def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_the_same_on_every_path(double: Double, orientation: int) -> None:
-    data = turned(4, orientation)
+    for data in (turned(4, orientation), with_segments(jpeg(4, (96, 72)), XMP_PREFIX + xmp(orientation))):
+        one_orientation_on_every_path(double, data)
+
+
+def one_orientation_on_every_path(double: Double, data: bytes) -> None:
     decoders = [open_decoder(name_of(double), CPU), CpuDecoder(CPU)]
     for decoder in decoders:
         (found,) = decoder.decode([data], [parse_held(data)])

@@ -57,8 +57,9 @@ def dali() -> Any:
 
 
 # --- what is written ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("target", ["dali", "rocal"])
-def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], target: Any) -> None:
+@pytest.mark.parametrize(("target", "version"), [("dali", "v1.2"), ("rocal", "v1.0")])
+def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], target: Any, version: str) -> None:
+    """Names stand in it either way, and each library reads them in a version of its own."""
     root = packed("tar")
     result = packer.export_index(root, target)
     assert [file.name for file in result.files] == [*(f"train-{i:06d}.idx" for i in range(3)), "val-000000.idx"]
@@ -71,7 +72,7 @@ def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], targ
         for line in lines:
             words = line.split(" ")
             found += [(e, int(o), int(s), n) for e, o, s, n in zip(*(words[i::4] for i in range(4)), strict=True)]
-        assert found == members and first == f"v1.2 {len(lines)}"
+        assert found == members and first == f"{version} {len(lines)}"
         assert all(len({name.partition(".")[0] for name in line.split(" ")[3::4]}) == 1 for line in lines)
 
 
@@ -159,7 +160,7 @@ def test_wids_reads_by_our_index(
             "dali has no reader of hdf5 shards that takes an index file; feed the set through",
         ),
         ("hdf5", "wids", "wids has no reader of hdf5 shards .* packer convert .* --to tar"),
-        ("tfrecord", "rocal", "rocal has no reader of tfrecord shards that takes an index file"),
+        ("tfrecord", "rocal", "rocal has no reader of tfrecord .*; it reads them without one, .*tfrecord_layout"),
         ("tar", "tfrecord", "tfrecord has no reader of tar shards .* --to tfrecord"),
     ],
 )
@@ -215,7 +216,7 @@ def test_another_split_and_target(packed: Callable[[str], Path], tmp_path: Path)
     with pytest.raises(ValueError, match="an index is for one of dali, rocal, tfrecord, wids, not 'ffcv'"):
         packer.export_index(root, "ffcv")  # type: ignore[arg-type]
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputError, match=r"train-000000.idx: cannot be written"):
+    with pytest.raises(OutputError, match=r"file: cannot be written: Not a directory"):
         packer.export_index(root, "dali", output=tmp_path / "file")
 
 

@@ -226,12 +226,42 @@ def test_random_bitmaps(version: int, tail: bytes) -> None:
 @given(blob=st.binary(max_size=120), start=st.integers(0, 130), stop=st.integers(0, 130))
 def test_orientation_of_any_bytes(blob: bytes, start: int, stop: int) -> None:
     for data in (blob, b"II*\0\x08\0\0\0" + blob, b"MM\0*" + blob):
-        assert 1 <= orientation(data, start, stop) <= 8
+        assert 0 <= orientation(data, start, stop) <= 8
         assert orientation(data, 0, stop) == orientation(memoryview(data), 0, stop)
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+        (b"\xff\x4f\xff\x51\0\x2f", "JPEG 2000"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"\xff\x0a\0\0", "JPEG XL"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf", "AVIF"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0avif", "AVIF"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"P5\n# made by hand\n12 8\n255\n", "Netpbm"),
+        (b"8BPS\0\1", "Photoshop"),
+        (bytes(128) + b"DICM\2\0", "DICOM"),
+        (b"\0\0\1\0\1\0\x20\x20\0\0\1\0", "icon"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="x">', "SVG"),
+    ],
+)
+def test_images_of_other_formats_are_named(data: bytes, name: str) -> None:
+    assert sniff(data) == ""
+    assert refusal(data).startswith(f"image, byte 0: found {name}, an image format that is not read; ")
+
+
+@pytest.mark.parametrize(
+    "data", [b"P5 is a class of ships, 12 of them", b"\0\0\0\x18ftypisom\0\0\0\0mp41", b"<html>", b"\0\0\1\0", b""]
+)
+def test_what_is_no_image_is_not_taken_for_one(data: bytes) -> None:
+    assert headers.foreign_medium(data) == headers.foreign_medium(memoryview(data)) == ""
+
+
 def test_public_names() -> None:
-    assert set(headers.__all__) == {"MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "sniff"}
+    functions = {"foreign_medium", "parse_header", "parse_held", "read_frame", "read_header", "sniff"}
+    assert set(headers.__all__) == {"FOREIGN_SUFFIXES", "MEDIA", "SUFFIX", "ImageHeader", *functions}
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
     assert tuple(SUFFIX) == MEDIA[1:-1]
     assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif"]
@@ -256,7 +286,6 @@ def test_decoded_pixels_are_held_in_memory_and_are_no_file() -> None:
         (b"\xff\xd8", "ff d8"),
         (b"RIFF\x08\0\0\0WAVE", "52 49 46 46 08 00 00 00"),
         (b"BMW M3 Coupe, a caption of a car", "42 4d 57 20 4d 33 20 43"),
-        (b"\0\0\0\x0cjP  \r\n\x87\n", "00 00 00 0c 6a 50 20 20"),
     ],
 )
 def test_no_image(data: bytes, found: str) -> None:
@@ -298,7 +327,7 @@ def test_orientation_of_a_blob(order: str) -> None:
     assert orientation(blob(order, 2, 6), 0, 99) == 1
     assert orientation(blob(order, 3, 6, entries=60000), 0, 99) == 6
     assert orientation(b"..Exif\0\0" + blob(order, 3, 6), 2, 99) == 6
-    assert [orientation(blob(order, 3, 6), 0, stop) for stop in range(22)] == [1] * 22
+    assert [orientation(blob(order, 3, 6), 0, stop) for stop in range(22)] == [0, *[1] * 7, *[0] * 14]
 
 
 # JPEG
@@ -503,7 +532,10 @@ def test_gif_blocks() -> None:
     assert refusal(GIF + comment + b";") == "gif image, byte 18: expected an image before the trailer, found none"
     assert "byte 13: expected a block 21, 2C or 3B, found 00" in refusal(GIF + b"\0" + frame_block + b";")
     assert "byte 13: expected blocks up to the trailer, found the end" in refusal(GIF + frame_block[:-3])
-    assert "byte 6: expected a height and a width of 1 to" in refusal(GIF.replace(b"\x0d", b"\0") + frame_block)
+    nothing = GIF.replace(b"\x0d", b"\0") + frame_block + b";"
+    assert "byte 6: expected a height and a width of 1 to" in refusal(nothing)
+    larger = frame_block.replace(bytes(8), struct.pack("<4H", 3, 1, 17, 4), 1)
+    assert parse_header(GIF + larger + b";")[:3] == ("gif", 7, 20), "the canvas holds the first image"
 
 
 # BMP

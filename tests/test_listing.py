@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import threading
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import make_jpeg
 from formats_suite import bounded
 
 import packer
@@ -141,3 +144,50 @@ def test_no_search_for_cycles_while_listing(tree: Path, was_on: bool) -> None:
         assert (seen, gc.isenabled()) == ([False], was_on)
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """1,500 folders one in the other, with an image at the bottom."""
+    root = tmp_path / "deep"
+    root.mkdir()
+    descriptor = os.open(root, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    with open(os.open("1.jpg", os.O_WRONLY | os.O_CREAT, dir_fd=descriptor), "wb") as file:
+        file.write(make_jpeg(1))
+    os.close(descriptor)
+    yield root
+    subprocess.run(["rm", "-rf", root], check=True, timeout=60)  # shutil.rmtree would go too deep
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tar"])
+def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path, to: str) -> None:
+    assert packer.convert(deep, to, tmp_path / "out", workers=1).samples == 1
+    with readers.open(tmp_path / "out", verify=True) as reader, readers.open_folder(deep) as folder:
+        assert [bytes(sample.image) for sample in reader] == [make_jpeg(1)]
+        assert folder.keys == list(reader.keys) == ["d/" * 1500 + "1"]
+
+
+def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    for level in range(25):
+        (root / f"level{level}").mkdir(parents=True)
+        (root / f"level{level}" / "1.jpg").write_bytes(b"x")
+    for level in range(24):
+        for name in ("a", "b"):
+            (root / f"level{level}" / name).symlink_to(root / f"level{level + 1}")
+    with bounded(), pytest.raises(SourceError, match="is reached on more than 64 paths, through links to links"):
+        scan(root / "level0", [])
+
+
+def test_a_folder_may_be_linked_to_more_than_once(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    (root / "real").mkdir(parents=True)
+    (root / "real/1.jpg").write_bytes(b"x")
+    for name in ("alias", "other"):
+        (root / name).symlink_to("real")
+    assert [file.path for file in scan(root, [])] == ["alias/1.jpg", "other/1.jpg", "real/1.jpg"]

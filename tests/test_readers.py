@@ -603,7 +603,7 @@ def test_what_is_no_set(tmp_path: Path, packed: Path) -> None:
     with pytest.raises(DatasetError, match=r"is a file, not a packed set.*packer index"):
         readers.open(shard_paths(packed)[0])
     (tmp_path / ".packing").mkdir()
-    with pytest.raises(DatasetError, match=r"unfinished conversion .*run the same  packer convert  again"):
+    with pytest.raises(DatasetError, match=r"unfinished conversion .*run the\s+same  packer convert  again"):
         readers.open(tmp_path)
     (tmp_path / "dataset.json").mkdir()
     with pytest.raises(DatasetError, match=r"dataset.json"):

@@ -144,6 +144,19 @@ def test_a_set_that_changes_while_it_is_opened(address: str, proxy: Proxy, tmp_p
         assert len(reader.read(0)) > 0
 
 
+def test_a_server_that_sends_more_than_was_asked_for(reader: readers.ShardReader, proxy: Proxy, address: str) -> None:
+    """What is collected is bounded by the range, not by what the server says."""
+    fault = Fault("flood", times=99)
+    proxy.faults.append(fault)
+    with pytest.raises(readers.RemoteError, match=r"sends more than the [\d,]+ bytes it was asked for"):
+        reader.read(3)
+    assert fault.sent < 64 << 20, f"{fault.sent:,} bytes were taken for a read of some thousand"
+    proxy.heal()
+    proxy.faults.append(Fault("flood", where="label.npy", times=99))
+    with pytest.raises(readers.RemoteError, match=r"label.npy: the server sends more than"):
+        readers.open(address, "val")
+
+
 # --- web servers -----------------------------------------------------------------------------------------------------
 def test_a_web_server_without_ranges(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))

@@ -248,6 +248,30 @@ def test_the_lists_that_random_crop_has_by_default_are_refused(rocal_double: Any
         naive(rocal_double, NaiveSource(encoded(12)), graph=fn.random_crop)
 
 
+def test_deeper_queues_hang_at_the_end_of_an_epoch(rocal_double: Any) -> None:
+    rocal_double.seed_traps(1)
+    iterator = naive(rocal_double, NaiveSource(encoded(12)), prefetch_queue_depth=3)
+    list(iterator)
+    with pytest.raises(rocal_double.DoubleHang, match="holds the interpreter's lock"):
+        iterator.reset()
+    let_go(iterator)
+
+
+def test_an_operator_that_fails_ends_the_process(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    with pytest.raises(rocal_double.DoubleAbort, match="segmentation fault"):
+        naive(rocal_double, NaiveSource(encoded(12)), graph=lambda images: fn.resize(images, resize_width=0))
+
+
+def test_a_coin_that_always_falls_one_way_never_does(rocal_double: Any) -> None:
+    from amd.rocal import fn
+
+    rng = np.random.default_rng(0)
+    assert [fn.random.coin_flip(probability=1.0)(rng) for _ in range(5)] == [0] * 5
+    assert 1 in [fn.random.coin_flip(probability=0.9)(rng) for _ in range(5)]
+
+
 def test_the_decoder_enlarges(rocal_double: Any) -> None:
     from rocal_pybind import pixels
 

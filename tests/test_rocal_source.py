@@ -97,7 +97,7 @@ def test_images_are_not_copied(tmp_path: Path, reader: Any) -> None:
 
 def test_what_was_fed_is_held(reader: Any) -> None:
     """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay."""
-    source = external_source(reader, 2, prefetch=3, **ONE)
+    source = external_source(reader, 2, **ONE)
     source.start()
     references = []
     for _ in range(11):
@@ -105,8 +105,8 @@ def test_what_was_fed_is_held(reader: Any) -> None:
         references.append(weakref.ref(images[0]))
         del images
     gc.collect()
-    assert [reference() is not None for reference in references[-8:]] == [True] * 8
-    assert all(reference() is None for reference in references[:2]), "memory is given back as well"
+    assert [reference() is not None for reference in references[-6:]] == [True] * 6
+    assert all(reference() is None for reference in references[:4]), "memory is given back as well"
     source.close()
     gc.collect()
     assert all(reference() is None for reference in references[:-1])
@@ -213,8 +213,21 @@ def test_jpegs_whose_header_turbojpeg_reads_and_no_more(at: int, value: int, rea
     data[data.index(b"\xff\xc0") + 5 + at] = value
     with pytest.raises(BadSampleError, match=rf"rocAL does not decode .*{reason}"):
         vet(bytes(data), Limits(100, 100), size=(40, 48), convert=False, quality=95)
-    with pytest.raises(BadSampleError, match=r"precision 12|subsampling"):
-        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+    if value == 12:
+        with pytest.raises(BadSampleError, match="has 12 bits a sample"):
+            vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+    else:
+        made = vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+        difference = np.abs(decode_image(made.data.tobytes()).astype(int) - decode_image(bytes(data)))
+        assert made.reason and difference.mean() < 4
+
+
+def test_damage_before_the_pixels_is_encoded_again() -> None:
+    """TurboJPEG decodes nothing after a warning of libjpeg's about the header."""
+    data = solid(3).replace(b"\xff\xda", b"stray\xff\xda")
+    made = vet(data, Limits(100, 100), size=(40, 48), convert=True, quality=95)
+    assert made.reason == "JPEGs with damage before their pixels"
+    assert np.abs(decode_image(made.data.tobytes()).astype(int) - colour(3)).max() <= 4
 
 
 def test_an_image_of_another_size_than_the_index_says() -> None:
@@ -288,7 +301,7 @@ def test_labels_must_fit_into_32_bits(reader: Any) -> None:
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
         ({"quality": 80}, "quality is 95 to 100, not 80"),
         ({"ahead": 0}, "ahead is 1 or more"),
-        ({"prefetch": 1}, "prefetch 2 or more"),
+        ({"prefetch": 1}, "prefetch is 2, not 1"),
         ({"max_height": 0, "max_width": 5}, "max_height and max_width are 1 or more"),
         ({"rank": None}, "both rank and world_size or neither"),
         ({"rank": 3}, "rank 3 is outside the world of 1"),

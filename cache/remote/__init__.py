@@ -1,6 +1,7 @@
 """Bytes that lie elsewhere: object stores and web servers, through obstore (extra `remote`).
 
     url       addresses, printed without secrets      store     the one file that knows obstore; time-outs and retries
+    options   proxies, certificates, from the environment
     errors    what obstore says, in our words         client    one address for a process, its threads and its forks
     courier   a process that reads for a forked one
 
@@ -10,6 +11,7 @@ Nothing here knows shards or data sets. `import cache.remote` loads no obstore.
 from cache.remote.client import PARALLEL, Remote
 from cache.remote.errors import (
     AddressError,
+    CertificateError,
     ChangedError,
     DeniedError,
     ExistsError,
@@ -28,6 +30,7 @@ __all__ = [
     "PARALLEL",
     "SCHEMES",
     "AddressError",
+    "CertificateError",
     "ChangedError",
     "DeniedError",
     "ExistsError",

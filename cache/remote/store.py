@@ -20,14 +20,12 @@ from typing import Any
 
 from cache.distribution import install_command
 from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
+from cache.remote.options import client_options
 from cache.remote.url import RemoteUrl
 
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
 
 CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
-_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
-_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
-_TEXTS = ("proxy_url", "proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent")
 _BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
@@ -94,7 +92,7 @@ class ObjectStore:
         self.url, self._obs = url, obstore
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
-        options: Any = _client_options(url, patience, os.environ)
+        options: Any = client_options(url, patience.seconds, os.environ)
         try:
             self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
         except Exception as error:
@@ -119,7 +117,7 @@ class ObjectStore:
             result = self._obs.get(self._store, span.path, options=options)
             facts, found = _facts(result.meta), result.range
             self._check(span, facts)
-            data = result.bytes()
+            data = self._collected(result, span.stop - span.start, str(span))
         except RemoteError:
             raise
         except Exception as error:
@@ -137,7 +135,7 @@ class ObjectStore:
                 facts = _facts(result.meta)
                 if facts.bytes > most_bytes and not cut:
                     raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
-                data = bytes(result.bytes())
+                data = self._collected(result, min(facts.bytes, most_bytes), path)
                 if len(data) == min(facts.bytes, most_bytes):
                     return data, facts
                 error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
@@ -196,6 +194,19 @@ class ObjectStore:
             raise self._error(error, f"DELETE of {path}") from error
 
     # --- inside -------------------------------------------------------------------------------------------------
+    def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
+        """The body of an answer, which has at most so many bytes whatever its headers say."""
+        parts, total = [], 0
+        for part in result.stream(min_chunk_size=most_bytes + 1):  # an honest body is one part, and not copied again
+            total += len(part)
+            if total > most_bytes:
+                raise RemoteError(
+                    f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes it was asked for; "
+                    f"what is there must not be trusted"
+                )
+            parts.append(part)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
     def _check(self, span: Span, facts: Facts) -> None:
         where = self.url.at(span.path)
         if span.bytes is not None and facts.bytes != span.bytes:
@@ -211,23 +222,3 @@ class ObjectStore:
 
 def _facts(meta: Mapping[str, Any]) -> Facts:
     return Facts(int(meta["size"]), str(meta.get("e_tag") or ""), meta["last_modified"].timestamp())
-
-
-def _client_options(url: RemoteUrl, patience: Patience, environ: Mapping[str, str]) -> dict[str, Any]:
-    """obstore forgets the environment's HTTP options when it is handed some, so they are handed on."""
-    prefix = _PREFIXES[url.scheme]
-    options: dict[str, Any] = {
-        "timeout": timedelta(seconds=patience.seconds),
-        "connect_timeout": timedelta(seconds=min(5.0, patience.seconds)),
-    }
-    for name in _FLAGS:
-        if (value := environ.get(prefix + name.upper())) is not None:
-            options[name] = value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
-    for name in _TEXTS:
-        if value := environ.get(prefix + name.upper()):
-            options[name] = value
-    if url.scheme == "http":
-        options["allow_http"] = True
-    if url.userinfo:
-        options["default_headers"] = {"Authorization": url.login()}
-    return options

@@ -20,7 +20,8 @@ __all__ = ["SCHEMES", "RemoteUrl", "is_remote", "parse_url"]
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
-_PARTS = re.compile(r"([a-z0-9]+)://(?:([^/@]*)@)?([^/@]*)/?(.*)", re.DOTALL)
+_PARTS = re.compile(r"([a-z0-9]+)://([^/]*)/?(.*)", re.DOTALL)
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@\[\]]*)(:[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,22 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
     text = os.fspath(place)
     match = _PARTS.fullmatch(text[: text.find("://")].lower() + text[text.find("://") :])
     if match is None or match[1] not in SCHEMES:
-        shown = re.sub(r"//[^/]*@", "//***@", text)
+        shown = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
         raise AddressError(f"{shown!r} is no address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
-    scheme, userinfo, host, path = match[1], match[2] or "", match[3], match[4].strip("/")
+    userinfo, _, host = match[2].rpartition("@")
+    scheme, path = match[1], match[3].strip("/")
     url = RemoteUrl(scheme, host, path, userinfo)
+    # What is odd in the next two may be a part of a password, so nothing of it is shown.
+    if ":" in host and not url.is_http:
+        raise AddressError(
+            f"{scheme}://***: the name of a bucket has no colon, and credentials do not belong into the address; set "
+            f"them in the environment"
+        )
+    if "@" in userinfo or ("@" in path and ":" in host) or not _HOST.fullmatch(host):
+        raise AddressError(
+            f"{scheme}://***: what is before the path is not user:password@host:port; write @, : and / in a user name "
+            f"or password, and @ in a path, as %40, %3A and %2F"
+        )
     if not host:
         raise AddressError(f"{url}: names no {'host' if url.is_http else 'bucket'}")
     if userinfo and not url.is_http:

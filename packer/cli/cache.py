@@ -12,6 +12,7 @@ from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_
 __all__ = ["command"]
 
 _BAR = 10
+_NAME = 48  # characters
 directory_option = click.option(
     "--directory", default=DIRECTORY, show_default=True, type=click.Path(exists=True, file_okay=False),
     help="Where the caches are.",
@@ -27,7 +28,7 @@ def command() -> None:
 @directory_option
 @json_option
 def list_command(directory: str, as_json: bool) -> None:
-    """List the caches: set, what is kept, size, how full, hit rate, who uses it."""
+    """List the caches: job, set, what is kept, size, how full, hit rate, who uses it."""
     reports = list_caches(directory)
     if as_json:
         print_json([report.to_dict() for report in reports])
@@ -102,16 +103,18 @@ def clean_command(everything: bool, directory: str, as_json: bool) -> None:
     size = human_bytes(sum(report.capacity_bytes for report in reports))
     click.echo(f"{directory}: {len(reports)} caches removed, {size}")
     for report in reports:
-        click.echo(f"  {report.name}  {_set(report)}  {report.kept}")
+        click.echo(f"  {report.name}  {_named(report)}  {report.kept}")
 
 
 def table(reports: list[CacheReport]) -> list[str]:
     """One line for each cache."""
-    rows = [("set", "kept", "size", "full", "", "hits", "", "used by")]
+    rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
     for report in reports:
         full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
         told = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
-        rows.append((_set(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report)))
+        rows.append(
+            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report))
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -122,7 +125,8 @@ def details(report: CacheReport) -> list[str]:
     kept = "stays when nobody uses it" if report.persist else "goes with its last user"
     return [
         f"{report.name}: {report.kept}, made {human_seconds(report.age_s)} ago, {kept}",
-        f"  set      {report.set}" + (f", job {report.job}" if report.job else ""),
+        f"  set      {report.title or '(unnamed)'}, fingerprint {report.set}",
+        f"  job      {report.job}",
         f"  memory   {human_bytes(report.used_bytes)} of {human_bytes(report.capacity_bytes)}  "
         f"{report.filled:.0%} {bar(report.filled, 20)}",
         f"  reads    {reads:,}: {report.hits:,} hits ({human_bytes(report.hit_bytes)}), {report.misses:,} misses, "
@@ -143,7 +147,10 @@ def warmed(result: WarmResult) -> str:
     )
 
 
-def _set(report: CacheReport) -> str:
+def _named(report: CacheReport) -> str:
+    """The set as people know it, or the beginning of its fingerprint; of long paths the end."""
+    if report.title:
+        return report.title if len(report.title) <= _NAME else f"…{report.title[1 - _NAME :]}"
     fingerprint, slash, split = report.set.partition("/")
     return f"{fingerprint[:12]}{slash}{split}" if report.set else "(half made)"
 

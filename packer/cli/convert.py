@@ -6,16 +6,28 @@ from typing import Any
 
 import click
 
+from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json, split_name, workers_option
+from packer.cli.text import (
+    emphasis,
+    human_bytes,
+    human_seconds,
+    json_option,
+    print_json,
+    split_name,
+    workers_option,
+)
 from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
 from packer.conversion.run import ConvertResult, convert
+from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
 from readers.layout import FORMATS
 from readers.names import FieldName
 
 __all__ = ["command", "field_columns", "summary"]
+
+_REASONS_SHOWN = 10
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -81,6 +93,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: subtract N from "
               "its labels (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
+              "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -100,6 +114,7 @@ def command(
     image_key: str | None,
     label_key: str | None,
     source_label_offset: int,
+    layout: str,
     **options: Any,
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
@@ -120,6 +135,7 @@ def command(
         image_key=image_key,
         label_key=label_key,
         label_offset=source_label_offset,
+        layout=layout,
     )
     changes = reencode or max_side or resize_short or quality
     try:
@@ -138,22 +154,30 @@ def command(
 def summary(result: ConvertResult) -> str:
     """What was done, in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    what = f"{result.samples:,} samples ({splits}), {result.classes:,} classes, {human_bytes(result.payload_bytes)}"
+    shards = plural(result.shards, f"{result.format} shard")
+    what = (
+        f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}, "
+        f"{human_bytes(result.payload_bytes)}"
+    )
     if result.dry_run:
-        return f"{result.output}: would hold {what} in {result.shards} {result.format} shards"
+        return f"{result.output}: would hold {what} in {shards}"
     if result.already_done:
-        return f"{result.output}: already holds {what} in {result.shards} {result.format} shards; nothing to do"
+        return f"{result.output}: already holds {what} in {shards}; nothing to do"
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
     seconds = max(result.seconds, 1e-9)
     lines = [
-        f"{result.output}: {what} in {result.shards} {result.format} shards ({extra:+.1f} % bytes)",
+        f"{result.output}: {what} in {shards} ({extra:+.1f} % bytes)",
         f"  {human_seconds(seconds)}, {result.samples / seconds:,.0f} samples/s, "
         f"{human_bytes(result.payload_bytes / seconds)}/s"
-        + (f", {result.shards_resumed} shards resumed" if result.shards_resumed else ""),
+        + (f", {plural(result.shards_resumed, 'shard')} resumed" if result.shards_resumed else ""),
     ]
     if result.uploaded_bytes:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(f"  left out: {counts}; see {result.output}/left-out.jsonl")
+        lines.append(emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        reasons = list(result.left_out_reasons.items())
+        lines += [emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
+        if len(reasons) > _REASONS_SHOWN:
+            lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
     return "\n".join(lines)

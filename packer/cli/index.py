@@ -29,6 +29,8 @@ __all__ = ["command"]
 @click.option("--label-offset", type=int, metavar="N", help="Subtract N from the labels of the shards (1: ImageNet "
               "TFRecords).")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
+@click.option("--accept-loss", is_flag=True, help="Go on although shards are missing, or the set that is there would "
+              "lose samples, splits, classes or fields.")  # fmt: skip
 @workers_option
 @json_option
 def command(
@@ -40,15 +42,16 @@ def command(
     fields: dict[str, str],
     label_offset: int | None,
     classes: str | None,
+    accept_loss: bool,
     workers: int | None,
     as_json: bool,
 ) -> None:
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
     Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
-    index is lost or stale.
+    index is lost or stale. A set that is there is compared first: what would lose samples, splits or classes of it is
+    refused, and nothing is changed.
     """
-    names = Path(classes).read_text(encoding="utf-8").split("\n") if classes else None
     result = index(
         shards,
         output,
@@ -57,7 +60,8 @@ def command(
         label_key=label_key,
         fields=fields,
         label_offset=label_offset,
-        classes=None if names is None else [name.strip() for name in names if name.strip()],
+        classes=None if classes is None else _class_names(Path(classes)),
+        accept_loss=accept_loss,
         workers=workers,
         watcher=watcher(as_json),
     )
@@ -68,3 +72,12 @@ def command(
     click.echo(f"{result.output}: {result.samples:,} samples ({splits}) in {result.shards} {result.format} shards")
     for warning in result.warnings:
         click.echo(f"  warning: {warning}")
+
+
+def _class_names(path: Path) -> list[str]:
+    names = [name.strip() for name in path.read_text(encoding="utf-8").splitlines()]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise click.BadParameter(f"line {names.index('') + 1} of {path} is empty; a label would have no name")
+    return names

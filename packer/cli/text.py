@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from typing import Any
 
 import click
@@ -10,7 +12,16 @@ import click
 from readers.errors import BadNameError
 from readers.names import SplitName
 
-__all__ = ["bar", "human_bytes", "human_seconds", "json_option", "print_json", "split_name", "workers_option"]
+__all__ = [
+    "bar",
+    "emphasis",
+    "human_bytes",
+    "human_seconds",
+    "json_option",
+    "print_json",
+    "split_name",
+    "workers_option",
+]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
@@ -48,6 +59,12 @@ def human_seconds(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes}:{rest:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def emphasis(text: str) -> str:
+    """`text` in yellow where stdout is a terminal that has colours, and NO_COLOR (no-color.org) is not set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return text if plain else click.style(text, fg="yellow")
 
 
 def bar(share: float, width: int = 30) -> str:

@@ -8,7 +8,9 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import prepare_image
@@ -16,16 +18,19 @@ from packer.conversion.options import ConvertOptions
 from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import PickledSlice, Slice, Source, SourceReader
+from packer.sources.base import PickledSlice, Slice, Source, SourceReader, StrayReader
+from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
-from readers.headers import parse_header, sniff
+from readers.headers import parse_header
 from readers.layout import ShardInfo
+from readers.names import WORK_FOLDER
 from readers.sample import Buffer
-from readers.tree import has_image_suffix
 
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
 
+_LARGE_BYTES = 4 << 20
+_MAX_BYTES = 1 << 31
 _REPORT_BYTES = 1 << 20
 _REPORT_SAMPLES = 256
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,16 +42,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: the samples, and where the shard, its part and bad files go."""
+    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go."""
 
     source: Source
     spec: ShardSpec
     blocks: tuple[PickledSlice, ...]
     options: ConvertOptions
     skip_strays: bool
-    shard: Path
-    part: Path
-    quarantine: Path
+    out: Path
+    shard: str
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -54,22 +58,24 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
 
     Raises BadSampleError (under on_error="raise"), SourceError, OutputError (disk full) and Cancelled.
     """
-    temporary = task.shard.with_name(task.shard.name + ".tmp")
-    packing = _Packing(task, counter)
+    place = task.out / WORK_FOLDER
     writer = None
     try:
-        writer = format_named(task.options.to).open_writer(temporary, task.spec)
-        packing.run(writer)
-        written = writer.finish()
-        temporary.replace(task.shard)
-        meta = packing.meta(written)
-        save_part(task.part, packing.columns.arrays(written.payloads), meta)
+        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work:
+            packing = _Packing(task, counter, work)
+            temporary = f"{task.shard}.tmp"
+            writer = format_named(task.options.to).open_writer(place / temporary, task.spec)
+            packing.run(writer)
+            written = writer.finish()
+            work.rename(temporary, task.shard)
+            meta = packing.meta(written)
+            save_part(place / f"{task.shard}.part", packing.columns.arrays(written.payloads), meta)
     except OSError as error:
         _abort(writer)
         if error.errno in _FULL:
             raise OutputError(
                 error.errno,
-                f"{task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
+                f"{place / task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
                 f"shards that are whole are kept",
             ) from error
         raise
@@ -77,6 +83,10 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
         _abort(writer)
         raise
     return meta
+
+
+def _name(samples: Slice, i: int) -> str:
+    return samples.names[i][0] or samples.keys[i]
 
 
 def _abort(writer: ShardWriter | None) -> None:
@@ -87,8 +97,8 @@ def _abort(writer: ShardWriter | None) -> None:
 class _Packing:
     """The loop over the samples of one shard."""
 
-    def __init__(self, task: ShardTask, counter: Counter) -> None:
-        self._task, self._counter = task, counter
+    def __init__(self, task: ShardTask, counter: Counter, work: Folder) -> None:
+        self._task, self._counter, self._work = task, counter, work
         self.columns = ShardColumns(list(task.spec.fields))
         self._left_out: list[LeftOut] = []
         self._is_image = "image" in task.spec.fields
@@ -104,11 +114,12 @@ class _Packing:
         counter = self._counter
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
-            arena.begin(samples.bytes[i] + 1)
             payloads: Sequence[Buffer | None] = ()
             try:
-                payloads = reader.read(place, arena)
-                self._add(samples, i, payloads, writer)
+                if samples.bytes[i] <= _LARGE_BYTES or self._is_worth_reading(samples, i, reader):
+                    arena.begin(samples.bytes[i] + 1)
+                    payloads = reader.read(place, arena)
+                    self._add(samples, i, payloads, writer)
             except BadSampleError as error:
                 self._leave_out(samples, i, payloads, error)
             pending_samples += 1
@@ -119,6 +130,18 @@ class _Packing:
                 if counter.stopped():
                     raise Cancelled
         counter.report(pending_samples, pending_bytes)
+
+    def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
+        """Look at a large file before memory is taken for it: a tree may hold anything beside its images."""
+        name, size = _name(samples, i), samples.bytes[i]
+        if self._task.skip_strays:
+            head = cast(StrayReader, reader).head(samples.places[i])
+            if is_stray(head, name):
+                self._left_out.append(LeftOut(name, reason_of(head, name), ""))
+                return False
+        if size > _MAX_BYTES:
+            raise BadSampleError(f"has {size:,} bytes, expected at most {_MAX_BYTES:,}")
+        return True
 
     def _add(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
         names, header = samples.names[i], None
@@ -135,11 +158,13 @@ class _Packing:
 
     def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
         task = self._task
-        name = samples.names[i][0] or samples.keys[i]
+        name = _name(samples, i)
         image = payloads[0] if payloads else None
-        if task.skip_strays and image is not None and not has_image_suffix(name) and not sniff(image):
-            self._left_out.append(LeftOut(name, "not an image", ""))
+        if task.skip_strays and image is not None and is_stray(image, name):
+            self._left_out.append(LeftOut(name, reason_of(image, name), ""))
             return
+        if image is not None and not len(image):
+            error = BadSampleError(f"is {EMPTY}")
         on_error = task.options.on_error
         if on_error == "raise":
             raise BadSampleError(
@@ -147,10 +172,10 @@ class _Packing:
                 f"--on-error skip|quarantine"
             ) from error
         if on_error == "quarantine" and image is not None:
-            set_aside(task.quarantine, name, image)
+            set_aside(self._work, task.spec.split, name, image)
         self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
 
     def meta(self, written: WrittenShard) -> PartMeta:
-        info = ShardInfo(self._task.shard.name, written.bytes, len(self.columns), written.crc32c)
+        info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         return PartMeta(info, size, tuple(self._left_out))

@@ -66,7 +66,6 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
-        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset)
         sizes = np.array(part.bytes, np.int64)
         order = None
         if options.shuffle is not None:
@@ -74,6 +73,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
+        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, len(bounds) - 1)
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]

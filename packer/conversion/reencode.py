@@ -11,7 +11,7 @@ from typing import Any
 
 from packer.conversion.options import Reencode
 from readers.errors import BadSampleError
-from readers.headers import SUFFIX, ImageHeader, parse_header
+from readers.headers import SUFFIX, ImageHeader, read_header
 from readers.sample import Buffer
 from readers.shrink import shrunk
 
@@ -44,7 +44,7 @@ def reencode(image: Buffer, header: ImageHeader, name: str, options: Reencode) -
     data = _encode(image, header, size, codec, options.quality or _QUALITY)
     if codec == header.media and not resizes and len(data) >= len(image):
         return image, header, name
-    return data, parse_header(data), _renamed(name, header.media, codec)
+    return data, read_header(data), _renamed(name, header.media, codec)
 
 
 def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int], codec: str, quality: int) -> bytes:

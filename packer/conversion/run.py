@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,20 @@ from cache.remote import is_remote
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.journal import Journal
+from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.conversion.replaced import replaced_set
 from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
 from packer.formats import format_named
+from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import OutputError
+from readers.errors import OutputError, SourceError
 from readers.layout import DatasetInfo, read_dataset_info
 
 __all__ = ["ConvertResult", "convert"]
@@ -33,7 +37,10 @@ __all__ = ["ConvertResult", "convert"]
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult:
-    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples."""
+    """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
+
+    left_out counts files by what was done with them, left_out_reasons by why.
+    """
 
     output: Path | str
     format: str
@@ -46,6 +53,7 @@ class ConvertResult:
     seconds: float
     shards_resumed: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
+    left_out_reasons: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     dry_run: bool = False
     already_done: bool = False
@@ -110,6 +118,8 @@ def convert(
             work=work,
             watcher=watcher,
         )
+    if output is not None:
+        local_output(output)
     if work is not None:
         raise ValueError("work is for an output at an address; a local output is made where it stays")
     options = ConvertOptions(
@@ -142,6 +152,7 @@ class _Conversion:
         self._watcher.note(f"listing {self._source.title}")
         with no_search_for_cycles():
             listing = self._source.list(self._options.split)
+        listing.warnings += link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
@@ -157,14 +168,24 @@ class _Conversion:
                 journal.remove()
                 return self._already_done(listing)
             if finished is not None and not overwrite:
-                if not any(journal.folder.glob("*.part")):
-                    journal.remove()
                 raise OutputError(
                     f"{self._out}: holds a set made from another source or with other options; "
                     f"add --overwrite to replace it, or choose another output with -o"
                 )
+            old = replaced_set(journal)
+            if old is not None:
+                old.check(plan, self._source.paths(listing))
+                for line in old.told(plan, listing):
+                    self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
+            try:
+                refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
+            except SourceError:
+                journal.remove()
+                with suppress(OSError):  # it holds the set that was to be replaced
+                    self._out.rmdir()
+                raise
             info = commit(journal, plan, metas, listing, self._options.to, self._made(plan, metas))
         return self._result(info, listing, metas, resumed)
 
@@ -200,9 +221,8 @@ class _Conversion:
             blocks=listing.splits[shard.split].blocks(shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
-            shard=journal.folder / shard.name,
-            part=journal.part_path(shard),
-            quarantine=journal.folder / "quarantine" / shard.split,
+            out=journal.out,
+            shard=shard.name,
         )
 
     def _check_space(self, needed: int) -> None:
@@ -237,6 +257,7 @@ class _Conversion:
             shard_bytes=0,
             seconds=time.perf_counter() - self._started,
             left_out={"not packed": len(listing.left_out)} if listing.left_out else {},
+            left_out_reasons=count_by_reason(listing, ()),
             warnings=tuple(listing.warnings),
             dry_run=True,
         )
@@ -264,6 +285,7 @@ class _Conversion:
             seconds=time.perf_counter() - self._started,
             shards_resumed=resumed,
             left_out=left_out,
+            left_out_reasons=count_by_reason(listing, metas),
             warnings=tuple(listing.warnings),
             already_done=not metas,
         )

@@ -15,19 +15,34 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from readers.headers import ImageHeader
+from readers.layout import DatasetInfo
 from readers.sample import Buffer
 
-__all__ = ["Format", "LocateOptions", "Located", "PackedSample", "Payloads", "ShardSpec", "ShardWriter", "WrittenShard"]
+__all__ = [
+    "Format",
+    "LocateOptions",
+    "Located",
+    "PackedSample",
+    "Payloads",
+    "ShardSpec",
+    "ShardWriter",
+    "WrittenShard",
+    "locate_options",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a writer must know about the set: the split, the fields (name -> kind), the classes, the label offset."""
+    """What a writer must know about the set: the split, the fields (name -> kind), the classes, the label offset.
+
+    shards: how many the split has, 0 where that is not known.
+    """
 
     split: str
     fields: Mapping[str, str]
     classes: tuple[str, ...] = ()
     label_offset: int = 0
+    shards: int = 0
 
 
 class PackedSample(NamedTuple):
@@ -93,6 +108,12 @@ class LocateOptions:
     extra_fields: Mapping[str, str] = field(default_factory=dict)
     label_offset: int = 0
     check_payload: bool = False
+
+
+def locate_options(info: DatasetInfo) -> LocateOptions:
+    """How the shards of a set are read."""
+    keys = info.adopted
+    return LocateOptions(keys.image_key, keys.label_key, keys.fields, info.label_offset)
 
 
 class ShardWriter(Protocol):

@@ -230,7 +230,9 @@ def _sample(window: Window, data: memoryview, start: int, number: int, shard: st
     ranges: dict[str, tuple[int, int]] = {}
     wanted = {"image": image_key, **options.extra_fields}
     for name, feature in features.items():
-        field = next((f for f, key in wanted.items() if key == name), _field_of(name))
+        field = next((f for f, key in wanted.items() if key == name), "")
+        if not field and _field_of(name) not in wanted:  # where another feature was asked for, this one is not it
+            field = _field_of(name)
         if name.endswith("/filename") and feature.ranges:
             a, b = feature.ranges[0]
             names[name[: -len("/filename")]] = str(data[a:b], "utf-8", "replace")

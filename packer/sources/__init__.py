@@ -11,6 +11,7 @@ from pathlib import Path
 
 from packer.sources.base import Source
 from packer.sources.kinds import KNOWN, kind_of, plain_name
+from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import SourceError
 
 __all__ = ["Source", "default_output_name", "open_source"]
@@ -26,14 +27,19 @@ def open_source(
     image_key: str | None = None,
     label_key: str | None = None,
     label_offset: int = 0,
+    layout: str = "auto",
 ) -> Source:
     """The source at `path`: a folder, a packed set, a manifest, an archive, an HDF5 or a TFRecord file.
 
     path_column, label_column, fields and folder go with manifests only (`packer.sources.manifest`); image_key,
-    label_key and label_offset (subtracted from the labels) with HDF5 and TFRecord files only.
+    label_key and label_offset (subtracted from the labels) with HDF5 and TFRecord files only. layout="tree" takes the
+    folders of a tree, or of an archive, for classes also where they look like something else
+    (`packer.sources.tree_layouts`).
     Raises SourceError where there is nothing, something of no kind we know, or an option for another kind.
     """
     root = Path(path)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if not root.exists():
         raise SourceError(f"{root}: no such file or directory")
     kind = "folder" if root.is_dir() else kind_of(root) if root.is_file() else ""
@@ -49,7 +55,7 @@ def open_source(
         return _open_records(kind, root, image_key, label_key, label_offset)
     if image_key is not None or label_key is not None or label_offset:
         raise SourceError(f"{root}: image and label keys, and a label offset, can be given for HDF5 and TFRecord only")
-    return _open_kind(kind, root)
+    return _open_kind(kind, root, layout)
 
 
 def _open_records(kind: str, root: Path, image_key: str | None, label_key: str | None, label_offset: int) -> Source:
@@ -62,15 +68,15 @@ def _open_records(kind: str, root: Path, image_key: str | None, label_key: str |
     return TFRecordSource(root, image_key=image_key, label_key=label_key, label_offset=label_offset)
 
 
-def _open_kind(kind: str, root: Path) -> Source:
+def _open_kind(kind: str, root: Path, layout: str) -> Source:
     if kind == "archive":
         from packer.sources.archive import ArchiveSource
 
-        return ArchiveSource(root)
+        return ArchiveSource(root, layout)
     from packer.sources.folder import FolderSource
     from packer.sources.packed import PackedSource
 
-    return PackedSource(root) if PackedSource.fits(root) else FolderSource(root)
+    return PackedSource(root) if PackedSource.fits(root) else FolderSource(root, layout)
 
 
 def default_output_name(source: object, to: str) -> str:

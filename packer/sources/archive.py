@@ -12,6 +12,7 @@ and reported. Two members of the same name are an error.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from packer.sources.base import SourceListing, SourceReader
@@ -27,8 +28,8 @@ __all__ = ["ArchiveSource"]
 class ArchiveSource:
     """The members of the archive at `root`."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+    def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
+        self.root, self.layout = Path(root), layout
         self._keeper = StreamKeeper(self.root)
         self._stamp: tuple[int, int] | None = None
 
@@ -44,12 +45,15 @@ class ArchiveSource:
             members = zip_members(self.root, left_out)
         else:
             members = tar_members(self.root, left_out, warnings)
-        listing = list_members(members, split, self.root, left_out)
+        listing = list_members(members, split, self.root, left_out, self.layout)
         for part in listing.splits.values():
             part.stamps = [self._stamp[1]] * len(part)
         listing.warnings += warnings
         listing.shuffles = is_zip(self.root) or not compression_of(self.root)
         return listing
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
 
     def open(self) -> SourceReader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:

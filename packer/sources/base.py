@@ -6,8 +6,9 @@ a slice of that listing into the worker's arena. A source object is small and pi
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -20,7 +21,16 @@ from packer.conversion.arena import Arena
 from readers.errors import SourceError
 from readers.sample import Buffer
 
-__all__ = ["PickledSlice", "Slice", "Source", "SourceListing", "SourceReader", "SplitListing", "check_names"]
+__all__ = [
+    "PickledSlice",
+    "Slice",
+    "Source",
+    "SourceListing",
+    "SourceReader",
+    "SplitListing",
+    "StrayReader",
+    "check_names",
+]
 
 
 _BLOCK_SAMPLES = 1024
@@ -81,7 +91,8 @@ class SourceListing:
     """What a source holds.
 
     left_out: (path, reason) of files that are not samples. skip_strays: a file that turns out to be no image, and is
-    not named like one, is left out rather than an error. shuffles: samples can be read in any order at no great cost.
+    not named like one, is left out rather than an error; the source's reader is a `StrayReader`. shuffles: samples can
+    be read in any order at no great cost.
     """
 
     splits: dict[str, SplitListing]
@@ -109,6 +120,13 @@ class SourceReader(Protocol):
     ) -> None: ...
 
 
+class StrayReader(SourceReader, Protocol):
+    """A reader of files of which some may be no image: with `skip_strays`, they are looked at before they are read."""
+
+    def head(self, place: Any) -> bytes:
+        """The first bytes of a file, up to HEAD_BYTES of `packer.sources.contents`. Raises as `read` does."""
+
+
 class Source(Protocol):
     """Where samples come from."""
 
@@ -120,6 +138,9 @@ class Source(Protocol):
         """Every sample of every split, or of the one split named. Raises SourceError."""
 
     def open(self) -> SourceReader: ...
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        """Every file that its samples are read from, so that none of them is overwritten by what is made of them."""
 
 
 def check_names(names: Sequence[str], where: str) -> None:

@@ -7,7 +7,19 @@ import os
 from packer.conversion.arena import Arena
 from readers.errors import BadSampleError
 
-__all__ = ["read_file"]
+__all__ = ["read_file", "read_head"]
+
+
+def read_head(path: str, count: int) -> bytes:
+    """The first bytes of a file, up to `count`. Raises BadSampleError where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(descriptor, count, 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise BadSampleError(f"cannot be read: {error.strerror}") from error
 
 
 def read_file(path: str, expected_bytes: int, arena: Arena) -> memoryview:

@@ -122,7 +122,7 @@ class HDF5Source:
         if split is None and not any(member.name.partition("/")[0] in SPLIT_NAMES for member in members):
             split = split_of_file(self.root.name)
         left_out: list[tuple[str, str]] = []
-        listing = list_members(members, split, self.root, left_out)
+        listing = list_members(members, split, self.root, left_out, "tree")
         listing.skip_strays = False
         labels = self._item_labels(items, group)
         for part in listing.splits.values():
@@ -150,6 +150,9 @@ class HDF5Source:
             if any(label != NO_LABEL for label in labels):
                 return labels
         return None
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
 
     def open(self) -> Hdf5Reader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:

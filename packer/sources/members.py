@@ -42,7 +42,11 @@ def inner_name(name: str) -> tuple[str, str]:
 
 
 def list_members(
-    members: list[ArchiveMember], split: str | None, root: Path, left_out: list[tuple[str, str]]
+    members: list[ArchiveMember],
+    split: str | None,
+    root: Path,
+    left_out: list[tuple[str, str]],
+    layout: str = "auto",
 ) -> SourceListing:
     """The listing of the tree that `members` (plain names) form, in the order of their positions.
 
@@ -62,7 +66,7 @@ def list_members(
     members = sorted(_without_common_folder(members, left_out), key=_position)
     by_name = {member.name: member for member in members}
     files = [TreeFile(member.name, member.bytes, 0) for member in members]
-    listing = list_tree(files, split, str(root), left_out)
+    listing = list_tree(files, split, str(root), left_out, layout)
     order = {name: number for number, name in enumerate(by_name)}
     for name, part in listing.splits.items():
         listing.splits[name] = _in_order(part, by_name, order)

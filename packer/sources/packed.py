@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -11,6 +11,7 @@ import numpy as np
 
 import readers
 from packer.conversion.arena import Arena
+from packer.index_check import check_columns
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from readers.index import decode_name
@@ -21,7 +22,7 @@ __all__ = ["PackedSource"]
 
 
 class PackedSource:
-    """A directory with dataset.json. Every sample's checksum is verified as it is read."""
+    """A directory with dataset.json. The index is verified at the start, every sample as it is read."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -40,6 +41,7 @@ class PackedSource:
         names = list(info.splits) if split is None else [info.split(split, self.root)[0]]
         listing = SourceListing({}, info.fields, info.classes)
         for name in names:
+            check_columns(self.root, info.splits[name])
             with readers.open(self.root, name) as reader:
                 listing.splits[name] = _list_split(reader)
         if not listing.splits:
@@ -48,6 +50,12 @@ class PackedSource:
 
     def open(self) -> PackedReader:
         return PackedReader(self.root)
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root / DATASET_FILE
+        for split in read_dataset_info(self.root).splits.values():
+            yield from (self.root / shard.path for shard in split.shards)
+            yield from (self.root / split.index).iterdir()
 
 
 def _list_split(reader: readers.ShardReader) -> SplitListing:

@@ -16,6 +16,7 @@ from types import TracebackType
 from packer.conversion.arena import Arena
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
 from packer.formats.window import Window
+from packer.sources.contents import HEAD_BYTES
 from packer.sources.members import ArchiveMember, inner_name
 from packer.sources.streams import (
     ByteFile,
@@ -167,17 +168,29 @@ class TarReader:
         self._stream = keeper.take(compression) if compression else None
         self._file: ByteFile = self._stream or PlainFile(keeper.path)
         self._last: tuple[int, bytes] = (-1, b"")
+        self._head: tuple[int, bytes] = (-1, b"")
 
     def read(self, place: tuple[int, int, bool], arena: Arena) -> Sequence[Buffer]:
         offset, size, shared = place
         if self._last[0] == offset:
             return (self._last[1],)
         target = arena.rest()[:size]
-        self._file.read_into(offset, target)
+        seen = len(self._head[1]) if self._head[0] == offset else 0  # a stream must not go back for it
+        target[:seen] = self._head[1][:seen]
+        self._file.read_into(offset + seen, target[seen:])
         payload = arena.take(size)
         if shared:  # the next sample may be the same data again, which the stream has passed by then
             self._last = (offset, bytes(payload))
         return (payload,)
+
+    def head(self, place: tuple[int, int, bool]) -> bytes:
+        offset, size, _ = place
+        if self._last[0] == offset:
+            return self._last[1][:HEAD_BYTES]
+        head = bytearray(min(size, HEAD_BYTES))
+        self._file.read_into(offset, memoryview(head))
+        self._head = (offset, bytes(head))
+        return self._head[1]
 
     def __enter__(self) -> TarReader:
         return self

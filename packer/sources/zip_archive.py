@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from packer.conversion.arena import Arena
+from packer.sources.contents import HEAD_BYTES
 from packer.sources.members import ArchiveMember, inner_name
 from packer.sources.streams import PlainFile
 from readers.errors import BadSampleError, SourceError
@@ -28,7 +29,8 @@ __all__ = ["ZipReader", "is_zip", "zip_members"]
 _MAGIC = (b"PK\3\4", b"PK\5\6")
 _LOCAL = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field; 30 bytes
 _ENCRYPTED, _UTF8 = 0x1, 0x800
-_ENCRYPTED_METHOD = -1
+_ENCRYPTED_METHOD, _BOMB_METHOD = -1, -2
+_HEAD_PACKED_BYTES = 4 * HEAD_BYTES
 _UNIX = 3
 _MAX_RATIO = 1032  # of deflate: 258 bytes for two bits
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 1000
@@ -72,8 +74,9 @@ def zip_members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMemb
             left_out.append((name, reason))
             continue
         method = _ENCRYPTED_METHOD if entry.flag_bits & _ENCRYPTED else entry.compress_type
+        method = _BOMB_METHOD if _claims_too_much(entry) else method
         place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, method)
-        found.append(ArchiveMember(plain, entry.file_size, place))
+        found.append(ArchiveMember(plain, 0 if method == _BOMB_METHOD else entry.file_size, place))
     return found
 
 
@@ -118,11 +121,13 @@ def _reason_against(entry: zipfile.ZipInfo, name: str) -> str:
         return "a symbolic link"
     if kind not in (0, stat.S_IFREG):
         return "not a regular file"
-    if entry.file_size > _MAX_RATIO * (entry.compress_size + 1):
-        return f"states {entry.file_size} bytes, more than {entry.compress_size} can unpack to"
-    if entry.file_size > _BOMB_BYTES and entry.file_size > _BOMB_RATIO * entry.compress_size:
-        return f"a decompression bomb: {entry.compress_size} bytes that unpack to {entry.file_size}"
     return ""
+
+
+def _claims_too_much(entry: zipfile.ZipInfo) -> bool:
+    """Whether a member states more bytes than it can unpack to, or than anything but a bomb unpacks to."""
+    ratio = _BOMB_RATIO if entry.file_size > _BOMB_BYTES else _MAX_RATIO
+    return entry.file_size > ratio * (entry.compress_size + 1)
 
 
 class ZipReader:
@@ -133,8 +138,7 @@ class ZipReader:
 
     def read(self, place: tuple[int, int, int, int, int], arena: Arena) -> Sequence[Buffer]:
         offset, packed_bytes, size, crc, method = place
-        if method == _ENCRYPTED_METHOD:
-            raise BadSampleError("is encrypted; unpack the archive with its password, and convert the folder")
+        _refuse(place)
         start = self._data_start(offset)
         payload: Buffer
         if method == zipfile.ZIP_STORED:
@@ -153,6 +157,20 @@ class ZipReader:
             raise BadSampleError(f"is damaged: its CRC-32 is {found:08x}, expected {crc:08x}")
         return (payload,)
 
+    def head(self, place: tuple[int, int, int, int, int]) -> bytes:
+        offset, packed_bytes, _, _, method = place
+        _refuse(place)
+        head = bytearray(min(packed_bytes, _HEAD_PACKED_BYTES))
+        self._file.read_into(self._data_start(offset), memoryview(head))
+        try:
+            return bytes(
+                zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, HEAD_BYTES)
+                if method == zipfile.ZIP_DEFLATED
+                else head[:HEAD_BYTES]
+            )
+        except zlib.error as error:
+            raise BadSampleError(f"is damaged: {error}") from error
+
     def _data_start(self, offset: int) -> int:
         header = bytearray(_LOCAL.size)
         self._file.read_into(offset, memoryview(header))
@@ -168,6 +186,17 @@ class ZipReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _refuse(place: tuple[int, int, int, int, int]) -> None:
+    """Raise BadSampleError for a member that is not to be read at all."""
+    _, packed_bytes, size, _, method = place
+    if method == _ENCRYPTED_METHOD:
+        raise BadSampleError("is encrypted; unpack the archive with its password, and convert the folder")
+    if method == _BOMB_METHOD:
+        raise BadSampleError(
+            f"states {size} bytes, more than {packed_bytes} can unpack to: damaged, or a decompression bomb"
+        )
 
 
 def _inflate(packed: bytearray, size: int) -> bytes:

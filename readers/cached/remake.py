@@ -20,7 +20,7 @@ from readers.decode import Region, decode_image
 from readers.decode.orient import upright_size
 from readers.decode.raw import with_header
 from readers.errors import BadSampleError
-from readers.headers import parse_held
+from readers.headers import read_header
 from readers.sample import Buffer
 from readers.shrink import shrunk
 
@@ -32,7 +32,7 @@ _Ints = npt.NDArray[np.int64]
 
 def recoded(image: Buffer, short_side: int, quality: int) -> Buffer:
     """An upright RGB JPEG with this short side; the image itself where its own is not longer. Raises BadSampleError."""
-    header = parse_held(image)
+    header = read_header(image)
     if min(header.height, header.width) <= short_side:
         return image
     height, width = upright_size(header.height, header.width, header.orientation)
@@ -47,7 +47,7 @@ def recoded(image: Buffer, short_side: int, quality: int) -> Buffer:
 
 def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
     """The pixels after `ops`, behind the header of `readers.headers.pixels`. Raises BadSampleError."""
-    header = parse_held(image)
+    header = read_header(image)
     height, width = upright_size(header.height, header.width, header.orientation)
     boxes = boxes_of(ops, np.array([height]), np.array([width]))
     if boxes.bad:

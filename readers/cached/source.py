@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.errors import BadSampleError
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, read_header
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.selection import SelectedReader
 from readers.shards import ShardReader
 
-__all__ = ["checksums", "content_fingerprint", "freshness", "indexed", "info_of"]
+__all__ = ["checksums", "content_fingerprint", "freshness", "indexed", "info_of", "title_of"]
 
 
 def indexed(reader: Reader) -> bool:
@@ -54,6 +55,15 @@ def freshness(reader: Reader) -> Callable[[int], bool] | None:
     return found
 
 
+def title_of(reader: Reader) -> str:
+    """What people call the set: its directory or address, the split, and that only some of it was selected."""
+    if isinstance(reader, SelectedReader):
+        return f"{len(reader):,} samples of {title_of(reader.base)}"
+    path, split = getattr(reader, "path", None), getattr(reader, "split", "")
+    where = getattr(reader, "url", None) or (os.path.abspath(path) if path is not None else type(reader).__name__)
+    return f"{where} ({split})" if split else str(where)
+
+
 def info_of(images: Iterable[Buffer | None]) -> ImageInfo:
     """What the headers of images say; zeros for None, and for a header that cannot be read."""
     found = [_header(image) for image in images]
@@ -70,7 +80,7 @@ def info_of(images: Iterable[Buffer | None]) -> ImageInfo:
 def _header(image: Buffer | None) -> ImageHeader:
     if image is not None:
         try:
-            return parse_held(image)
+            return read_header(image)
         except BadSampleError:
             pass
     return ImageHeader("", 0, 0, 0, 0, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from readers.dali.source import Source, foreign_media
 from readers.decode import decode_image
 from readers.errors import BadSampleError, PackerError, WorkerError
-from readers.headers import parse_held
+from readers.headers import read_header
 from readers.sample import Buffer
 
 __all__ = ["diagnose"]
@@ -43,7 +43,7 @@ def diagnose(source: Source, epoch: int, steps: range, error: Exception) -> Exce
 
 def _reason(data: Buffer) -> str:
     try:
-        reason = foreign_media(parse_held(data).media)
+        reason = foreign_media(read_header(data).media)
         if not reason:
             decode_image(data)
     except BadSampleError as error:

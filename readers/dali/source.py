@@ -36,8 +36,9 @@ from readers.augment.ops import Op, Resize
 from readers.augment.recipe import Plan, Recipe
 from readers.errors import BadSampleError
 from readers.headers import MEDIA
-from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
+from readers.order import Order, ResumeToken, Schedule
 from readers.order.base import Int64s
+from readers.order.choice import choose_order, choose_tail
 from readers.order.schedule import Tail
 from readers.sample import Buffer, ImageInfo, Reader
 
@@ -77,18 +78,17 @@ class Source:
         augment: Sequence[Op] | None = None,
         order: Order | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        tail: Tail = "drop_last",
+        tail: Tail | None = None,
     ) -> None:
-        if order is None:
-            order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader))
+        order = choose_order(len(reader), order, shuffle, seed)
         rank, world_size = rank_and_world_size(rank, world_size, order.groups)
-        self.reader, self.batch_size, self.seed = reader, batch_size, seed
+        self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
         self.recipe = None if augment is None else Recipe(augment)
         self.boxed = self.recipe is not None and _crops_first(self.recipe)
-        self.schedule = Schedule(order, batch_size, rank, world_size, tail)
+        self.schedule = Schedule(order, batch_size, rank, world_size, choose_tail(tail, order))
         self.start = _Start(0, 0, order)
         self._ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = {}
 
@@ -113,7 +113,7 @@ class Source:
         samples, spec = len(self.reader), order.spec()
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
         order = order.with_seed(token.seed)
-        other = self.starting(token.epoch, token.cursor, order.resumed(token.order))
+        other = self.starting(token.epoch, token.cursor, token.resumed(order))
         other.seed = token.seed
         other.schedule = _with_order(self.schedule, order)
         return other

@@ -21,6 +21,7 @@ from readers.decode.picture import Picture
 from readers.decode.raw import lent
 from readers.errors import BadSampleError
 from readers.headers import ImageHeader
+from readers.headers.jpeg import exif_orientation
 from readers.sample import Buffer
 
 __all__ = ["CpuDecoder", "Decoded", "Decoder", "ListDecoder"]
@@ -40,7 +41,7 @@ class Decoder(Protocol):
     def device(self) -> torch.device: ...
 
     def decode(self, images: Sequence[Buffer], headers: Sequence[ImageHeader]) -> list[Decoded]:
-        """A picture or an error for each image, in their order. headers: what `parse_held` says of them."""
+        """A picture or an error for each image, in their order. headers: what `read_header` says of them."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ListDecoder:
     def decode(self, images: Sequence[Buffer], headers: Sequence[ImageHeader]) -> list[Decoded]:
         encoded = [torch.from_numpy(lent(np.frombuffer(image, np.uint8))) for image in images]
         decoded = self._tried(encoded)
-        return [self._picture(found, header) for found, header in zip(decoded, headers, strict=True)]
+        return [self._picture(*row) for row in zip(decoded, headers, images, strict=True)]
 
     def _tried(self, encoded: list[torch.Tensor]) -> list[torch.Tensor | BadSampleError]:
         if not encoded:
@@ -75,12 +76,12 @@ class ListDecoder:
             raise RuntimeError(f"{self.name} decoded {len(encoded)} images to {len(decoded)}")
         return list(decoded)
 
-    def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader) -> Decoded:
+    def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
         if isinstance(found, BadSampleError):
             return found
         size, orientation = (header.height, header.width), header.orientation
-        if self.turns:
-            size, orientation = upright_size(*size, orientation), 1
+        if self.turns and orientation != 1 and exif_orientation(image) == orientation:
+            size, orientation = upright_size(*size, orientation), 1  # and not, if XMP alone told it
         if found.dtype != torch.uint8 or tuple(found.shape) != (3, *size):
             seen = f"{found.dtype} {list(found.shape)}"
             return BadSampleError(f"jpeg image: {self.name}: expected torch.uint8 {[3, *size]}, found {seen}")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from readers.decode.jpeg import decode_rows
+from readers.decode.jpeg import check_bits, decode_rows
 from readers.decode.orient import upright, upright_size
 from readers.decode.pillow import decode_whole
 from readers.decode.raw import pixels_of
 from readers.decode.region import Region, Scratch, check_pixels
 from readers.errors import BadSampleError
-from readers.headers import parse_held, sniff
-from readers.headers.jpeg import parse_frame
+from readers.headers import read_frame
 from readers.sample import Buffer
 
 __all__ = ["DECODER", "decode_image"]
@@ -34,11 +33,7 @@ def decode_image(
     already the result is a read-only view of `data`. size: the (height, width) that the index promises for the upright
     image. Raises BadSampleError.
     """
-    frame = 0
-    if sniff(data) == "jpeg":
-        header, frame = parse_frame(data)
-    else:
-        header = parse_held(data)
+    header, frame = read_frame(data)
     seen = upright_size(header.height, header.width, header.orientation)
     if size is not None and seen != size:
         raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")
@@ -48,12 +43,15 @@ def decode_image(
     top, left, height, width, reduce, coarse = region
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
+    pixels = None
+    if frame:
+        check_bits(data, frame)
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
-        if header.orientation != 1:
+        if pixels is not None and header.orientation != 1:
             pixels = upright(pixels, header.orientation)
-    else:
+    if pixels is None:
         pixels, reduce = (pixels_of if header.media == "pixels" else decode_whole)(data, header), 1
     top, left, height, width = top // reduce, left // reduce, -(-height // reduce), -(-width // reduce)
     return pixels[top : top + height, left : left + width]

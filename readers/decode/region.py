@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from readers.errors import BadSampleError
+from readers.headers.header import MAX_PIXELS
 
 __all__ = ["MAX_PIXELS", "Region", "Scratch", "check_pixels"]
 
-# Four times the size from which Pillow speaks of a decompression bomb: 1 GB of RGB.
-MAX_PIXELS = 4 * 89_478_485
 _KEPT_BYTES = 64 << 20
 
 

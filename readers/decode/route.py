@@ -22,7 +22,7 @@ from readers.decode.orient import upright_size
 from readers.decode.picture import Picture
 from readers.decode.region import MAX_PIXELS
 from readers.errors import BadSampleError
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, parse_held, read_frame
 from readers.sample import Buffer, ImageInfo
 
 __all__ = ["decode_batch", "device_takes", "routes", "same_as_promised"]
@@ -71,17 +71,20 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder, executor: Executor 
     cpu = CpuDecoder(torch.device("cpu"))  # copied to the device by this thread alone, on its current stream
     results: dict[int, Decoded] = {}
     headers: dict[int, ImageHeader] = {}
+    sound: set[int] = set()  # those that our own parser takes: no GPU library shall see the others
     for row, image in enumerate(images):
         try:
-            headers[row] = parse_held(image)
+            headers[row], frame = read_frame(image)
+            if frame:
+                sound.add(row)
         except BadSampleError as error:
             results[row] = error
 
     def on_the_cpu(row: int) -> Decoded:
         return cpu.decode([images[row]], [headers[row]])[0]
 
-    mine = [row for row, header in headers.items() if device_takes(header)]
-    others = [row for row, header in headers.items() if not device_takes(header)]
+    mine = [row for row, header in headers.items() if row in sound and device_takes(header)]
+    others = [row for row in headers if row not in mine]
     waiting: dict[int, Future[Decoded]] = {}
     if executor is not None:
         waiting = {row: executor.submit(on_the_cpu, row) for row in others}

@@ -15,10 +15,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from readers.errors import BadSampleError
-from readers.headers import bmp, gif, jpeg, pixels, png, tiff, webp
+from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
+from readers.headers.foreign import FOREIGN_SUFFIXES, foreign_medium
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
 
-__all__ = ["MEDIA", "SUFFIX", "ImageHeader", "parse_header", "parse_held", "sniff"]
+__all__ = [
+    "FOREIGN_SUFFIXES",
+    "MEDIA",
+    "SUFFIX",
+    "ImageHeader",
+    "foreign_medium",
+    "parse_header",
+    "parse_held",
+    "read_frame",
+    "read_header",
+    "sniff",
+]
 
 _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "jpeg": jpeg.parse,
@@ -57,6 +69,11 @@ def parse_header(data: Buffer) -> ImageHeader:
     """
     parser = _PARSERS.get(sniff(data))
     if parser is None:
+        foreign = foreign_medium(data)
+        if foreign:
+            raise BadSampleError(
+                f"image, byte 0: found {foreign}, an image format that is not read; write it as jpeg, png or webp first"
+            )
         found = bytes(data[:8]).hex(" ") or "no bytes"
         raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_PARSERS)}, found {found}")
     return parser(data)
@@ -68,3 +85,25 @@ def parse_held(data: Buffer) -> ImageHeader:
     Pixels lie in memory only. In a file, or a shard, they are no image: `sniff` and `parse_header` do not know them.
     """
     return pixels.parse(data) if data[: len(pixels.MAGIC)] == pixels.MAGIC else parse_header(data)
+
+
+def read_header(data: Buffer) -> ImageHeader:
+    """The header that a decoder goes by: that of `parse_held`, or of an image that is refused there but decodes.
+
+    So whatever Pillow reads has a header. An image with damage is decoded to find out. Raises BadSampleError.
+    """
+    return read_frame(data)[0]
+
+
+def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
+    """The same, and the byte at which the frame of a JPEG states its height; 0 for what only Pillow decodes."""
+    media = sniff(data)
+    try:
+        return jpeg.parse_frame(data) if media == "jpeg" else (parse_held(data), 0)
+    except BadSampleError as error:
+        if not media:
+            raise
+        try:
+            return pillow.parse(data, media), 0
+        except BadSampleError:
+            raise error from None

@@ -7,9 +7,9 @@
                   3B                                                                            trailer
     sub-blocks    uint8 n, n bytes; n = 0 ends them
 
-Source: GIF89a specification, 1990. Little-endian. The size is the canvas of the animation; components is 1,
-the palette index. Any byte of the pixels may equal the trailer, so all blocks are followed, one step per 255
-bytes. Bytes after the trailer are ignored.
+Source: GIF89a specification, 1990. Little-endian. The size is the canvas of the animation, or of the first image where
+that is larger; components is 1, the palette index. Any byte of the pixels may equal the trailer, so all blocks are
+followed, one step per 255 bytes. Bytes after the trailer are ignored.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncat
 __all__ = ["parse"]
 
 _SCREEN = struct.Struct("<6xHHB2x")
+_PLACE = struct.Struct("<xHHHH")
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 _IMAGE_FLAGS = 9
 _IMAGE_BYTES = 10
@@ -29,7 +30,6 @@ _IMAGE_BYTES = 10
 def parse(data: Buffer) -> ImageHeader:
     """The header of a GIF; raises BadSampleError. Its signature is known to be there."""
     width, height, flags = unpack("gif", _SCREEN, data, 0)
-    check_size("gif", 6, height, width)
     at = _SCREEN.size + _palette_bytes(flags)
     pixels = False
     try:
@@ -37,6 +37,8 @@ def parse(data: Buffer) -> ImageHeader:
             if block == _EXTENSION:
                 at = _skip(data, at + 2)
             elif block == _IMAGE:
+                if not pixels:
+                    height, width = _canvas(data, at, height, width)
                 at = _skip(data, at + _IMAGE_BYTES + _palette_bytes(data[at + _IMAGE_FLAGS]) + 1)
                 pixels = True
             else:
@@ -45,7 +47,14 @@ def parse(data: Buffer) -> ImageHeader:
         raise truncated("gif", at, "blocks up to the trailer", data) from error
     if not pixels:
         raise bad("gif", at, "an image before the trailer", "none")
+    check_size("gif", 6, height, width)
     return ImageHeader("gif", height, width, 1, 0, 1)
+
+
+def _canvas(data: Buffer, at: int, height: int, width: int) -> tuple[int, int]:
+    """The size of the screen, enlarged to hold the image that begins at byte `at`."""
+    left, top, columns, rows = unpack("gif", _PLACE, data, at)
+    return max(height, top + rows), max(width, left + columns)
 
 
 def _palette_bytes(flags: int) -> int:

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from readers.errors import BadSampleError
 
-__all__ = ["MEDIA", "SUFFIX", "Buffer", "ImageHeader", "bad", "check_size", "truncated", "unpack"]
+__all__ = ["MAX_PIXELS", "MEDIA", "SUFFIX", "Buffer", "ImageHeader", "bad", "check_size", "truncated", "unpack"]
 
 Buffer: TypeAlias = bytes | memoryview
 
 # The position is the code that an index column stores: append, never reorder. Pixels are never in a file.
 MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
+# Four times the size from which Pillow speaks of a decompression bomb: 1 GB of RGB.
+MAX_PIXELS = 4 * 89_478_485
 SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
 
 

@@ -7,23 +7,26 @@
     FF D9                       end of image; bytes after it are legal and common
 
 Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, this skips stray bytes between segments and takes no
-height from a DNL segment. Of several APP1 segments with EXIF, the first one counts.
+height from a DNL segment. Like Pillow, it takes several APP1 segments with EXIF for one that was cut, and the last of
+those with XMP.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 
-from readers.headers.exif import PREFIX, orientation
+from readers.headers.exif import PREFIX, UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated
 
-__all__ = ["parse", "parse_frame"]
+__all__ = ["exif_orientation", "parse", "parse_frame"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
 _SKIPPED = frozenset((0xFFC4, 0xFFCC, 0xFFDB, 0xFFDC, 0xFFDD, 0xFFFE, *range(0xFFE0, 0xFFF0))) - {_APP1}
+_XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD8)))
 # Metadata beyond 64 kB is split into segments of 64 kB: 65,536 of them are 4 GB.
 _MAX_SEGMENTS = 1 << 16
@@ -44,7 +47,9 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
     # Runs once per sample of a conversion, so: one loop, the frequent segments first, local names, no slices.
     segment = _segment
     skipped = _SKIPPED
-    height = width = components = process = rotated = frame = 0
+    height = width = components = process = frame = 0
+    exif: list[tuple[int, int]] = []
+    xmp = (0, 0)
     at = 2
     try:
         for _ in range(_MAX_SEGMENTS):
@@ -59,8 +64,10 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
                 height, width, components = _read_frame(data, at, size)
                 process, frame = code & 0xFF, at + 5
             elif code == _APP1:
-                if not rotated and data[at + 4 : at + 10] == PREFIX:
-                    rotated = orientation(data, at + 10, at + 2 + size)
+                if data[at + 4 : at + 10] == PREFIX:
+                    exif.append((at + 10, at + 2 + size))
+                elif data[at + 4 : at + 4 + len(_XMP_PREFIX)] == _XMP_PREFIX:
+                    xmp = (at + 4 + len(_XMP_PREFIX), at + 2 + size)
             else:
                 at = _resume(data, at, code)
                 continue
@@ -76,7 +83,32 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
     scan = at + 2 + size
     if data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3:
         _find_end(data, scan)
-    return ImageHeader("jpeg", height, width, components, process, rotated or 1), frame
+    rotated = _exif_orientation(data, exif) if exif else 0
+    if not rotated:
+        rotated = (xmp[0] and xmp_orientation(data, *xmp)) or UPRIGHT
+    return ImageHeader("jpeg", height, width, components, process, rotated), frame
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by EXIF alone, without XMP, of a JPEG that `parse` takes: by what some libraries turn it."""
+    ranges: list[tuple[int, int]] = []
+    at = 2
+    while True:
+        code, size = _segment(data, at)
+        if code == _SCAN:
+            return _exif_orientation(data, ranges) or UPRIGHT
+        if code == _APP1 and data[at + 4 : at + 10] == PREFIX:
+            ranges.append((at + 10, at + 2 + size))
+        known = code in _SKIPPED or code in _FRAMES or code == _APP1
+        at = at + 2 + size if known else _resume(data, at, code)
+
+
+def _exif_orientation(data: Buffer, ranges: Sequence[tuple[int, int]]) -> int:
+    """What the EXIF in these ranges of bytes says; 0 where it says nothing."""
+    if len(ranges) == 1:
+        return orientation(data, *ranges[0])
+    whole = b"".join(bytes(data[start:stop]) for start, stop in ranges)
+    return orientation(whole, 0, len(whole))
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:

@@ -22,11 +22,12 @@ import struct
 from operator import add
 from typing import NamedTuple
 
+from readers.headers.exif import UPRIGHT, number, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
 __all__ = ["parse"]
 
-_WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES = 256, 257, 274, 277
+_WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES, _XMP = 256, 257, 274, 277, 700
 # The tags of the offsets and of the lengths.
 _STRIPS, _TILES = (273, 279), (324, 325)
 _KINDS_BY_BYTES = {1: (1, 2, 6, 7), 2: (3, 8), 4: (4, 9, 11, 13), 8: (5, 10, 12, 16, 17, 18)}
@@ -81,8 +82,7 @@ def parse(data: Buffer) -> ImageHeader:
     if not 1 <= components <= 255:
         raise bad("tiff", at, "1 to 255 samples per pixel", components)
     _check_pixels(data, layout, tags, at)
-    rotated = _number(data, layout, tags.get(_ORIENTATION), absent=1)
-    return ImageHeader("tiff", height, width, components, 0, rotated if 1 <= rotated <= 8 else 1)
+    return ImageHeader("tiff", height, width, components, 0, _orientation(data, layout, tags))
 
 
 def _directory(data: Buffer, layout: _Layout, at: int) -> dict[int, _Values]:
@@ -121,6 +121,15 @@ def _number(data: Buffer, layout: _Layout, values: _Values | None, *, absent: in
     if values is None or values.total == 0:
         return absent
     return next(iter(_numbers(data, layout, values._replace(total=1))), absent)
+
+
+def _orientation(data: Buffer, layout: _Layout, tags: dict[int, _Values]) -> int:
+    """What the directory says, any type of number, or else the XMP in it."""
+    told, xmp = tags.get(_ORIENTATION), tags.get(_XMP)
+    if told is not None and told.total:
+        value = number(layout.order, told.kind, data, told.at)
+        return int(value) if value in range(1, 9) else UPRIGHT
+    return (xmp is not None and xmp_orientation(data, xmp.at, xmp.at + xmp.total)) or UPRIGHT
 
 
 def _check_pixels(data: Buffer, layout: _Layout, tags: dict[int, _Values], at: int) -> None:

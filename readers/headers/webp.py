@@ -1,4 +1,4 @@
-"""The header of a WebP: its first chunk, the orientation in its EXIF chunk, and that the RIFF size is there.
+"""The header of a WebP: its first chunk, the orientation in its EXIF or XMP chunk, and that the RIFF size is there.
 
     0    "RIFF", uint32 n, "WEBP"      n bytes follow byte 8
     12   chunks                        4 bytes type, uint32 n, n bytes, one more if n is odd
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 
-from readers.headers.exif import orientation
+from readers.headers.exif import UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
 __all__ = ["parse"]
@@ -81,7 +81,7 @@ def _chunk(data: Buffer, at: int, end: int) -> tuple[bytes, int]:
 def _walk(data: Buffer, at: int, end: int) -> int:
     """Follow the chunks after VP8X up to `end`; the orientation. Raises where there are no pixels."""
     pixels = False
-    rotated = 1
+    exif = xmp = (0, 0)
     for _ in range(_MAX_CHUNKS):
         if at >= end:
             break
@@ -89,8 +89,10 @@ def _walk(data: Buffer, at: int, end: int) -> int:
         if kind in (b"VP8 ", b"VP8L", b"ANMF"):
             pixels = True
         elif kind == b"EXIF":
-            rotated = orientation(data, at + _CHUNK.size, after)
+            exif = exif if exif[0] else (at + _CHUNK.size, after)
+        elif kind == b"XMP ":
+            xmp = xmp if xmp[0] else (at + _CHUNK.size, after)
         at = after
     if not pixels:
         raise bad("webp", at, "a chunk VP8, VP8L or ANMF after VP8X", "none")
-    return rotated
+    return (exif[0] and orientation(data, *exif)) or (xmp[0] and xmp_orientation(data, *xmp)) or UPRIGHT

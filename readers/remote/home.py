@@ -25,11 +25,11 @@ from cache.staging.errors import StagingError
 from cache.staging.locks import locked
 from cache.staging.records import fsync_folder
 from readers.errors import DatasetError, OutputError, StaleIndexError
-from readers.index import COLUMNS, FIELD_COLUMNS, Index
+from readers.index import Index, column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, parse_dataset_info
 from readers.remote.errors import remote_errors
 
-__all__ = ["RemoteHome", "column_names", "index_cache_folder"]
+__all__ = ["RemoteHome", "index_cache_folder"]
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
@@ -45,14 +45,6 @@ def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         folder = Path(base).expanduser() / "packer"
     return Path(folder).expanduser().absolute()
-
-
-def column_names(fields: list[str]) -> list[str]:
-    """The files of an index."""
-    names = [*COLUMNS, "key", "key.offset"]
-    for field in fields:
-        names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
-    return [f"{name}.npy" for name in names]
 
 
 class RemoteHome:
@@ -117,9 +109,9 @@ class RemoteHome:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:
-            names = column_names(list(self.info.fields))
+            names = column_names(self.info.fields)
             with remote_errors():
-                self.remote.each(lambda name: self._column(f"{info.index}/{name}", part / name, info.samples), names)
+                self.remote.each(lambda name: self._column(info, name, part / name), names)
                 now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
@@ -135,22 +127,35 @@ class RemoteHome:
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _column(self, path: str, target: Path, samples: int) -> None:
-        """One column: one GET, and further ones for what is above 8 MiB."""
+    def _column(self, info: SplitInfo, name: str, target: Path) -> None:
+        """One column: one GET, and further ones for what is above 8 MiB; it must have the checksum that is known."""
+        from crc32c import crc32c
+
+        path, samples, known = f"{info.index}/{name}", info.samples, info.columns.get(name)
         try:
             data, facts = self.remote.whole(path, _FIRST_BYTES, cut=True)
         except MissingError as error:
             raise DatasetError(f"{self.url.at(path)}: missing index column; upload the set again") from error
+        if known and facts.bytes != known.bytes:
+            raise _damaged(self.url.at(path), f"has {facts.bytes} bytes, dataset.json says {known.bytes}")
         if facts.bytes > (1 << 20) + samples * _COLUMN_BYTES_A_SAMPLE:
             raise DatasetError(f"{self.url.at(path)}: {facts.bytes} bytes are too many for {samples} samples")
         with open(target, "xb") as file:
             file.write(data)
+            crc = crc32c(data)
             for start in range(len(data), facts.bytes, _FIRST_BYTES):
                 stop = min(start + _FIRST_BYTES, facts.bytes)
                 more, _ = self.remote.read(Span(path, start, stop, facts.etag, facts.bytes))
                 file.write(more)
+                crc = crc32c(more, crc)
             file.flush()
             os.fsync(file.fileno())
+        if known and crc != known.crc32c:
+            raise _damaged(self.url.at(path), f"the CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}")
+
+
+def _damaged(place: str, what: str) -> DatasetError:
+    return DatasetError(f"{place}: {what}: the index is damaged, or was changed; upload the set again")
 
 
 class _writing:

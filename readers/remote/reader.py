@@ -209,9 +209,7 @@ class RemoteReader(ShardReader):
         for number, offset, count, place in zip(*(column.tolist() for column in columns), strict=True):
             shard = self._local_shard(number)
             if shard is not None:
-                target = block[place : place + count]
-                if os.preadv(shard.descriptor, (target,), offset) != count:
-                    target[:] = shard.reread(offset, count)
+                shard.read_into(block[place : place + count], offset, count)
                 continue
             for start in range(0, count, _GET_BYTES):
                 wanted.append((number, offset + start, offset + min(count, start + _GET_BYTES)))

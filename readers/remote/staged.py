@@ -10,10 +10,11 @@ from crc32c import crc32c
 from cache.remote import Remote
 from cache.staging import Manifest, StagedFile
 from cache.staging.remote import RemoteSource
+from readers.index import column_names
 from readers.layout import DATASET_FILE
 from readers.remote.errors import remote_errors
-from readers.remote.home import RemoteHome, column_names
-from readers.staged_files import SetFiles, all_files
+from readers.remote.home import RemoteHome
+from readers.staged_files import SetFiles, all_files, column_checksum
 
 __all__ = ["remote_set_files"]
 
@@ -31,10 +32,10 @@ def remote_set_files(url: str) -> SetFiles:
     indexes = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        paths = [
-            (f"{split.index}/{column}", folder / column) for column in sorted(column_names(list(home.info.fields)))
+        indexes[name] = [
+            StagedFile(f"{split.index}/{column}", (folder / column).stat().st_size, column_checksum(split, column))
+            for column in sorted(column_names(home.info.fields))
         ]
-        indexes[name] = [StagedFile(path, here.stat().st_size) for path, here in paths]
         digest.update(json.dumps([name, [(file.path, file.bytes) for file in indexes[name]]]).encode())
     head = StagedFile(DATASET_FILE, len(home.text), crc32c(home.text))
     from_here = frozenset([DATASET_FILE, *(file.path for found in indexes.values() for file in found)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cache.ranks import rank_and_world_size
 from readers.order import Order, Sequential, Shuffled
 from readers.order.schedule import Tail
+from readers.rocal.graph import PREFETCH
 from readers.rocal.options import SourceOptions, limits_for
 from readers.rocal.source import RocalSource
 from readers.rocal.work import OnError
@@ -29,7 +30,7 @@ def external_source(
     max_height: int | None = None,
     max_width: int | None = None,
     ahead: int = 3,
-    prefetch: int = 2,
+    prefetch: int = PREFETCH,
 ) -> RocalSource:
     """The samples of `reader` for rocAL, in batches of exactly `batch_size`.
 
@@ -38,7 +39,7 @@ def external_source(
     encoded again as JPEGs of `quality` (95 to 100), 4:4:4; otherwise they are bad samples. max_height, max_width: of
     decoded images, in pixels; by default the largest of the set, at most 1024: rocAL enlarges smaller ones and keeps
     batch_size x max_height x max_width x 3 bytes several times. ahead: batches read ahead by a thread. prefetch: the
-    prefetch_queue_depth of the pipeline; what its queues may refer to is held.
+    prefetch_queue_depth of the pipeline, for which rocAL leaves 2 alone.
 
     Raises ValueError, DatasetError where the index knows no sizes. Needs no rocAL itself.
     """

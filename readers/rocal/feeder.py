@@ -18,9 +18,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from readers.errors import PipelineError
@@ -58,14 +57,14 @@ class Feeder:
             self._state = "waiting"
         iterator.index, iterator.eos, iterator.num_batches = 0, False, steps + PADDING_BATCHES
 
-    def run(self) -> tuple[Arrays, npt.NDArray[np.int64]]:
-        """Feed the next batch of the source: (outputs, labels), in memory that rocAL will use again."""
+    def run(self) -> Arrays:
+        """Feed the next batch of the source: the outputs, in memory that rocAL will use again."""
         self._state = "fed"
         try:
-            outputs, labels = self._guarded(self._iterator.__next__)
+            outputs, _ = self._guarded(self._iterator.__next__)
         except StopIteration:
             raise PipelineError("rocAL ended the epoch before its last batch") from None
-        return outputs, labels
+        return cast(Arrays, outputs)
 
     def end(self) -> None:
         """Let the epoch end here, wherever it is."""

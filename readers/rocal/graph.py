@@ -1,26 +1,32 @@
 """A rocAL pipeline from a function that says what happens to the images, with rocAL's own habits taken care of.
 
-`Pipeline.build` leaves the interpreter when it fails, the constructor raises a bare Exception, and both print; here
-that is a PipelineError, and what is printed goes to stderr.
+`Pipeline.build` leaves the interpreter when it fails, the constructor raises a bare Exception, an operator that fails
+gives None, of which setOutputs makes a segmentation fault, and a GPU backend that was not built is the CPU's without a
+word; here all of these are a PipelineError. What rocAL prints goes to stderr, whether Python or C++ prints it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
 from readers.errors import PipelineError
-from readers.rocal.library import Library, load_rocal
+from readers.rocal.library import Library, gpu_backend, load_rocal
 
-__all__ = ["Backend", "Graph", "Machine", "built"]
+__all__ = ["PREFETCH", "Backend", "Graph", "Machine", "built"]
 
 Backend: TypeAlias = Literal["cpu", "gpu"]
 Graph: TypeAlias = Callable[[Library], Any]
+# With deeper queues rocAL's reset waits for a thread that waits for input, and holds the interpreter's lock meanwhile.
+PREFETCH = 2
+_STDOUT, _STDERR = 1, 2
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,26 @@ class Machine:
             raise ValueError(f"threads is 1 or more, not {self.threads}")
 
 
-def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetch: int) -> Any:
-    """A pipeline, built, whose one output is what `graph` returns. Raises MissingRocalError, PipelineError."""
+def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetch: int = PREFETCH) -> Any:
+    """A pipeline, built, whose one output is what `graph` returns.
+
+    prefetch: batches in rocAL's queues, 2. Raises ValueError, MissingRocalError, PipelineError.
+    """
+    if prefetch != PREFETCH:
+        raise ValueError(
+            f"prefetch is {PREFETCH}, not {prefetch}: rocAL hangs at the end of an epoch with deeper queues"
+        )
     rocal = load_rocal("a rocAL pipeline")
+    if machine.backend == "gpu" and gpu_backend() is False:
+        raise PipelineError(
+            'this rocAL was built for the CPU alone, and would run backend="gpu" there without a word: give '
+            'backend="cpu", or install a rocAL built with HIP (that of ROCm, /opt/rocm/lib)'
+        )
     ranks = detect_ranks()
     threads = machine.threads or usable_cpus()
     device_id = ranks.local_rank if machine.device_id is None else machine.device_id
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with _stdout_to_stderr():
             pipeline = rocal.pipeline(
                 batch_size=batch_size,
                 num_threads=threads,
@@ -61,7 +79,12 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetc
                 tensor_dtype=rocal.types.FLOAT,
             )
             with pipeline:
-                pipeline.set_outputs(graph(rocal))
+                output = graph(rocal)
+                if output is None:
+                    raise PipelineError(
+                        "the graph returned None, as an operator of rocAL does that fails; why it failed stands above"
+                    )
+                pipeline.set_outputs(output)
             pipeline.build()
     except SystemExit as error:
         raise PipelineError("rocAL cannot build this pipeline; what is wrong it printed above") from error
@@ -70,3 +93,24 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetc
     except Exception as error:
         raise PipelineError(f"rocAL cannot make this pipeline: {error}") from error
     return pipeline
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """For the whole process, as C++ has one stdout only: what other threads print meanwhile goes to stderr as well."""
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    try:
+        kept = os.dup(_STDOUT)
+    except OSError:  # closed: nothing can be printed to it
+        yield
+        return
+    try:
+        os.dup2(_STDERR, _STDOUT)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, _STDOUT)
+        os.close(kept)

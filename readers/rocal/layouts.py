@@ -7,11 +7,10 @@ Those readers take directories and use every file in them, so the shards of one 
 
 rocAL matches images and labels by file name, without the directories in it, and keeps offsets in 32 bits.
 
-An index is text, `v1.2 SAMPLES` and then a line a sample: repeated `extension offset size name`, blank-separated
-(DALI's tools/wds2idx.py; rocAL's webdataset_source_reader.cpp). That of the directory lists the label and the image
-alone, as rocAL takes any component it was not told of for the first one it was, and names them by number. Some sources
-of rocAL, those of 2025 among them, look for names where the version is v1.0, and for none in v1.2: `index_version` says
-which is written.
+An index is text, `v1.0 SAMPLES` and then a line a sample: repeated `extension offset size name`, blank-separated
+(rocAL's webdataset_source_reader.cpp; DALI's tools/wds2idx.py calls the same v1.2). rocAL looks for names in v1.0 only,
+and refuses those of v1.2. The index of the directory lists the label and the image alone, as rocAL takes any component
+it was not told of for the first one it was, and names them by number.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from readers.headers import MEDIA
 from readers.rocal.vet import Limits, decodable, limits_of
 from readers.shards import ShardReader
 
-__all__ = ["IndexVersion", "Layout", "tar_layout", "tfrecord_layout"]
+__all__ = ["Layout", "tar_layout", "tfrecord_layout"]
 
-IndexVersion: TypeAlias = Literal["1.2", "1.0"]
 _Range: TypeAlias = tuple[int, int]  # offset, bytes
 _JPEG_EXTENSIONS = ("jpg", "jpeg", "jpe")
+_WORDS = {"v1.0": 4, "v1.1": 3, "v1.2": 4}  # of a member, in an index of this version
 _MOST_SHARD_BYTES = 1 << 32
 _MOST_INDEX_BYTES = 1 << 31
 
@@ -56,19 +55,16 @@ def tar_layout(
     directory: str | os.PathLike[str],
     *,
     index_paths: Sequence[str | os.PathLike[str]] | None = None,
-    index_version: IndexVersion = "1.2",
     max_side: int = 1024,
 ) -> Layout:
     """Make `directory` for the tar shards of `reader`.
 
-    index_paths: of the index files (v1.1 or v1.2) of the shards, in their order; by default those beside the shards,
-    `x.idx` for `x.tar`, where `packer export-index --for rocal` puts them. max_side: limit of decoded heights and
-    widths. Raises DatasetError for a set of another format, with images that rocAL does not decode, without labels, or
-    with shards of 4 GiB; FormatError for an index that does not fit its shard; OutputError where `directory` exists or
-    cannot be made.
+    index_paths: of the index files (v1.0, v1.1 or v1.2) of the shards, in their order; by default those beside the
+    shards, `x.idx` for `x.tar`, where `packer export-index --for rocal` puts them. max_side: limit of decoded heights
+    and widths. Raises DatasetError for a set of another format, with images that rocAL does not decode, without labels,
+    or with shards of 4 GiB; FormatError for an index that does not fit its shard; OutputError where `directory` exists
+    or cannot be made.
     """
-    if index_version not in ("1.2", "1.0"):
-        raise ValueError(f"index_version is 1.2 or 1.0, not {index_version!r}")
     shards = _shards(reader, "tar")
     if index_paths is None:
         index_paths = [shard.with_suffix(".idx") for shard in shards]
@@ -84,7 +80,7 @@ def tar_layout(
         for number, (shard, members) in enumerate(zip(shards, indexes, strict=True)):
             (root / "shards" / f"{number:06d}.tar").symlink_to(shard.resolve())
             lines = [_line(first + i, *both) for i, both in enumerate(members)]
-            text = "".join(f"{line}\n" for line in [f"v{index_version} {len(lines)}", *lines])
+            text = "".join(f"{line}\n" for line in [f"v1.0 {len(lines)}", *lines])
             (root / "index" / f"{number:06d}.idx").write_text(text, encoding="ascii")
             first += len(lines)
 
@@ -147,11 +143,12 @@ def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range
     except (ValueError, OSError) as error:
         told = f"{path}: not a readable index of {shard.name}: {error}"
         raise FormatError(f"{told}; write it with  packer export-index {shard.parent} --for rocal") from error
-    if version not in ("v1.1", "v1.2") or told != str(samples) or len(lines) != samples:
+    if version not in _WORDS or told != str(samples) or len(lines) != samples:
         raise FormatError(
-            f"{path}: expected v1.1 or v1.2 and {samples} samples of {shard.name}, found {head[:40]!r} and {len(lines)}"
+            f"{path}: expected v1.0, v1.1 or v1.2 and {samples} samples of {shard.name}, found {head[:40]!r} and "
+            f"{len(lines)} lines of samples"
         )
-    width = 4 if version == "v1.2" else 3
+    width = _WORDS[version]
     return [_parsed(f"{path}, line {number}", line.split(), width, stop) for number, line in enumerate(lines, 2)]
 
 

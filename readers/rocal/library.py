@@ -6,11 +6,15 @@ rocAL is no package of PyPI: it comes with ROCm, and its Python modules lie in /
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from readers.errors import MissingExtraError
 
-__all__ = ["Library", "MissingRocalError", "load_rocal"]
+__all__ = ["Library", "MissingRocalError", "gpu_backend", "load_rocal"]
+
+_MAPS = Path("/proc/self/maps")
+_GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # one of which a rocAL with a GPU backend is linked with
 
 
 class MissingRocalError(MissingExtraError):
@@ -43,3 +47,14 @@ def load_rocal(purpose: str) -> Library:
     except (ImportError, OSError) as error:  # OSError: a library of ROCm that the extension module needs
         raise MissingRocalError(purpose, str(error)) from error
     return Library(fn, types, generic, Pipeline)
+
+
+def gpu_backend() -> bool | None:
+    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown."""
+    try:
+        lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
+        contents = [Path(library).read_bytes() for library in libraries]
+    except OSError:
+        return None
+    return any(name in content for content in contents for name in _GPU_LIBRARIES) if contents else None

@@ -1,4 +1,4 @@
-"""`RocalLoader`: the batches of a rocAL pipeline over `external_source`, as many as there are and each as it was fed.
+"""`RocalLoader`: the batches of a rocAL pipeline over `external_source`, as many as there are and in the order fed.
 
 with RocalLoader(pipeline, source) as loader:
     for epoch in range(90):
@@ -122,8 +122,7 @@ class _Epoch(Iterator[tuple[Any, ...]]):
                 self.close()
                 self._source.finish()
                 raise StopIteration
-            outputs, labels = self._feeder.run()
-            return self._collect(batch, outputs, labels)
+            return self._collect(batch, self._feeder.run())
         except BaseException:
             with contextlib.suppress(PipelineError):  # what went wrong first is what counts; `RocalLoader.close` tells
                 self.close()
@@ -134,16 +133,15 @@ class _Epoch(Iterator[tuple[Any, ...]]):
         if self._finalizer.detach() is not None:
             _end(self._feeder)
 
-    def _collect(self, batch: SourceBatch, outputs: Arrays, labels: Any) -> tuple[Any, ...]:
+    def _collect(self, batch: SourceBatch, outputs: Arrays) -> tuple[Any, ...]:
+        """Labels are those that were fed. What rocAL gives back as labels are the same bytes, which show nothing."""
         count = batch.count
-        if not np.array_equal(labels, batch.labels):
-            raise PipelineError(f"rocAL was fed the labels {batch.labels[:4]}… and gave {labels[:4]}…")
         fields: list[Any] = []
         for name in self._fields:
             if name == "image":
                 fields += [output[:count].copy() for output in outputs]
             elif name == "label":
-                fields.append(labels[:count].astype(np.int64))
+                fields.append(batch.labels[:count].astype(np.int64))
             elif name == "index":
                 fields.append(batch.indices)
             else:

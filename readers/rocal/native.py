@@ -2,26 +2,33 @@
 
     layout = tar_layout(reader, "rocal-train")
     pipeline = native_pipeline(layout, 128, resnet_train_ops())
+    iterator = ROCALClassificationIterator(pipeline)
+    for epoch in range(90):
+        for images, labels in native_batches(iterator, layout):
+            ...
 
-What these readers do not do: resume, an exact last batch, an order of ours. Images that rocAL does not decode would be
-other images under the original label, so `tar_layout` and `tfrecord_layout` refuse a set that has any, by its index.
+What these readers do not do: resume, an exact last batch, an order of ours. To fill the last batch they repeat the last
+sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step too late, with
+old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not from `seed`.
+Images that rocAL does not decode would be other images under the original label, so `tar_layout` and `tfrecord_layout`
+refuse a set that has any, by its index.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from readers.errors import PipelineError
 from readers.rocal.graph import Machine, built
 from readers.rocal.layouts import Layout
 from readers.rocal.library import Library
 from readers.rocal.pipelines import Ops
 
-__all__ = ["labels_of", "native_pipeline"]
-
-_PREFETCH = 2
+__all__ = ["labels_of", "native_batches", "native_pipeline"]
 
 
 def native_pipeline(
@@ -35,13 +42,30 @@ def native_pipeline(
 ) -> Any:
     """A built pipeline that reads `layout` by rocAL's own reader and does `ops` (such as `resnet_train_ops()`) to it.
 
-    Iterate with rocAL's `plugin.generic.ROCALClassificationIterator`, and take the labels of each batch by `labels_of`.
+    Make a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` of it, for `native_batches`. seed: of crops and
+    flips, not of the order.
     """
 
     def graph(rocal: Library) -> Any:
         return ops(rocal, (_tar_images if layout.format == "tar" else _tfrecord_images)(rocal, layout, shuffle))
 
-    return built(graph, machine or Machine(), batch_size=batch_size, seed=seed, prefetch=_PREFETCH)
+    return built(graph, machine or Machine(), batch_size=batch_size, seed=seed)
+
+
+def native_batches(iterator: Any, layout: Layout) -> Iterator[tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]]:
+    """One epoch of `iterator`: (images, labels) of ceil(samples / batch_size) batches, arrays of your own.
+
+    iterator: a `ROCALClassificationIterator` of a pipeline over `layout`. At the end it is reset, for the next epoch; a
+    loop that is left early leaves it where it is. Raises PipelineError where rocAL ends before.
+    """
+    steps = -(-layout.samples // iterator.batch_size)
+    for step in range(steps):
+        try:
+            outputs, _ = next(iterator)
+        except StopIteration:
+            raise PipelineError(f"rocAL ended the epoch after {step} of {steps} batches") from None
+        yield outputs[0].copy(), labels_of(iterator.loader, layout)
+    iterator.reset()
 
 
 def labels_of(pipeline: Any, layout: Layout) -> npt.NDArray[np.int64]:

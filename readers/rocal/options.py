@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from readers.order.schedule import Tail
+from readers.rocal.graph import PREFETCH
 from readers.rocal.vet import Limits, limits_of
 from readers.rocal.work import OnError
 from readers.sample import Reader
@@ -35,8 +36,13 @@ class SourceOptions:
             raise ValueError(f"on_error is one of {', '.join(_ON_ERROR)}, not {self.on_error!r}")
         if not 95 <= self.quality <= 100:
             raise ValueError(f"quality is 95 to 100, not {self.quality}: what is encoded again should not show it")
-        if self.ahead < 1 or self.prefetch < 2:
-            raise ValueError(f"ahead is 1 or more and prefetch 2 or more, not {self.ahead} and {self.prefetch}")
+        if self.ahead < 1:
+            raise ValueError(f"ahead is 1 or more, not {self.ahead}")
+        if self.prefetch != PREFETCH:
+            raise ValueError(
+                f"prefetch is {PREFETCH}, not {self.prefetch}: rocAL hangs at the end of an epoch with deeper queues, "
+                f"and has none of 1; `ahead` says how many batches are read before rocAL asks"
+            )
         if min(self.limits) < 1:
             raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
 

@@ -22,10 +22,10 @@ import simplejpeg
 
 from readers.augment.draws import Draws
 from readers.decode import decode_image
+from readers.decode.jpeg import has_clean_header
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DatasetError
-from readers.headers import MEDIA, ImageHeader, parse_held, sniff
-from readers.headers.jpeg import parse_frame
+from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
@@ -56,7 +56,7 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
 
     Raises BadSampleError for what is no whole image, and, without `convert`, for what rocAL does not decode.
     """
-    header, frame = parse_frame(data) if sniff(data) == "jpeg" else (parse_held(data), 0)
+    header, frame = read_frame(data)
     if all(size) and (header.height, header.width) != size:
         raise BadSampleError(
             f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {header.height} x {header.width}"
@@ -127,7 +127,7 @@ def _unusual(data: Buffer, frame: int, components: int) -> str:
     factors = tuple(data[frame + 6 + 3 * i] for i in range(components))
     if components == 3 and (factors[0] not in _LUMA_SAMPLING or factors[1:] != (0x11, 0x11)):
         return "JPEGs of unusual colour sampling"
-    return ""
+    return "" if has_clean_header(data) else "JPEGs with damage before their pixels"
 
 
 def _encoded(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> bytes:

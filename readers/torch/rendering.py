@@ -13,7 +13,7 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Recipe
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError
-from readers.headers import parse_held
+from readers.headers import read_header
 from readers.sample import Buffer
 from readers.torch.place import Place
 
@@ -70,7 +70,7 @@ def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
     if isinstance(data, Exception):
         return data
     try:
-        header = parse_held(data)
+        header = read_header(data)
     except BadSampleError as error:
         return error
     return upright_size(header.height, header.width, header.orientation)

@@ -4,6 +4,8 @@ Between two operators goes a `Cut`: pixels, and the region of them that the next
 resize_crop only, whose region is the size of the box and not that of the result.
 """
 
+import itertools
+import os
 import random
 import weakref
 from collections import deque
@@ -15,6 +17,8 @@ from rocal_pybind import pixels
 
 FAULTS: list[str] = []
 _traps = random.Random(0)
+_pipelines = itertools.count()
+_DEEPEST = 2
 _ENDINGS = ("right", "stale", "lost", "extra")
 _HELD_BATCHES_PER_DEPTH = 2
 
@@ -62,12 +66,12 @@ class Tensor:
 class Context:
     def __init__(self, batch_size, depth, seed):
         self.batch_size, self.depth = batch_size, depth
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng([seed, next(_pipelines)])  # setting a seed does not begin anew
         self.external = self.built = self.eos = self.released = False
-        self.nodes, self.outputs, self.labels = (), None, None
+        self.nodes, self.outputs, self.labels, self.ascii = (), None, None, None
         self.queue, self.recent = deque(), deque(maxlen=_HELD_BATCHES_PER_DEPTH * depth)
         self.ending, self.extra = _traps.choice(_ENDINGS), False
-        self.size, self.native, self.at = (0, 0), None, 0
+        self.size, self.native, self.filled, self.shuffle, self.at = (0, 0), None, [], False, 0
 
     @property
     def waiting(self):
@@ -78,6 +82,7 @@ class Context:
 def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
     if batch_size < 1:
         raise Exception("Failed creating the pipeline")
+    os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, whatever sys.stdout is
     return Context(batch_size, depth, seed)
 
 
@@ -87,13 +92,15 @@ def externalFileSource(context, max_width, max_height, mode):
 
 
 def shardSource(context, samples, shuffle, max_width, max_height):
-    context.native, context.size = list(samples), (max_height, max_width)
-    if shuffle:
-        context.rng.shuffle(context.native)
+    context.native, context.size, context.shuffle = list(samples), (max_height, max_width), shuffle
     return ("source",)
 
 
 def node(kind, image, layout, dtype, *arguments):
+    """One that fails says so on stderr, and gives None."""
+    if image is None or (kind == "resize" and not any(arguments)):
+        os.write(2, f"[ERR] {kind}: invalid input or size\n".encode())
+        return None
     return (kind, image, layout, dtype, *arguments)
 
 
@@ -108,11 +115,13 @@ def createIntRand(values, frequencies):
 
 
 def setOutputs(context, count, nodes):
+    if None in nodes:
+        raise fault(DoubleAbort, "a segmentation fault: setOutputs of None")
     context.nodes = nodes
 
 
 def rocalVerify(context):
-    context.built = bool(context.nodes) and None not in context.nodes
+    context.built = bool(context.nodes)
     return 0 if context.built else 2
 
 
@@ -150,6 +159,7 @@ def rocalRun(context):
         if context.ending == "extra" and not context.extra and context.outputs is not None:
             context.extra = True
             return 0
+        os.write(2, b"[ERR]  {output_routine}  Loader module failed to load next batch of images, status 5\n")
         return 1
     batch = context.queue.popleft()
     last = context.eos and not context.queue
@@ -171,10 +181,19 @@ def _decoded(context, data):
 
 
 def _run_native(context):
-    if context.at >= len(context.native):
+    """The last sample fills the set up to whole batches, before it is shuffled. Now and then the ring buffer is empty
+    and the routine that fills it has not said yet that it is done: then there is one step more, without labels."""
+    if context.at == 0 or not context.filled:
+        missing = -len(context.native) % context.batch_size
+        context.filled = [*context.native, *[context.native[-1]] * missing]
+        if context.shuffle:
+            context.rng.shuffle(context.filled)
+    if context.at >= len(context.filled):
+        if context.ending == "extra" and not context.extra:
+            context.extra, context.labels, context.ascii = True, None, None
+            return 0
         return 1
-    rows = range(context.at, context.at + context.batch_size)
-    samples = [context.native[min(row, len(context.native) - 1)] for row in rows]
+    samples = context.filled[context.at : context.at + context.batch_size]
     context.at += context.batch_size
     context.labels = np.array([label for _, label, _ in samples], np.int32)
     context.ascii = [list(parts) for parts in zip(*(texts for _, _, texts in samples), strict=True)]
@@ -236,10 +255,18 @@ def getOutputTensors(context):
 
 
 def getImageLabels(context):
-    return context.labels.copy()
+    """Those fed last, whatever the images are; of a native reader those of the batch, if there is one."""
+    return _present(context.labels).copy()
+
+
+def _present(meta_data):
+    if meta_data is None:
+        raise RuntimeError(" { labels_meta_data } No meta data has been loaded")
+    return meta_data
 
 
 def getAsciiDatas(context):
+    _present(context.ascii)
     return [[np.frombuffer(text, np.uint8) for text in part] for part in context.ascii]
 
 
@@ -252,6 +279,8 @@ def getRemainingImages(context):
 def rocalResetLoaders(context):
     if context.waiting:
         raise fault(DoubleHang, "reset: threads wait for input")
+    if context.external and context.depth > _DEEPEST:
+        raise fault(DoubleHang, "reset: waits for the loader, which waits for input, and holds the interpreter's lock")
     # What the iterator counts (index, eos) is not its own to set back, and the output memory stays as it is.
     context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
 

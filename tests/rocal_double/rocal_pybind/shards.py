@@ -1,13 +1,12 @@
 """How rocAL's own readers go through a directory: (image, label, components) of each sample.
 
-Every entry counts, and paths are strung together as they are. `NAMES_IN` is the version of an index in which it looks
-for names: sources of rocAL differ in that.
+Every entry counts, and paths are strung together as they are. It looks for names in an index of version v1.0 only.
 """
 
 import os
 import struct
 
-NAMES_IN = "v1.2"
+_NAMES_IN = "v1.0"
 
 
 def tar_samples(path, index_path, ext):
@@ -19,7 +18,7 @@ def tar_samples(path, index_path, ext):
         with open(path + tar, "rb") as shard, open(index_path + index) as lines:
             version, count = next(lines).split()
             for number in range(1, int(count) + 1):
-                name, image, texts = _sample(shard, next(lines).split(), version == NAMES_IN, number, slots)
+                name, image, texts = _sample(shard, next(lines).split(), version == _NAMES_IN, number, slots)
                 by_name.setdefault(name, (image, 0, texts))
                 order.append(name)
     return [_known(by_name, name) for name in order]

@@ -1,0 +1,180 @@
+"""Trees of images whose folders are not classes: recognised by their names, refused or warned about.
+
+    ILSVRC root     Data/CLS-LOC (beside Annotations, ImageSets): the classes lie two folders below
+    COCO            annotations beside train2017, val2017: labels lie in JSON, an image has many
+    Pascal VOC      JPEGImages beside Annotations: labels lie in XML; masks are images of their own
+    YOLO and such   images beside labels, annotations or masks, at the place of the classes
+    Tiny ImageNet   val/images beside classes in train: labels lie in a text file
+
+What is certainly wrong is a SourceError that says what to run instead; what may be right is a warning: a single class,
+a class called as folders of annotations are, images without a label beside images with one. layout="tree" takes the
+folders for classes without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from cache.text import plural
+from readers.errors import SourceError
+from readers.tree import TreeFile, TreeSplit, has_image_suffix
+
+__all__ = ["LAYOUTS", "check_layout"]
+
+LAYOUTS = ("auto", "tree")
+_YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
+_PICTURES = ("images", "image", "imgs", "img", "jpegimages")
+_COMPANIONS = (
+    *("labels", "annotations", "annotation", "masks", "mask", "segmentation", "segmentations", "segmentationclass"),
+    *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
+)
+_SHOWN = 5
+
+
+def check_layout(
+    files: Sequence[TreeFile], splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool
+) -> list[str]:
+    """Warnings about a tree that is being taken for splits and classes. Raises SourceError where it is none.
+
+    whole: `splits` are all that the tree has, so that a class may be missed.
+    """
+    folders = _folders(files)
+    for recognise in (_ilsvrc, _coco, _voc, _pairs, _tiny_imagenet):
+        found = recognise(folders, splits, classes)
+        if found is not None:
+            what, folder = found
+            raise SourceError(
+                f"{where}: {what}; {_command(where, folder)}; to take its folders for classes all the same, add  "
+                f"--layout tree  (in Python: packer.open_source(path, layout='tree'))"
+            )
+    return [f"{where}: {warning}" for warning in _warnings(splits, classes, where, whole)]
+
+
+def _command(where: str, folder: str) -> str:
+    """What to run for the images in a folder of the tree."""
+    if Path(where).is_dir():
+        return f"for the images in it, run  packer convert {Path(where, folder)}"
+    return f"for the images in it, unpack it, and run  packer convert  on its folder {folder!r}"
+
+
+def _folders(files: Iterable[TreeFile]) -> set[str]:
+    """Every folder that holds a file, or a folder; "" is the root."""
+    found: set[str] = {""}
+    for folder in {file.path.rpartition("/")[0] for file in files}:
+        while folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def _base(folder: str) -> str:
+    return folder.rpartition("/")[2]
+
+
+def _beside(folder: str, name: str) -> str:
+    above = folder.rpartition("/")[0]
+    return f"{above}/{name}" if above else name
+
+
+Found: TypeAlias = "tuple[str, str] | None"  # what the tree looks like, and the folder of its images
+
+
+def _ilsvrc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        if folder == "Data/CLS-LOC" or folder.endswith("/Data/CLS-LOC"):
+            return "looks like the root of ILSVRC (ImageNet), whose classes lie in Data/CLS-LOC", folder
+    return None
+
+
+def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        match = _YEAR.fullmatch(_base(folder))
+        if match and (_beside(folder, "annotations") in folders or _base(folder) in classes):
+            what = f"looks like COCO ({_base(folder)}), whose labels are many an image and lie in JSON files"
+            return what, f"{folder} --split {match[1]}"
+    return None
+
+
+def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    for folder in sorted(folders):
+        if _base(folder) == "JPEGImages" and {_beside(folder, "Annotations"), _beside(folder, "ImageSets")} & folders:
+            what = "looks like Pascal VOC, whose labels lie in Annotations, and whose masks are no images to train on"
+            return f"{what} (to pack masks with their images, write a .csv with the columns path and mask)", folder
+    return None
+
+
+def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    """Images beside what belongs to them, at the place of the classes, or below the only folder there."""
+    for part in splits.values():
+        tops = sorted({name.partition("/")[0] for name in part.names if "/" in name})
+        base = part.root
+        while len(tops) == 1:
+            base = f"{base}/{tops[0]}".lstrip("/")
+            tops = sorted(folder[len(base) + 1 :] for folder in folders if folder.rpartition("/")[0] == base != folder)
+        pictures = [top for top in tops if top.lower() in _PICTURES]
+        companions = [top for top in tops if top.lower() in _COMPANIONS]
+        if pictures and companions:
+            what = f"looks like a set for detection or segmentation: {pictures[0]!r} lies beside {companions[0]!r}"
+            tip = "(to pack further files with their images, write a .csv with a column for each)"
+            return f"{what}, and neither is a class {tip}", f"{base}/{pictures[0]}".lstrip("/")
+    return None
+
+
+def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+    classes_of = {name: {top for top, slash, _ in map(_parts, part.names) if slash} for name, part in splits.items()}
+    for name, found in classes_of.items():
+        if len(found) == 1 and next(iter(found)).lower() in _PICTURES and len(classes) > 2:
+            others = next((other for other, its in classes_of.items() if len(its) > 1), None)
+            if others is not None:
+                folder = f"{splits[name].root}/{next(iter(found))}"
+                what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels lie in a text file"
+                return f"{what}: write a .csv of paths, labels and splits", f"{splits[others].root} --split {others}"
+    return None
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    return name.partition("/")
+
+
+def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool) -> Iterable[str]:
+    images = {name: [i for i, n in enumerate(part.names) if has_image_suffix(n)] for name, part in splits.items()}
+    unlabelled = {name: sum(splits[name].labels[i] < 0 for i in found) for name, found in images.items()}
+    labelled = sum(map(len, images.values())) - sum(unlabelled.values())
+    if len(classes) == 1 and labelled:
+        folder = next(Path(part.root, classes[0]) for part in splits.values())
+        yield f"one class only, {classes[0]!r}; if that folder is no class, {_command(where, str(folder))}"
+    strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
+    if strange and len(classes) > 1:
+        yield f"taken for classes: {_listed(strange)}; --layout tree  says that they are"
+    for name, count in unlabelled.items():
+        if not count or not labelled:
+            continue
+        if count == len(images[name]):
+            yield f"no image of {name} has a label (they lie in no folder of a class), but those of others have"
+        else:
+            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, beside labelled ones"
+    yield from _class_warnings(splits, classes, images, whole)
+
+
+def _class_warnings(
+    splits: Mapping[str, TreeSplit], classes: Sequence[str], images: Mapping[str, Sequence[int]], whole: bool
+) -> Iterable[str]:
+    """Of classes that have no image, and of those that there is nothing of in train."""
+    found = {name: {part.labels[i] for i in images[name]} - {-1} for name, part in splits.items()}
+    everywhere = set().union(*found.values())
+    empty = [name for label, name in enumerate(classes) if label not in everywhere]
+    if everywhere and empty and whole:
+        yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
+    if found.get("train"):
+        for name, labels in found.items():
+            new = [classes[label] for label in sorted(labels - found["train"])]
+            if new:
+                yield f"classes of {name} that train lacks: {_listed(new)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

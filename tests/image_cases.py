@@ -1,0 +1,88 @@
+"""Images for the tests of headers, decoders and packing, and what Pillow makes of them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+__all__ = [
+    "SIZE",
+    "XMP_PREFIX",
+    "chunk",
+    "encoded",
+    "exif_blob",
+    "picture",
+    "pillow_rgb",
+    "with_chunks",
+    "with_segments",
+    "xmp",
+]
+
+SIZE = (230, 310)
+XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
+
+
+def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
+    """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
+    rng = np.random.default_rng(1)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noise = rng.integers(-20, 20, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(coarse).astype(int) + noise, 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, orientation: int = 1, **options: Any) -> bytes:
+    if orientation != 1:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        options["exif"] = exif
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def pillow_rgb(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def chunk(kind: bytes, contents: bytes) -> bytes:
+    """A chunk of a PNG."""
+    return struct.pack(">I", len(contents)) + kind + contents + struct.pack(">I", zlib.crc32(kind + contents))
+
+
+def with_chunks(png: bytes, *chunks: bytes, at_the_end: bool = False) -> bytes:
+    """A PNG with further chunks, behind IHDR or before IEND."""
+    place = len(png) - 12 if at_the_end else 33
+    return png[:place] + b"".join(chunks) + png[place:]
+
+
+def with_segments(jpeg: bytes, *contents: bytes) -> bytes:
+    """A JPEG with further APP1 segments, directly behind its start."""
+    segments = (b"\xff\xe1" + struct.pack(">H", len(one) + 2) + one for one in contents)
+    return jpeg[:2] + b"".join(segments) + jpeg[2:]
+
+
+def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<") -> bytes:
+    """EXIF with this one entry, a number of a TIFF type (or a text, for the types that are no numbers)."""
+    codes = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q", 5: "II", 10: "ii"}
+    numbers = (orientation, 1) if kind in (5, 10) else (orientation,)
+    one = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])
+    values = one * count
+    inline = values.ljust(4, b"\0") if len(values) <= 4 else struct.pack(order + "I", 26)
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, count)
+    return head + inline + bytes(4) + (values if len(values) > 4 else b"")
+
+
+def xmp(orientation: int, *, attribute: bool = True) -> bytes:
+    """An XMP packet that tells the orientation, in one of the two ways to write it."""
+    told = (
+        f' tiff:Orientation="{orientation}"/>' if attribute else f"><tiff:Orientation>{orientation}</tiff:Orientation>"
+    )
+    return f"<x:xmpmeta><rdf:Description{told}</x:xmpmeta>".encode()

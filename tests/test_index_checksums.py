@@ -1,0 +1,157 @@
+"""The index is as well guarded as the shards: checksums of its files, and a fingerprint that covers what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_jpeg
+from remote_suite import address  # noqa: F401
+
+import packer
+import readers
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
+from readers.sample import NO_LABEL
+
+HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media", "image.name")
+
+
+@pytest.fixture(scope="module", params=["hdf5", "tfrecord", "tar"])
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three samples with masks, one of them without; nobody may write to it."""
+    root = tmp_path_factory.mktemp("checksums")
+    for number in range(3):
+        image = root / "in" / "train" / "cat" / f"{number}.JPEG"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        image.write_bytes(make_jpeg(number))
+    return packer.convert(root / "in", to=request.param, output=root / "set", workers=1).output
+
+
+def copy_of(packed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(packed, tmp_path / "copy", dirs_exist_ok=True))
+
+
+def without_checksums(root: Path, *, adopted: bool = False) -> Path:
+    """The set as earlier versions wrote it."""
+    path = root / "dataset.json"
+    content = json.loads(path.read_text())
+    for split in content["splits"].values():
+        del split["columns"]
+    if adopted:
+        content["made"]["indexed_by"] = "packer"
+    path.write_text(json.dumps(content))
+    return root
+
+
+def flip(path: Path, at: int, mask: int = 0x01) -> bytes:
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :])
+    return data
+
+
+def test_every_flipped_byte_of_every_column_is_found(packed: Path, tmp_path: Path) -> None:
+    root = copy_of(packed, tmp_path)
+    assert packer.verify(root, workers=1).ok, "the undamaged set does not verify"
+    flips = 0
+    for path in sorted((root / "train.index").iterdir()):
+        size = path.stat().st_size
+        for at in {0, 60, 127, *np.linspace(128, size - 1, 3, dtype=int).tolist()} & set(range(size)):
+            before = flip(path, at)
+            result = packer.verify(root, workers=1)
+            named = [problem for problem in result.problems if problem.shard == f"train.index/{path.name}"]
+            assert named, f"byte {at} of {path.name} flipped: {result.problems[:2]}"
+            assert f"rebuild it with  packer index {root}" in named[0].what, "the remedy is not named"
+            path.write_bytes(before)
+            flips += 1
+    assert flips > 60
+
+
+@pytest.mark.parametrize("column", HEADER_COLUMNS)
+def test_a_set_without_checksums_is_compared_with_its_shards(packed: Path, tmp_path: Path, column: str) -> None:
+    root = without_checksums(copy_of(packed, tmp_path))
+    assert packer.verify(root, workers=1).ok, "a set of an earlier version does not verify"
+    path = root / "train.index" / f"{column}.npy"
+    flip(path, path.stat().st_size - 1)
+    result = packer.verify(root, workers=1)
+    assert [problem.index for problem in result.problems] == [2]
+    assert column.removeprefix("image.") in result.problems[0].what
+
+
+def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_path: Path) -> None:
+    root = copy_of(packed, tmp_path)
+    path = root / "train.index" / "image.name.npy"
+    flip(path, path.stat().st_size - 1)
+    with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is .*rebuild it with  packer index"):
+        packer.extract(root, tmp_path / "out")
+    with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is"):
+        packer.convert(root, to="tar", output=tmp_path / "other", workers=1)
+    with pytest.raises(readers.StagingError, match=r"image\.name\.npy"), readers.stage(root, to=tmp_path / "to"):
+        pytest.fail("a damaged index was staged")
+
+
+def test_a_damaged_index_at_an_address_is_found(packed: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
+    root = copy_of(packed, tmp_path)
+    packer.upload(root, address)
+    assert packer.verify(address).ok
+    from cache.remote import Remote
+
+    remote = Remote(address)
+    path = root / "train.index" / "width.npy"
+    flip(path, path.stat().st_size - 1)
+    remote.store.put("train.index/width.npy", path, crc32c=0)
+    for _ in range(2):  # with the index that is kept here, and without
+        result = packer.verify(address)
+        assert not result.ok and "width.npy" in str(result.problems[0]), result.problems
+        shutil.rmtree(readers.remote.index_cache_folder(), ignore_errors=True)
+
+
+def two_images(folder: Path) -> Path:
+    """A TFRecord whose samples have two images each."""
+    folder.mkdir()
+    path = folder / "train-00000-of-00001.tfrecord"
+    writer = format_named("tfrecord").open_writer(path, ShardSpec("train", {"image": "image", "right": "file"}))
+    for number in range(4):
+        images = (make_jpeg(number), make_jpeg(100 + number))
+        writer.add(PackedSample(f"k{number}", NO_LABEL, images, ("", ""), None))
+    writer.finish()
+    return path
+
+
+def test_sets_that_read_the_same_shard_otherwise_have_other_fingerprints(tmp_path: Path) -> None:
+    shard = two_images(tmp_path / "shards")
+    left = packer.index([shard], tmp_path / "left", image_key="image/encoded", workers=1).output
+    right = packer.index([shard], tmp_path / "right", image_key="right/encoded", workers=1).output
+    offset = packer.index([shard], tmp_path / "offset", image_key="image/encoded", workers=1).output
+    prints = [readers.open(root).fingerprint for root in (left, right, offset)]
+    assert prints[0] != prints[1], "two sets with other images have one fingerprint"
+    assert prints[0] == prints[2], "the same index made twice has two fingerprints"
+    for root in (left, right):
+        without_checksums(root)
+    assert readers.open(left).fingerprint != readers.open(right).fingerprint, "so do those without checksums"
+
+
+def test_a_set_adopted_with_keys_of_its_own_verifies_and_is_rebuilt_with_them(tmp_path: Path) -> None:
+    shard = two_images(tmp_path / "shards")
+    root = packer.index([shard], image_key="right/encoded", workers=1).output
+    assert packer.verify(root, deep=True, workers=1).ok
+    before = readers.open(root).fingerprint
+    path = root / "train.index" / "label.npy"
+    flip(path, path.stat().st_size - 1)
+    assert not packer.verify(root, workers=1).ok
+    packer.index([root], workers=1)
+    assert packer.verify(root, workers=1).ok
+    assert readers.open(root).fingerprint == before, "the repair made another set of it"
+    with readers.open(root) as reader:
+        assert bytes(reader.read(0)) == make_jpeg(100)
+
+
+def test_tokens_of_converted_sets_of_earlier_versions_stay_valid(packed: Path, tmp_path: Path) -> None:
+    """Their labels and byte ranges follow from the shards, which the fingerprint has always covered."""
+    root = without_checksums(copy_of(packed, tmp_path))
+    assert readers.open(root).fingerprint == f"{packer.inspect(root).fingerprint}/train"
+    without = readers.open(without_checksums(copy_of(packed, tmp_path / "b"), adopted=True)).fingerprint
+    assert without.startswith(packer.inspect(root).fingerprint) and without.count("-") == 1

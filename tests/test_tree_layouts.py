@@ -1,0 +1,122 @@
+"""Trees whose folders are not classes: refused with the command that is right, or warned about."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import make_jpeg
+
+import packer
+import readers
+from readers.errors import SourceError
+
+PICTURE = make_jpeg(1)
+
+
+def tree_of(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(PICTURE if name.endswith((".jpg", ".JPEG", ".png")) else b"{}")
+    return root
+
+
+ILSVRC = (
+    "Data/CLS-LOC/train/n01/n01_1.JPEG",
+    "Data/CLS-LOC/train/n02/n02_1.JPEG",
+    "Data/CLS-LOC/val/ILSVRC2012_val_1.JPEG",
+    "Annotations/CLS-LOC/val/ILSVRC2012_val_1.xml",
+    "ImageSets/CLS-LOC/train_cls.txt",
+)
+COCO = ("annotations/instances_val2017.json", "train2017/1.jpg", "val2017/2.jpg")
+VOC = (
+    *("JPEGImages/1.jpg", "Annotations/1.xml", "SegmentationClass/1.png", "ImageSets/Main/train.txt"),
+    "SegmentationObject/1.png",
+)
+YOLO = ("images/train/1.jpg", "images/val/2.jpg", "labels/train/1.txt", "labels/val/2.txt", "data.yaml")
+TINY = ("train/n01/images/1.JPEG", "train/n02/images/2.JPEG", "val/images/3.JPEG", "val/val_annotations.txt")
+
+CASES = {
+    "ILSVRC": (ILSVRC, "ILSVRC", "packer convert {root}/Data/CLS-LOC;"),
+    "ILSVRC with a folder around it": (tuple(f"x/{n}" for n in ILSVRC), "ILSVRC", "{root}/x/Data/CLS-LOC;"),
+    "COCO": (COCO, "COCO", "packer convert {root}/train2017 --split train;"),
+    "COCO, images alone": (("val2017/1.jpg",), "COCO", "packer convert {root}/val2017 --split val;"),
+    "VOC": (VOC, "Pascal VOC", "packer convert {root}/JPEGImages;"),
+    "VOC in its kit": (tuple(f"VOCdevkit/VOC2012/{n}" for n in VOC), "VOC", "{root}/VOCdevkit/VOC2012/JPEGImages;"),
+    "YOLO": (YOLO, "'images' lies beside 'labels'", "packer convert {root}/images;"),
+    "YOLO in splits": (
+        ("train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg", "valid/labels/2.txt"),
+        "'images' lies beside 'labels'",
+        "packer convert {root}/train/images;",
+    ),
+    "masks": (("set/images/1.jpg", "set/masks/1.png"), "'images' lies beside 'masks'", "{root}/set/images;"),
+    "Tiny ImageNet": (TINY, "Tiny ImageNet", "packer convert {root}/train --split train;"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_tree_that_is_none_is_refused_with_the_command_that_is_right(tmp_path: Path, case: str) -> None:
+    names, what, command = CASES[case]
+    root = tree_of(tmp_path / "in", *names)
+    with pytest.raises(SourceError) as refusal:
+        packer.convert(root, "tar", tmp_path / "out", workers=1)
+    message = str(refusal.value)
+    assert what in message and command.format(root=root) in message and "--layout tree" in message, message
+    assert not (tmp_path / "out").exists()
+
+    right = message.partition("packer convert ")[2].partition(";")[0].split(" --split ")
+    done = packer.convert(right[0], "tar", tmp_path / "out", split=[*right, None][1], workers=1)
+    assert done.samples and not set(done.to_dict()["splits"]) & {"images", "labels"}, "the advice must work"
+
+    result = packer.convert(packer.open_source(root, layout="tree"), "tar", tmp_path / "all", workers=1)
+    assert result.samples and not result.warnings
+    assert packer.verify(tmp_path / "all", against=root, workers=1).ok
+
+
+def test_the_right_folder_of_imagenet_says_that_val_has_no_labels(tmp_path: Path) -> None:
+    root = tree_of(tmp_path / "in", *ILSVRC) / "Data/CLS-LOC"
+    result = packer.convert(root, "tar", tmp_path / "out", workers=1)
+    assert (result.splits, result.classes) == ({"train": 2, "val": 1}, 2)
+    assert [warning for warning in result.warnings if "no image of val has a label" in warning]
+
+
+def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
+    root = tree_of(tmp_path / "coco", *COCO)
+    with tarfile.open(tmp_path / "coco.tar", "w") as archive:
+        archive.add(root, "coco")
+    with pytest.raises(SourceError, match=r"coco\.tar: looks like COCO .* unpack it, and run"):
+        packer.convert(tmp_path / "coco.tar", "tar", tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "warning"),
+    [
+        (("img_align_celeba/1.jpg", "img_align_celeba/2.jpg", "list.txt"), "one class only, 'img_align_celeba'"),
+        (("masks/1.jpg", "no_masks/2.jpg"), "taken for classes: 'masks'"),
+        (("a/1.jpg", "b/2.jpg", "3.jpg"), "1 image of train right under its folder, without a label"),
+        (("train/a/1.jpg", "train/b/1.jpg", "test/3.jpg"), "no image of test has a label"),
+        (("a/1.jpg", "b/1.jpg", "meta/x.json"), "classes without a file called like an image: 'meta'"),
+        (("train/a/1.jpg", "train/b/2.jpg", "val/c/3.jpg"), "classes of val that train lacks: 'c'"),
+    ],
+)
+def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
+    root = tree_of(tmp_path / "in", *names)
+    line = [sys.executable, "-m", "packer", "convert", root, "--to", "tar", "-o"]
+    shown = subprocess.run([*line, tmp_path / "out"], capture_output=True, text=True, timeout=60, check=True)
+    assert f"warning: {root}: {warning}" in shown.stderr, shown.stderr
+    result = packer.convert(root, "tar", tmp_path / "out2", workers=1)
+    assert [text for text in result.warnings if warning in text], result.warnings
+    quiet = subprocess.run([*line, tmp_path / "out3", "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(quiet.stdout)["warnings"] == list(result.warnings) and not quiet.stderr
+
+
+def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:
+    result = packer.convert(tree, "tar", tmp_path / "out", workers=1)
+    assert result.warnings == ()
+    assert packer.convert(tree, "tar", tmp_path / "one", split="val", workers=1).warnings == ()
+    with readers.open(tmp_path / "out", "train") as reader:
+        assert reader.classes == ("cat", "dog", "owl")

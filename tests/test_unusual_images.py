@@ -1,0 +1,381 @@
+"""Images as the world makes them: whatever Pillow reads is read, with Pillow's pixels and upright; what would come out
+wrong is refused by name."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_cases import (
+    XMP_PREFIX,
+    chunk,
+    encoded,
+    exif_blob,
+    picture,
+    pillow_rgb,
+    with_chunks,
+    with_segments,
+    xmp,
+)
+from PIL import Image
+
+from readers.decode import Region, Scratch, decode_image, decode_unchanged
+from readers.decode.raw import with_header
+from readers.errors import BadSampleError
+from readers.headers import read_header
+
+JPEG = encoded(picture(48, 64), "JPEG", quality=90)
+
+
+def patched(data: bytes, marker: bytes, at: int, *values: int) -> bytes:
+    """A JPEG with other bytes in the segment that begins with `marker`, counted from the marker."""
+    place = data.index(marker) + at
+    return data[:place] + bytes(values) + data[place + len(values) :]
+
+
+def before(data: bytes, marker: bytes, more: bytes) -> bytes:
+    place = data.index(marker)
+    return data[:place] + more + data[place:]
+
+
+# Each stops simplejpeg, or our own parser of headers.
+JPEGS = {
+    "stray bytes before the scan": before(JPEG, b"\xff\xda", b"\1\2\3"),
+    "stray bytes before the tables": before(JPEG, b"\xff\xdb", b"stray"),
+    "stray bytes before the end": before(JPEG, b"\xff\xd9", b"\0" * 5),
+    "a colour profile whose parts do not fit": before(JPEG, b"\xff\xdb", b"\xff\xe2\0\x12ICC_PROFILE\0\3\2xx"),
+    "4:1:0": patched(JPEG, b"\xff\xc0", 11, 0x42),
+    "luma sampled as 3 x 1": patched(JPEG, b"\xff\xc0", 11, 0x31),
+    "chroma sampled differently": patched(JPEG, b"\xff\xc0", 14, 0x21),
+    "a second image behind the first": JPEG + JPEG,
+    "damage in the pixels": patched(JPEG, b"\xff\xda", 300, 0x55, 0xAA, 0x12),
+}
+
+
+@pytest.mark.parametrize("name", JPEGS)
+def test_a_jpeg_that_pillow_reads_has_pillow_s_pixels_whole_and_in_part(name: str) -> None:
+    data, scratch = JPEGS[name], Scratch()
+    expected = pillow_rgb(data)
+    assert np.array_equal(decode_image(data, None, scratch, expected.shape[:2]), expected)  # type: ignore[arg-type]
+    for region in (Region(0, 0, 8, 64), Region(16, 8, 16, 24), Region(40, 0, 8, 64)):
+        top, left, height, width, *_ = region
+        assert np.array_equal(decode_image(data, region, scratch), expected[top : top + height, left : left + width])
+
+
+def test_most_of_these_do_stop_simplejpeg() -> None:
+    """Or the test above would show nothing."""
+    refused = set()
+    for name, data in JPEGS.items():
+        try:
+            simplejpeg.decode_jpeg(data, "RGB", strict=False)
+        except ValueError:
+            refused.add(name)
+    assert refused >= {"stray bytes before the scan", "4:1:0", "a colour profile whose parts do not fit"}, refused
+
+
+def test_what_libjpeg_gives_up_on_is_refused_and_no_other_image_s_pixels() -> None:
+    """A progressive JPEG with a warning, and then a scan that names tables which are not there."""
+    data, scratch = encoded(picture(48, 64), "JPEG", progressive=True), Scratch()
+    second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
+    data = data[:second] + b"\1\2\3" + patched(data[second:], b"\xff\xda", 6, 0x33)
+    decode_image(JPEG, None, scratch)
+    for region in (None, Region(0, 0, 8, 64)):
+        with pytest.raises(BadSampleError, match="jpeg image: "):
+            decode_image(data, region, scratch)
+
+
+@pytest.mark.parametrize("bits", [2, 12, 16])
+def test_a_jpeg_of_other_than_8_bits_is_refused(bits: int) -> None:
+    with pytest.raises(BadSampleError, match=rf"has {bits} bits a sample"):
+        decode_image(patched(JPEG, b"\xff\xc0", 4, bits))
+
+
+# --- depth ------------------------------------------------------------------------------------------------------
+def grey16(height: int = 40, width: int = 50) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return np.random.default_rng(5).integers(0, 65536, (height, width), np.uint16)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_grey_of_16_bits_keeps_its_mean(kind: str) -> None:
+    values = grey16()
+    pixels = decode_image(encoded(Image.fromarray(values), kind))
+    assert np.array_equal(pixels, np.repeat((values >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+    assert abs(float(pixels.mean()) - float(values.mean()) / 257) < 1
+
+
+def test_big_endian_and_12_bits_are_shifted_as_well() -> None:
+    values = grey16()
+    swapped = Image.frombytes("I;16B", (50, 40), values.astype(">u2").tobytes())
+    assert np.array_equal(decode_image(encoded(swapped, "TIFF"))[:, :, 0], values >> 8)
+    twelve = b"".join(struct.pack(">I", int(a >> 4) << 12 | int(b >> 4))[1:] for a, b in values.reshape(-1, 2))
+    tags = [(256, 3, 50), (257, 3, 40), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 110), (277, 3, 1)]
+    tags += [(278, 3, 40)]
+    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, _, value in tags)
+    tiff = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)
+    data = tiff + twelve
+    assert len(tiff) == 110
+    assert np.array_equal(decode_image(data)[:, :, 0], values >> 8)
+
+
+@pytest.mark.parametrize(("dtype", "what"), [(np.float32, "floating-point"), (np.int32, "integers of 32 bits")])
+def test_what_has_no_rgb_form_is_refused_by_name(dtype: Any, what: str) -> None:
+    data = encoded(Image.fromarray(grey16().astype(dtype)), "TIFF")
+    with pytest.raises(BadSampleError, match=rf"tiff image: holds {what}.* no 8-bit RGB form.*decode='unchanged'"):
+        decode_image(data)
+
+
+def test_cielab_is_converted_as_pillow_does_it() -> None:
+    data = encoded(Image.frombytes("LAB", (50, 40), grey16(40, 75).tobytes()), "TIFF")
+    assert np.array_equal(decode_image(data), pillow_rgb(data))
+
+
+def test_a_bomb_is_refused_in_clear_words() -> None:
+    """A PNG of a few bytes that claims 400 million pixels, and one between our limit and Pillow's."""
+    small = encoded(Image.new("L", (1, 1)), "PNG")
+    for size, message in (((20_000, 20_000), "400000000|20000 x 20000 pixels"), ((15_000, 15_000), "225000000 pixels")):
+        header = chunk(b"IHDR", struct.pack(">II5B", *size, 8, 0, 0, 0, 0))
+        with pytest.raises(BadSampleError, match=message):
+            decode_image(small[:8] + header + small[33:])
+
+
+# --- orientation -------------------------------------------------------------------------------------------------
+PNG = encoded(picture(20, 30), "PNG")
+
+
+def raw_profile(blob: bytes) -> bytes:
+    return b"\nexif\n%8d\n" % len(blob) + blob.hex().encode() + b"\n"
+
+
+def turned(medium: str, place: str, orientation: int) -> bytes:
+    """An image that says its orientation in one of the places that there are."""
+    blob, packet = exif_blob(orientation), xmp(orientation)
+    if medium == "png":
+        chunks = {
+            "exif": chunk(b"eXIf", blob),
+            "raw profile": chunk(b"tEXt", b"Raw profile type exif\0" + raw_profile(b"Exif\0\0" + blob)),
+            "packed raw profile": chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw_profile(blob))),
+            "xmp": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + packet),
+            "packed xmp": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0en\0\0" + zlib.compress(packet)),
+            "xmp element": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(orientation, attribute=False)),
+            "xmp beside exif": chunk(b"eXIf", blob) + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(3)),
+        }
+        return with_chunks(PNG, chunks[place], at_the_end=place in ("xmp", "raw profile"))
+    if medium == "jpeg":
+        segments = {
+            "exif": [b"Exif\0\0" + blob],
+            "xmp": [XMP_PREFIX + packet],
+            "xmp element": [XMP_PREFIX + xmp(orientation, attribute=False)],
+            "last xmp": [XMP_PREFIX + xmp(3), XMP_PREFIX + packet],
+            "xmp beside exif": [XMP_PREFIX + xmp(3), b"Exif\0\0" + blob],
+            "exif in two parts": [b"Exif\0\0" + blob[:14], b"Exif\0\0" + blob[14:]],
+        }
+        return with_segments(JPEG, *segments[place])
+    options = {"exif": exif_blob(orientation)} if place == "exif" else {"xmp": packet}
+    if medium == "webp":
+        return encoded(picture(20, 30), "WEBP", lossless=True, **options)
+    tags = {"exif": {0x0112: orientation}, "xmp": {700: packet}}[place]
+    return encoded(picture(20, 30), "TIFF", tiffinfo=tags)
+
+
+PLACES = [
+    *(("jpeg", place) for place in ("exif", "xmp", "xmp element", "last xmp", "xmp beside exif", "exif in two parts")),
+    *(("png", place) for place in ("exif", "raw profile", "packed raw profile", "xmp", "packed xmp", "xmp element")),
+    ("png", "xmp beside exif"),
+    *((medium, place) for medium in ("webp", "tiff") for place in ("exif", "xmp")),
+]
+
+
+@pytest.mark.parametrize(("medium", "place"), PLACES)
+def test_the_orientation_of_the_index_is_the_one_that_pillow_turns_by(medium: str, place: str) -> None:
+    for orientation in range(1, 9):
+        data = turned(medium, place, orientation)
+        expected = pillow_rgb(data)
+        assert read_header(data).orientation == orientation
+        assert np.array_equal(decode_image(data, None, None, expected.shape[:2]), expected)  # type: ignore[arg-type]
+
+
+def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
+    """The size that Pillow turns an image to; None where it stumbles over its metadata."""
+    try:
+        return pillow_rgb(data).shape[:2]  # type: ignore[return-value]
+    except Exception:
+        return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    orientation=st.integers(0, 9),
+    kind=st.integers(0, 19),
+    count=st.integers(0, 4),
+    order=st.sampled_from("<>"),
+    place=st.integers(0, 40),
+    flip=st.integers(0, 255),
+    packet=st.sampled_from((b"", xmp(6), xmp(8, attribute=False))),
+)
+def test_odd_and_damaged_exif_is_understood_as_pillow_does(
+    orientation: int, kind: int, count: int, order: str, place: int, flip: int, packet: bytes
+) -> None:
+    blob = bytearray(exif_blob(orientation, kind, count, order))
+    if place < len(blob):
+        blob[place] ^= flip
+    segments = [b"Exif\0\0" + bytes(blob), *([XMP_PREFIX + packet] if packet else [])]
+    data = with_segments(JPEG, *segments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        size = turned_by_pillow(data)
+        found = decode_image(data).shape[:2]
+    if size is not None:
+        assert found == size
+
+
+# --- what our parsers refuse -----------------------------------------------------------------------------------------
+def frames(kind: str, **options: Any) -> bytes:
+    first, *others = (picture(20, 30).convert("P" if kind == "GIF" else "RGB") for _ in range(3))
+    return encoded(first, kind, save_all=True, append_images=[one.rotate(9) for one in others], **options)
+
+
+def tiff_with_a_lost_tag() -> bytes:
+    """Its software tag lies beyond the end of the file."""
+    data = bytearray(encoded(picture(20, 30), "TIFF", software="a name that is long enough"))
+    entry = data.index(struct.pack("<HH", 305, 2))
+    struct.pack_into("<I", data, entry + 8, 1 << 24)
+    return bytes(data)
+
+
+DAMAGED = {
+    "png without IEND": PNG[:-12],
+    "gif without its trailer": encoded(picture(20, 30), "GIF")[:-1],
+    "gif cut in its second frame": frames("GIF")[:-90],
+    "bmp of two planes": patched(encoded(picture(20, 30), "BMP"), b"BM", 26, 2),
+    "tiff with a tag that leads nowhere": tiff_with_a_lost_tag(),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_that_costs_no_pixels_costs_no_image(name: str) -> None:
+    data = DAMAGED[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = pillow_rgb(data)
+        header = read_header(data)
+        assert (header.height, header.width) == expected.shape[:2]
+        assert np.array_equal(decode_image(data), expected)
+
+
+def test_an_error_has_no_address_of_an_object() -> None:
+    with pytest.raises(BadSampleError) as caught:
+        decode_image(patched(JPEG, b"\xff\xc0", 4, 12))
+    assert "0x" not in str(caught.value) and "BytesIO" not in str(caught.value)
+
+
+def test_a_gif_is_as_large_as_its_first_image() -> None:
+    data = bytearray(encoded(picture(20, 30), "GIF"))
+    struct.pack_into("<HH", data, 6, 10, 10)
+    image = Image.open(io.BytesIO(bytes(data)))
+    assert read_header(bytes(data))[1:3] == (image.height, image.width) == (20, 30)
+    assert np.array_equal(decode_image(bytes(data)), pillow_rgb(bytes(data)))
+
+
+# --- unchanged ---------------------------------------------------------------------------------------------------
+def png16(values: np.ndarray[Any, Any], colour: int) -> bytes:
+    """A PNG of 16 bits a channel, of colour type 0, 2, 4 or 6."""
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    chunks = (
+        chunk(b"IHDR", struct.pack(">II5B", width, height, 16, colour, 0, 0, 0)),
+        chunk(b"IDAT", zlib.compress(rows)),
+        chunk(b"IEND", b""),
+    )
+    return PNG[:8] + b"".join(chunks)
+
+
+def tiff16(values: np.ndarray[Any, Any], photometric: int, order: str = "<", *, planes: bool = False) -> bytes:
+    """A TIFF of 16 bits a channel, [h, w, channels], in one strip, or in one for each channel."""
+    height, width, channels = values.shape
+    values = values.astype(order + "u2")
+    strips = [plane.tobytes() for plane in np.moveaxis(values, 2, 0)] if planes else [values.tobytes()]
+    tags = {256: [width], 257: [height], 258: [16] * channels, 259: [1], 262: [photometric], 273: [0] * len(strips)}
+    tags |= {277: [channels], 278: [height], 279: [len(strip) for strip in strips], 284: [2 if planes else 1]}
+    start = 8 + 2 + 12 * len(tags) + 4
+    place = start + sum(4 * len(numbers) for numbers in tags.values())
+    tags[273] = [place + sum(map(len, strips[:number])) for number in range(len(strips))]
+    entries = beyond = b""
+    for tag, numbers in tags.items():
+        packed = struct.pack(f"{order}{len(numbers)}I", *numbers)
+        entries += struct.pack(order + "HHI", tag, 4, len(numbers))
+        entries += packed if len(packed) == 4 else struct.pack(order + "I", start + len(beyond))
+        beyond += packed if len(packed) > 4 else b""
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, len(tags))
+    return (head + entries + bytes(4) + beyond).ljust(place, b"\0") + b"".join(strips)
+
+
+def deep(channels: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return np.random.default_rng(channels).integers(0, 65536, (20, 30, channels), np.uint16)
+
+
+DEEP = {
+    "grey png": (png16(deep(1), 0), 1),
+    "rgb png": (png16(deep(3), 2), 3),
+    "grey png with alpha": (png16(deep(2), 4), 2),
+    "rgb png with alpha": (png16(deep(4), 6), 4),
+    "rgb tiff": (tiff16(deep(3), 2), 3),
+    "big-endian rgb tiff": (tiff16(deep(3), 2, ">"), 3),
+    "cmyk tiff": (tiff16(deep(4), 5), 4),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_unchanged_gives_all_16_bits_of_all_channels(name: str) -> None:
+    data, channels = DEEP[name]
+    found = decode_unchanged(data)
+    assert found.dtype == np.uint16 and found.shape == ((20, 30) if channels == 1 else (20, 30, channels))
+    assert np.array_equal(found.reshape(20, 30, channels), deep(channels))
+    if channels == 3:
+        assert np.array_equal(decode_image(data), deep(3) >> 8), "RGB takes the upper 8 of 16 bits"
+
+
+def test_unchanged_keeps_floats_signs_indices_and_masks() -> None:
+    values = grey16()
+    for dtype in (np.float32, np.int32):
+        found = decode_unchanged(encoded(Image.fromarray(values.astype(dtype) - 40000), "TIFF"))
+        assert found.dtype == dtype and np.array_equal(found, values.astype(dtype) - 40000)
+    indices = (values % 21).astype(np.uint8)
+    mask = Image.fromarray(indices).convert("P")
+    mask.putdata(indices.ravel().tolist())
+    mask.putpalette([value % 256 for value in range(0, 63 * 7, 7)])
+    for kind in ("PNG", "GIF", "BMP", "TIFF"):
+        found = decode_unchanged(encoded(mask, kind))
+        assert found.dtype == np.uint8 and np.array_equal(found, indices), kind
+    bits = Image.fromarray(indices > 10)
+    assert np.array_equal(decode_unchanged(encoded(bits, "PNG")), np.where(indices > 10, 255, 0))
+    for mode, shape in (("L", (48, 64)), ("RGB", (48, 64, 3)), ("CMYK", (48, 64, 4))):
+        assert decode_unchanged(encoded(picture(48, 64).convert(mode), "JPEG")).shape == shape
+
+
+def test_unchanged_is_upright_and_of_the_size_that_was_promised() -> None:
+    data = encoded(Image.fromarray(grey16()), "PNG", 6)
+    assert np.array_equal(decode_unchanged(data, (50, 40)), np.rot90(grey16(), -1))
+    with pytest.raises(BadSampleError, match=r"the index says 40 x 50 pixels, found \(50, 40\)"):
+        decode_unchanged(data, (40, 50))
+
+
+def test_planes_of_16_bits_are_refused_where_pillow_takes_bytes_for_pixels() -> None:
+    data = tiff16(deep(3), 2, planes=True)
+    assert not np.array_equal(pillow_rgb(data), deep(3) >> 8), "Pillow reads them by now: nothing to refuse"
+    with pytest.raises(BadSampleError, match="16 bits a channel in planes, which Pillow misreads"):
+        decode_image(data)
+    with pytest.raises(BadSampleError, match="no more than 8 of its 16 bits a channel"):
+        decode_unchanged(data)
+
+
+def test_pixels_that_a_cache_has_made_rgb_are_not_unchanged() -> None:
+    with pytest.raises(BadSampleError, match="holds this image as 8-bit RGB; keep='encoded'"):
+        decode_unchanged(with_header(np.zeros((4, 5, 3), np.uint8)))
