@@ -60,7 +60,7 @@ class IndexResult:
 
 
 def index(
-    shards: Sequence[str | os.PathLike[str]],
+    shards: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     split: str | None = None,
@@ -75,8 +75,8 @@ def index(
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
-    shards: files, or directories of them. output: where dataset.json and the index go; default beside the shards,
-    otherwise links to the shards are made there. split: of all shards; default read off each file name.
+    shards: files, or directories of them, or one such. output: where dataset.json and the index go; default beside
+    the shards, otherwise links to the shards are made there. split: of all shards; default read off each file name.
     image_key, label_key, fields (field -> key): what the shards call things; kept in dataset.json. label_offset:
     subtracted from their labels. classes: names by label. accept_loss: go on where shards are missing, or the set that
     is there would lose some, samples, splits, classes or fields; otherwise that is an OutputError that says how many.
@@ -84,6 +84,8 @@ def index(
     """
     split = SplitName(split) if split is not None else None
     named: dict[str, str] = {FieldName(name): key for name, key in (fields or {}).items()}
+    if isinstance(shards, (str, os.PathLike)):
+        shards = (shards,)
     place = local_output(output) if output is not None else None
     found = find_shards([Path(shard) for shard in shards], place, split, image_key)
     keys = AdoptedKeys(image_key, label_key, named)

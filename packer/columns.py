@@ -51,6 +51,7 @@ class PartMeta:
 
     fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
     names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
+    remarks: how many images each of the remarks of `packer.conversion.images` is about, and the name of the first.
     """
 
     shard: ShardInfo
@@ -61,6 +62,7 @@ class PartMeta:
     class_names: dict[str, str] = field(default_factory=dict)
     class_conflict: str = ""
     max_label: int = NO_LABEL
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -70,7 +72,9 @@ class PartMeta:
         value = json.loads(text)
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
         shard = ShardInfo(**value.pop("shard"))
-        return cls(**value | {"shard": shard, "left_out": left_out, "fields": tuple(value["fields"])})
+        remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
+        fields = tuple(value["fields"])
+        return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
 
 
 class ShardColumns:

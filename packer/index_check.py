@@ -17,7 +17,7 @@ from packer.formats.base import Located
 from packer.formats.window import Window
 from packer.problems import Problem, Problems
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError
-from readers.headers import parse_header
+from readers.headers import read_header
 from readers.index import encode_name
 from readers.layout import ColumnFile, DatasetInfo, SplitInfo
 from readers.sample import Buffer, ImageInfo
@@ -104,7 +104,7 @@ def sample_difference(reader: readers.ShardReader, index: int, sample: Located, 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
     """How the header columns of a sample differ from its image (None: it has none); "" where they do not."""
     try:
-        header = None if image is None else parse_header(image)
+        header = None if image is None else read_header(image)
     except BadSampleError:
         header = None  # adopted shards may hold what has no readable header
     for name, value in header_row(header).items():

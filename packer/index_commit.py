@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,15 +45,21 @@ class IndexCommit:
         new = replace(info, splits=splits, made=self._made(info))
         if self._old is None or replace(new, made=self._old.made) != self._old:
             write_dataset_info(self._place, new, scratch=self._work)
-        for index in self._used:
-            if index not in [split.index for split in splits.values()]:
+        self._tidy({split.index for split in splits.values()}, list(splits))
+
+    def _tidy(self, used: set[str], splits: Sequence[str]) -> None:
+        """Remove indexes that dataset.json does not name: the old ones, and what a run that was cut off has left."""
+        names = [name for split in splits for name in _names(split, 1)]
+        left = [name for name in names if self._place.kind(name) == "folder" and is_index(self._place, name)]
+        for name in dict.fromkeys([*self._used, *left]):
+            if name not in used:
                 with contextlib.suppress(OSError):  # nobody reads it any more
-                    remove_index(self._place, index)
+                    remove_index(self._place, name)
 
     def _put(self, split: str, info: DatasetInfo) -> str:
         """Move the index of a split into the set under a name that the set there does not use, or leave its own where
         that has the same bytes; returns the name."""
-        names = [f"{split}.index", *(f"{split}.index-{number}" for number in range(2, len(self._used) + 3))]
+        names = _names(split, len(self._used) + 1)
         current = self._old.splits[split].index if self._old and split in self._old.splits else names[0]
         if self._has(current, split, info):
             return current
@@ -89,6 +95,11 @@ class IndexCommit:
         """How the set was made; not by a conversion any more where its shards are others."""
         same = self._found.known and _shards_of(self._found.known) == _shards_of(info)
         return info.made if same else {name: value for name, value in info.made.items() if name not in _OF_CONVERSION}
+
+
+def _names(split: str, others: int) -> list[str]:
+    """What the index of a split may be called."""
+    return [f"{split}.index", *(f"{split}.index-{number}" for number in range(2, others + 2))]
 
 
 def _shards_of(info: DatasetInfo) -> list[ShardInfo]:

@@ -253,7 +253,8 @@ class ShardReader(Selectable):
 
         return stream_ahead(self, range(len(self)) if indices is None else indices, field, announce)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
         fields = {name: self.read(index, name) for name in self.fields if self.has(index, name)}
         label = int(self.labels[index])
         return Sample(self.keys[index], None if label == NO_LABEL else label, fields)

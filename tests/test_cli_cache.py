@@ -58,7 +58,7 @@ def test_from_warm_to_clean(packed: Path, memory: tuple[str, Path]) -> None:
     assert "nobody, persists" in packer("ls", *memory).stdout
     assert json.loads(packer("clean", "--json", *memory).stdout) == []
     gone = packer("clean", "--all", *memory)
-    assert gone.returncode == 0 and "1 caches removed" in gone.stdout and report["name"] in gone.stdout
+    assert gone.returncode == 0 and "1 cache removed" in gone.stdout and report["name"] in gone.stdout
     assert packer("ls", *memory).stdout == packer("stats", *memory).stdout == f"{memory[1]}: no caches\n"
 
 

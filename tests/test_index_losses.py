@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -188,6 +189,56 @@ def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: 
     packer.index([packed], workers=1)
     assert packer.verify(packed, workers=1).ok
     assert sorted(path.name for path in packed.iterdir() if path.is_dir()) == ["train.index-2", "val.index"]
+
+
+def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, tmp_path: Path) -> None:
+    old = packer.convert(tree / "train", to="tfrecord", output=tmp_path / "old", workers=1).output
+    before, out = files_of(old), tmp_path / "out"
+    outcomes: dict[str, int] = {}
+    for step in range(1, 300, 2):
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(old, out)
+        status = crash_at(step, lambda: packer.index([out], label_offset=-1, classes=list("abcd"), workers=1))
+        found = files_of(out)
+        state = "old" if found["dataset.json"] == before["dataset.json"] else "new"
+        if state == "old":
+            assert {name: found.get(name) for name in before} == before, f"step {step} has damaged the old set"
+        assert packer.verify(out, workers=1).ok, f"the {state} set is not whole after step {step}"
+        outcomes[state] = outcomes.get(state, 0) + 1
+        if status == 0:
+            break
+        packer.index([out], label_offset=-1, classes=list("abcd"), workers=1)
+        names = {name.split("/")[0] for name in files_of(out)}
+        assert names == {"dataset.json", "train-00000-of-00001.tfrecord", "train.index-2"}, f"after step {step}"
+    else:
+        pytest.fail("the command never got through")
+    assert outcomes["old"] > 10 and outcomes["new"] > 5, outcomes
+
+
+def crash_at(step: int, work: Callable[[], object]) -> int:
+    """Run in a forked child that ends, without a word, at the n-th call that changes the disk; its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        left = [step]
+
+        def counted(function: Callable[..., object]) -> Callable[..., object]:
+            def wrapped(*args: object, **kwargs: object) -> object:
+                left[0] -= 1
+                if left[0] <= 0:
+                    os._exit(9)
+                return function(*args, **kwargs)
+
+            return wrapped
+
+        for name in ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "symlink"):
+            setattr(os, name, counted(getattr(os, name)))
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_links_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from cache.text import plural
 from packer.caches import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json
+from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json, show
 
 __all__ = ["command"]
 
@@ -33,7 +34,7 @@ def list_command(directory: str, as_json: bool) -> None:
     if as_json:
         print_json([report.to_dict() for report in reports])
     else:
-        click.echo("\n".join(table(reports)) if reports else f"{directory}: no caches")
+        show(*(table(reports) if reports else [f"{directory}: no caches"]))
 
 
 @command.command("stats")
@@ -47,7 +48,7 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
         print_json([report.to_dict() for report in reports])
     else:
         lines = [line for report in reports for line in (*details(report), "")]
-        click.echo("\n".join(lines[:-1]) if lines else f"{directory}: no caches")
+        show(*(lines[:-1] if lines else [f"{directory}: no caches"]))
 
 
 @command.command("warm")
@@ -87,7 +88,7 @@ def warm_command(
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(warmed(result))
+        show(*warmed(result).split("\n"))
 
 
 @command.command("clean")
@@ -101,9 +102,9 @@ def clean_command(everything: bool, directory: str, as_json: bool) -> None:
         print_json([report.to_dict() for report in reports])
         return
     size = human_bytes(sum(report.capacity_bytes for report in reports))
-    click.echo(f"{directory}: {len(reports)} caches removed, {size}")
+    show(f"{directory}: {plural(len(reports), 'cache')} removed, {size}")
     for report in reports:
-        click.echo(f"  {report.name}  {_named(report)}  {report.kept}")
+        show(f"  {report.name}  {_named(report)}  {report.kept}")
 
 
 def table(reports: list[CacheReport]) -> list[str]:
@@ -140,8 +141,9 @@ def details(report: CacheReport) -> list[str]:
 def warmed(result: WarmResult) -> str:
     """What was done, in two lines."""
     rate = result.present / max(result.seconds, 1e-9)
+    samples = plural(result.samples, "sample")
     return (
-        f"{result.path}: {result.present:,} of {result.samples:,} samples of {result.split} kept as {result.kept_as}, "
+        f"{result.path}: {result.present:,} of {samples} of {result.split} kept as {result.kept_as}, "
         f"{human_bytes(result.used_bytes)} of {human_bytes(result.capacity_bytes)}\n"
         f"  {human_seconds(result.seconds)}, {rate:,.0f} samples/s; it stays until  packer cache clean --all"
     )

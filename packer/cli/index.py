@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from cache.text import plural
 from packer.adoption import index
 from packer.cli.convert import field_columns
 from packer.cli.progress import watcher
-from packer.cli.text import json_option, print_json, split_name, workers_option
+from packer.cli.text import json_option, print_json, show, split_name, workers_option
 
 __all__ = ["command"]
 
@@ -69,9 +70,10 @@ def command(
         print_json(result.to_dict())
         return
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    click.echo(f"{result.output}: {result.samples:,} samples ({splits}) in {result.shards} {result.format} shards")
+    shown = plural(result.shards, f"{result.format} shard")
+    show(f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}")
     for warning in result.warnings:
-        click.echo(f"  warning: {warning}")
+        show(f"  warning: {warning}")
 
 
 def _class_names(path: Path) -> list[str]:

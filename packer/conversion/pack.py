@@ -13,7 +13,7 @@ from typing import cast
 from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
-from packer.conversion.images import prepare_image
+from packer.conversion.images import check_image, prepare_image
 from packer.conversion.options import ConvertOptions
 from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
@@ -22,7 +22,6 @@ from packer.sources.base import PickledSlice, Slice, Source, SourceReader, Stray
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError
-from readers.headers import parse_header
 from readers.layout import ShardInfo
 from readers.names import WORK_FOLDER
 from readers.sample import Buffer
@@ -101,6 +100,7 @@ class _Packing:
         self._task, self._counter, self._work = task, counter, work
         self.columns = ShardColumns(list(task.spec.fields))
         self._left_out: list[LeftOut] = []
+        self._remarks: dict[str, tuple[int, str]] = {}
         self._is_image = "image" in task.spec.fields
         self._plain = task.options.check == "header" and task.options.reencode is None
 
@@ -148,10 +148,13 @@ class _Packing:
         image = payloads[0]
         if image is not None and self._is_image:
             if self._plain:
-                header = parse_header(image)
+                header, remarks = check_image(image, self._task.options.decode)
             else:
-                image, header, name = prepare_image(image, names[0], self._task.options)
+                image, header, name, remarks = prepare_image(image, names[0], samples.keys[i], self._task.options)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
+            for remark in remarks:
+                count, first = self._remarks.get(remark, (0, _name(samples, i)))
+                self._remarks[remark] = (count + 1, first)
         sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
         writer.add(sample)
         self.columns.add(sample)
@@ -178,4 +181,4 @@ class _Packing:
     def meta(self, written: WrittenShard) -> PartMeta:
         info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        return PartMeta(info, size, tuple(self._left_out))
+        return PartMeta(info, size, tuple(self._left_out), remarks=self._remarks)
