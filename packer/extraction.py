@@ -21,6 +21,7 @@ from typing import Any
 
 import readers
 from cache.files import BusyError, Folder
+from cache.text import plural
 from packer.index_check import check_columns
 from packer.labels_file import LABELS_FILE, LabelRow, add_labels
 from packer.output import local_output, output_errors
@@ -92,7 +93,7 @@ def extract(
             extraction.check_labels_name()
             add_labels(place, extraction.labels, overwrite, shared, own)
     if extraction.renamed:
-        watcher.note(f"warning: {extraction.renamed} files have names too long for files, and were given shorter ones")
+        watcher.note(f"warning: {plural(extraction.renamed, 'name')} too long for a file, and shortened")
     return ExtractResult(out, extraction.files, extraction.bytes, extraction.kept, labels, extraction.renamed)
 
 

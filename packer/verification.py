@@ -17,6 +17,7 @@ from crc32c import crc32c
 import readers
 from cache.node import usable_cpus
 from cache.remote import is_remote
+from cache.text import plural
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
 from packer.engines.local import run_shards
@@ -172,7 +173,7 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"{task.format} structure: {error}")
         return
     if count != task.shard.samples:
-        wrong(f"holds {count} samples, dataset.json says {task.shard.samples}")
+        wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
 def _key_of(reader: readers.ShardReader, index: int) -> str | None:

@@ -27,10 +27,10 @@ __all__ = ["REMARKS", "Prepared", "check_image", "decode_fully", "prepare_image"
 _DAMAGED, _DEEP, _FRAMES = "damaged", "over_8_bits", "further_frames"
 # What to tell of so many images, the first of which is named.
 REMARKS = {
-    _DAMAGED: "{count:,} damaged where it costs no pixels (the first: {first}): packed as they are, decoded by Pillow",
-    _DEEP: "{count:,} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
+    _DAMAGED: "{count} damaged where it costs no pixels (the first: {first}): packed as they are, decoded by Pillow",
+    _DEEP: "{count} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
     "decode='unchanged' gives them all",
-    _FRAMES: "{count:,} with further frames or pages (the first: {first}): readers decode the first one only",
+    _FRAMES: "{count} with further frames or pages (the first: {first}): readers decode the first one only",
 }
 _FAST_PIXELS = 1 << 25  # what Pillow's own limit need not be asked about
 _PNG_BITS = 24

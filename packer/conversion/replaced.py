@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from cache.files import Folder, PathError
+from cache.text import plural
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.plan import Plan
 from packer.index_writer import is_index, remove_index
@@ -95,8 +96,9 @@ class ReplacedSet:
         samples = sum(split.samples for split in info.splits.values())
         splits = ", ".join(f"{name} {split.samples:,}" for name, split in info.splits.items())
         yield (
-            f"replacing the set in {self._place.path}: {samples:,} samples ({splits or 'no splits'}), "
-            f"{len(info.classes):,} classes, by {plan.samples:,} samples, {len(listing.classes):,} classes"
+            f"replacing the set in {self._place.path}: {plural(samples, 'sample')} "
+            f"({splits or 'no splits'}), {plural(len(info.classes), 'class')}, by {plural(plan.samples, 'sample')}, "
+            f"{plural(len(listing.classes), 'class')}"
         )
         for what, old, new in (
             ("splits", info.splits, plan.specs),

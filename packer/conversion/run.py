@@ -13,6 +13,7 @@ from typing import Any
 
 from cache.node import usable_cpus
 from cache.remote import is_remote
+from cache.text import plural
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
 from packer.conversion.images import REMARKS
@@ -325,7 +326,10 @@ def remarks_of(metas: Sequence[PartMeta]) -> tuple[str, ...]:
         for kind, (count, first) in meta.remarks.items():
             so_far, earliest = found.get(kind, (0, first))
             found[kind] = (so_far + count, earliest)
-    return tuple(REMARKS[kind].format(count=count, first=first) for kind, (count, first) in sorted(found.items()))
+    return tuple(
+        REMARKS[kind].format(count=plural(count, "image"), first=first)
+        for kind, (count, first) in sorted(found.items())
+    )
 
 
 def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:
