@@ -105,7 +105,7 @@ def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
     result, images = packed(source)
     assert images == [path.read_bytes() for path in sorted(source.iterdir())], "bytes are kept"
     told = "\n".join(result.warnings)
-    assert "1 damaged where it costs no pixels (the first: d.png)" in told
+    assert "1 image damaged where it costs no pixels (the first: d.png)" in told
     assert "1 image of more than 8 bits a channel (the first: c.png)" in told
     assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in told
     assert len(result.warnings) == 3
