@@ -94,6 +94,7 @@ class Index:
         self.directory = Path(directory)
         self.samples = samples
         self._mapped: dict[str, npt.NDArray[Any]] = {}
+        self._texts: dict[str, Strings] = {}
 
     def __reduce__(self) -> tuple[type[Index], tuple[Path, int]]:
         return Index, (self.directory, self.samples)
@@ -148,6 +149,8 @@ class Index:
         return array
 
     def _strings(self, name: str) -> Strings:
+        if name in self._texts:
+            return self._texts[name]
         blob = _map_npy(self.directory / f"{name}.npy", "|u1")
         offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
         if len(offsets) != self.samples + 1:
@@ -155,9 +158,10 @@ class Index:
                 f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {_REBUILD}"
             )
         try:
-            return Strings(blob, offsets)
+            self._texts[name] = Strings(blob, offsets)
         except DatasetError as error:
             raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+        return self._texts[name]
 
 
 class FieldColumns:
