@@ -18,12 +18,14 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
+from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
 
 DEADLINE = 60.0
 SLOW = """
 import sys, time
 import packer
+from packer.conversion.journal import Journal
 from packer.sources.folder import FolderReader, FolderSource
 
 class SlowReader(FolderReader):
@@ -147,6 +149,34 @@ def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path:
         _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, errors
     assert files_of(out) == reference(tree, tmp_path / "reference")
+
+
+@pytest.mark.parametrize("turns", [100, pytest.param(5000, marks=pytest.mark.faults)])
+def test_a_working_folder_has_one_owner_however_often_it_is_made_and_removed(tmp_path: Path, turns: int) -> None:
+    """Four processes: each takes the folder, is alone in it, and removes it; the others wait at its lock meanwhile."""
+    out, alone = tmp_path / "out", tmp_path / "alone"
+
+    def take_turns() -> None:
+        taken = 0
+        while taken < turns:
+            try:
+                with Journal(out) as journal:
+                    os.close(os.open(alone, os.O_CREAT | os.O_EXCL))
+                    assert journal.work.names() == ["lock"]
+                    alone.unlink()
+                    taken += 1
+            except readers.OutputError as error:
+                assert "another conversion is writing here" in str(error), error
+
+    pids = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(in_child(take_turns))
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    assert list(out.iterdir()) == [], "a working folder was left"
+    print(f"\n{4 * turns} turns of four processes")
 
 
 def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:

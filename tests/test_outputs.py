@@ -291,7 +291,7 @@ def test_nobody_converts_under_the_lock_of_a_removed_folder(
     assert packer.verify(out, against=tree, workers=1).ok
 
 
-@pytest.mark.parametrize("name", ["x" * 247 + ".jpg", "猫" * 81 + ".jpg"], ids=["ASCII", "UTF-8"])
+@pytest.mark.parametrize("name", ["x" * 251 + ".jpg", "猫" * 83 + ".jpg"], ids=["ASCII", "UTF-8"])
 def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
     """Quarantined and extracted: no name of ours is longer than the file's own."""
     source = tmp_path / "src/cat"

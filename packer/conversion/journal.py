@@ -71,11 +71,11 @@ class Journal:
 
     def _take(self) -> tuple[Folder, Lock]:
         while True:
-            work = self.place.folder(WORK_FOLDER, create=True)
             try:
+                work = self.place.folder(WORK_FOLDER, create=True)
                 return work, work.lock(_LOCK)
             except FileNotFoundError:  # whoever had it before has just removed it
-                work.close()
+                continue
             except BusyError as error:
                 raise OutputError(
                     f"{self.out}: another conversion is writing here; wait for it, or choose another output with -o"

@@ -70,10 +70,9 @@ class ReplacedSet:
     def check(self, plan: Plan, read: Iterable[str | os.PathLike[str]]) -> None:
         """Raises OutputError where a file that stays is in the way of `plan`, or one of `read` would be removed."""
         place = self._place
-        names = [*(shard.name for shard in plan.shards), *(f"{split}.index" for split in plan.specs)]
-        going = {*self._shards, *(name for name in self._indexes if is_index(place, name))}
-        for name in names:
-            if name not in going and place.kind(name):
+        staying = [shard.name for shard in plan.shards if shard.name not in self._shards and place.kind(shard.name)]
+        for name in [*staying, *(f"{split}.index" for split in plan.specs)]:
+            if name in staying or not is_index(place, name):
                 raise OutputError(
                     f"{place.path / name}: is in the way of the new set, and --overwrite removes nothing that packer "
                     f"did not write; move it, or choose another output with -o"

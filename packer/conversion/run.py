@@ -152,7 +152,7 @@ def convert(
 def _opened(source: str | os.PathLike[str] | Source) -> Source:
     if isinstance(source, (str, os.PathLike)):
         return open_source(source)
-    if not all(hasattr(source, name) for name in ("title", "list", "open")):
+    if not all(hasattr(source, name) for name in ("title", "list", "open", "paths")):
         raise TypeError(
             f"the source is a {type(source).__name__}, expected one path, or one Source as packer.open_source gives; "
             f"to pack several folders or files as one set, name their images in a .csv"
