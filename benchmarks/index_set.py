@@ -23,6 +23,7 @@ def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
     """Make a set in an empty folder. image: what every sample is, a JPEG; without one, shards are holes."""
+    from cache.files import Folder
     from packer.columns import PartMeta, save_part
     from packer.index_writer import write_index
     from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo
@@ -40,7 +41,8 @@ def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
         with open(folder / shards[-1].path, "wb") as file:
             file.write(image or b"")
             file.truncate(size)
-    write_index(folder / "train.index", parts, counts, ["image"])
+    with Folder(folder) as place:
+        write_index(place, "train.index", parts, counts, ["image"], scratch=place)
     for part in parts:
         part.unlink()
     split = SplitInfo(samples, tuple(shards), "train.index")

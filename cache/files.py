@@ -70,7 +70,7 @@ class Folder:
         self.path = Path(path)
         self.descriptor = -1
         with _naming(os.fspath(path)):
-            if create:
+            if create and not self.path.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 

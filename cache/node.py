@@ -2,7 +2,13 @@
 
 `os.cpu_count()` is the node's number, not the job's: a batch job often owns 4 of 128 cores. Three limits count,
 and the smallest wins: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1
-`cpu.cfs_quota_us`), and what Slurm gave to this task (`SLURM_CPUS_PER_TASK`, `SLURM_CPUS_ON_NODE`).
+`cpu.cfs_quota_us`), and what Slurm gave. Some of that is this process's alone, some is shared by all ranks of the node:
+
+    a task of srun                SLURM_CPUS_PER_TASK is its own; its share of SLURM_CPUS_ON_NODE, which counts for all
+                                  tasks of the node; its mask, which is smaller where Slurm binds tasks
+    a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is a part of;
+                                  never more than its own mask, which is smaller where the launcher binds ranks
+    anything else                 all of it, in a batch script SLURM_CPUS_ON_NODE
 """
 
 from __future__ import annotations
@@ -12,6 +18,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cache.ranks import Ranks, detect_ranks, slurm_task
+
 __all__ = ["available_memory_bytes", "usable_cpus"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -20,19 +28,26 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 def usable_cpus(
     environ: Mapping[str, str] | None = None, cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None
 ) -> int:
-    """Number of CPUs (at least 1) that this process may keep busy.
+    """Number of CPUs (at least 1) that this process may keep busy: its own, and its share of what ranks share.
 
     `environ`, `cgroup_root` and `membership` (the text of /proc/self/cgroup) default to the real ones.
     """
-    limits = [_affinity()]
-    limits += [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
     env = os.environ if environ is None else environ
-    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        value = env.get(name, "")
-        if value.isdecimal() and int(value) > 0:
-            limits.append(int(value))
-            break  # per task is the tighter of the two; on-node only counts when it is all we are told
-    return max(1, min(limits))
+    try:
+        ranks, task = detect_ranks(environ), slurm_task(env)
+    except ValueError:  # variables that contradict each other; whoever needs to know the rank says so
+        ranks, task = Ranks(), None
+    on_node, per_task = _count(env, "SLURM_CPUS_ON_NODE"), _count(env, "SLURM_CPUS_PER_TASK")
+    if task is not None:
+        on_node = [count // task.local_world_size for count in on_node]
+    elif on_node:
+        per_task = []  # a batch script has all that its job has on this node
+    own, shared = [_affinity(0)], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
+    if ranks.launcher == "slurm" and (on_node or per_task):
+        return max(1, min(own + shared + on_node + per_task))
+    shared += [_affinity(os.getppid()), *on_node]
+    (own if ranks.launcher == "mpi" else shared).extend(per_task)  # torchrun's ranks are parts of one task
+    return max(1, min(*own, min(shared) // ranks.local_world_size))
 
 
 def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
@@ -50,11 +65,17 @@ def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | N
     return min(limits)
 
 
-def _affinity() -> int:
+def _affinity(process: int) -> int:
     try:
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(process))
     except (AttributeError, OSError):
         return os.cpu_count() or 1
+
+
+def _count(env: Mapping[str, str], name: str) -> list[int]:
+    """The number above 0 in a variable, if there is one."""
+    value = env.get(name, "")
+    return [int(value)] if value.isdecimal() and int(value) > 0 else []
 
 
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:

@@ -10,6 +10,11 @@ The launcher says so, by variables of the environment. The innermost one counts,
 
 and without any of them this is rank 0 of 1. Where nothing tells about nodes, each process counts as a node of its own.
 
+A node's number is its place in the node list of the job wherever Slurm started what runs there: torchrun deals numbers
+anew at each rendezvous, by the names of hosts or as they come, and what a task of Slurm staged for node 3 must be node
+3's in training too. So where each node's one task of a step is a torchrun, nodes have Slurm's numbers, and ranks have
+those of torchrun.
+
 Slurm sets most of its variables in the batch script and in a shell of `salloc` too, where one process runs however many
 tasks the job has, and waiting for the others would be for ever. So its word counts only in a step of `srun`, where
 SLURM_STEP_ID is a number below 0xFFFFFFF0 (those above name the batch script, the interactive step and their like) and
@@ -21,12 +26,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-__all__ = ["Ranks", "detect_ranks", "rank_and_world_size"]
+__all__ = ["Ranks", "detect_ranks", "rank_and_world_size", "slurm_task"]
 
+_Counts: TypeAlias = tuple[int, int, int, int, int, int]  # rank to nodes, as in Ranks
 _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
 
 
@@ -34,7 +40,9 @@ _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
 class Ranks:
     """rank of world_size in the job, local_rank of local_world_size in the node, node of nodes.
 
-    Raises ValueError where one is outside its range, or a part larger than the whole.
+    launcher: who counts the local ranks: torchrun, mpi, slurm, or "" where nobody does. place: the rank when ranks are
+    counted node by node, in the order of the nodes' numbers; None where this process cannot know, because nodes have
+    unequal numbers of ranks. Raises ValueError where one is outside its range, or a part larger than the whole.
     """
 
     rank: int = 0
@@ -43,6 +51,8 @@ class Ranks:
     local_world_size: int = 1
     node: int = 0
     nodes: int = 1
+    launcher: str = field(default="", compare=False)
+    place: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name, of in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node", "nodes")):
@@ -64,17 +74,28 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
     group = _torch_group() if environ is None else None
     if group is not None:
         return _told(env, *group) or _lonely(*group)
-    return _torchrun(env) or _open_mpi(env) or _pmi(env) or _slurm(env) or Ranks()
+    return _torchrun(env) or _open_mpi(env) or _pmi(env) or slurm_task(env) or Ranks(place=0)
 
 
-def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The two as given, or as the launcher says where neither is. Raises ValueError for one without the other."""
+def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:
+    """The two as given, or as the launcher says where neither is.
+
+    nodes: to how many nodes the samples belong; where the job has as many, ranks are counted node by node, so that each
+    node gets its own. Raises ValueError for one without the other.
+    """
     if (rank is None) != (world_size is None):
         raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
-    if rank is None or world_size is None:
-        found = detect_ranks()
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    found = detect_ranks()
+    if nodes == 1 or nodes != found.nodes:
         return found.rank, found.world_size
-    return rank, world_size
+    if found.place is None:
+        raise ValueError(
+            f"node {found.node} has {found.local_world_size} of the {found.world_size} ranks, expected the same number "
+            f"on each of the {nodes} nodes, because samples belong to nodes; start as many ranks on each"
+        )
+    return found.place, found.world_size
 
 
 def _torch_group() -> tuple[int, int] | None:
@@ -87,31 +108,37 @@ def _torch_group() -> tuple[int, int] | None:
 
 def _told(env: Mapping[str, str], rank: int, world_size: int) -> Ranks | None:
     """The first launcher that gives this rank and world size, for what else it knows."""
-    found = (launcher(env) for launcher in (_torchrun, _open_mpi, _pmi, _slurm))
+    found = (launcher(env) for launcher in (_torchrun, _open_mpi, _pmi, slurm_task))
     return next((ranks for ranks in found if ranks and (ranks.rank, ranks.world_size) == (rank, world_size)), None)
 
 
 def _lonely(rank: int, world_size: int) -> Ranks:
-    return Ranks(rank, world_size, 0, 1, rank, world_size)
+    return Ranks(rank, world_size, 0, 1, rank, world_size, place=rank)
 
 
 def _torchrun(env: Mapping[str, str]) -> Ranks | None:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    names: tuple[str, ...] = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     if "LOCAL_WORLD_SIZE" not in env:  # set by hand, often from Slurm's
-        slurm = _slurm(env)
+        slurm = slurm_task(env)
         if slurm is not None and (slurm.rank, slurm.world_size) == (rank, world_size):
             return slurm
         if "LOCAL_RANK" in env and _number(env, "LOCAL_RANK") > 0:
             raise ValueError("LOCAL_RANK is set without LOCAL_WORLD_SIZE: set that to the processes of this node")
-        return _made(names, rank, world_size, 0, 1, rank, world_size)
+        return _made("", names, (rank, world_size, 0, 1, rank, world_size), rank)
     local, local_size = _number(env, "LOCAL_RANK", 0), _number(env, "LOCAL_WORLD_SIZE")
     node, nodes = _filled(rank, world_size, local_size)
     node = _number(env, "GROUP_RANK", node)
     nodes = _number(env, "GROUP_WORLD_SIZE", max(nodes, node + 1))
-    return _made((*names, "GROUP_RANK", "GROUP_WORLD_SIZE"), rank, world_size, local, local_size, node, nodes)
+    place: int | None = rank
+    task = slurm_task(env)
+    if task is not None and 1 < nodes == task.nodes == task.world_size:  # the same on all ranks, so all do as one
+        node = task.node
+        place = node * local_size + local if nodes * local_size == world_size else None
+    names = (*names, "GROUP_RANK", "GROUP_WORLD_SIZE")
+    return _made("torchrun", names, (rank, world_size, local, local_size, node, nodes), place)
 
 
 def _open_mpi(env: Mapping[str, str]) -> Ranks | None:
@@ -121,7 +148,7 @@ def _open_mpi(env: Mapping[str, str]) -> Ranks | None:
 
 def _pmi(env: Mapping[str, str]) -> Ranks | None:
     found = _mpi(env, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"])
-    slurm = _slurm(env) if found else None
+    slurm = slurm_task(env) if found else None
     agree = found and slurm and (found.rank, found.world_size) == (slurm.rank, slurm.world_size)
     return slurm if agree else found
 
@@ -131,10 +158,12 @@ def _mpi(env: Mapping[str, str], names: list[str]) -> Ranks | None:
         return None
     rank, world_size = _number(env, names[0]), _number(env, names[1])
     local, local_size = _number(env, names[2], 0), _number(env, names[3], 1)
-    return _made(names, rank, world_size, local, local_size, *_filled(rank, world_size, local_size))
+    node, nodes = _filled(rank, world_size, local_size)
+    return _made("mpi", names, (rank, world_size, local, local_size, node, nodes), rank)
 
 
-def _slurm(env: Mapping[str, str]) -> Ranks | None:
+def slurm_task(env: Mapping[str, str]) -> Ranks | None:
+    """Which task of a step of Slurm this process is, or is a part of; None outside of steps. Raises ValueError."""
     step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
     if not step.isdecimal() or int(step) >= _RESERVED_STEPS or "SLURM_PROCID" not in env:
         return None
@@ -142,18 +171,25 @@ def _slurm(env: Mapping[str, str]) -> Ranks | None:
     nodes_name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in env else "SLURM_NNODES"
     rank, tasks = _number(env, "SLURM_PROCID"), _number(env, tasks_name, 1)
     node, nodes = _number(env, "SLURM_NODEID", 0), _number(env, nodes_name, 1)
-    local, here = _number(env, "SLURM_LOCALID", 0), _slurm_tasks_here(env, node, tasks, nodes)
+    local, counts = _number(env, "SLURM_LOCALID", 0), _slurm_tasks(env, tasks, nodes)
+    here = counts[node] if node < len(counts) else _slurm_tasks_here(env, node, tasks, nodes)
+    place = sum(counts[:node]) + local if node < len(counts) else rank
     names = ("SLURM_PROCID", tasks_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", nodes_name)
-    return _made(names, rank, tasks, local, here, node, nodes)
+    return _made("slurm", names, (rank, tasks, local, here, node, nodes), place)
 
 
-def _slurm_tasks_here(env: Mapping[str, str], node: int, tasks: int, nodes: int) -> int:
-    """Tasks of this node from "4(x2),3" (of the step, else of the job), else as even as it goes."""
+def _slurm_tasks(env: Mapping[str, str], tasks: int, nodes: int) -> list[int]:
+    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where that is not told."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         runs = re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?(?:,|$)", env.get(name, ""))
         counts = [int(count) for count, times in runs for _ in range(min(nodes, int(times or 1)))]
-        if len(counts) == nodes and sum(counts) == tasks and node < nodes:
-            return counts[node]
+        if len(counts) == nodes and sum(counts) == tasks:
+            return counts
+    return []
+
+
+def _slurm_tasks_here(env: Mapping[str, str], node: int, tasks: int, nodes: int) -> int:
+    """Tasks of this node where the number for each is not told: as even as it goes."""
     if "SLURM_NTASKS_PER_NODE" in env:
         return min(tasks, _number(env, "SLURM_NTASKS_PER_NODE"))
     return tasks // max(1, nodes) + (node < tasks % max(1, nodes))
@@ -165,9 +201,9 @@ def _filled(rank: int, world_size: int, local_size: int) -> tuple[int, int]:
     return rank // size, -(-world_size // size)
 
 
-def _made(names: tuple[str, ...] | list[str], *values: int) -> Ranks:
+def _made(launcher: str, names: Sequence[str], counts: _Counts, place: int | None) -> Ranks:
     try:
-        return Ranks(*values)
+        return Ranks(*counts, launcher=launcher, place=place)
     except ValueError as error:
         raise ValueError(f"{', '.join(names)} contradict each other: {error}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["plural", "printable"]
+__all__ = ["json_printable", "plural", "printable"]
 
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -35,3 +35,8 @@ def printable(text: str) -> str:
     Lines and tabs stay.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def json_printable(text: str) -> str:
+    """The same for a JSON document, as JSON's own escapes."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -31,7 +31,7 @@ def ready_loader(reader: readers.Reader, options: PipelineOptions) -> None:
 
     other = DaliLoader(reader, BATCH, augment=classification(SIZE), options=options)
     other.load_state_dict(checkpoint)
-    print(f"epoch {other.epoch} goes on after 3 batches: {len(other)} batches are left")
+    print(f"epoch {other.epoch} goes on after 3 batches: {other.left} batches are left")
     assert sum(1 for _ in other) == len(reader) // BATCH - 3
 
 

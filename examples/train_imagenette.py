@@ -6,7 +6,7 @@
 
 The checkpoint holds the model, the optimizer and where the loader is: a few numbers that know neither ranks nor
 threads. The same command goes on from it, in the middle of an epoch and on another number of ranks: every sample of
-the epoch is seen once.
+the epoch is seen once. SIGTERM, which batch systems send when the time is nearly up, ends it with a last checkpoint.
 
 Written to be copied: nothing here is needed by the library.
 """
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,7 @@ class Run:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device
         self.main = not dist.is_initialized() or dist.get_rank() == 0
+        self.told = self.stopped = False
         self.loader = train_loader(args)
         classes = len(self.loader.reader.classes) or int(self.loader.reader.labels.max()) + 1
         torch.manual_seed(args.seed)
@@ -165,7 +168,7 @@ class Run:
         self.loader.load_state_dict(state["loader"])
         self.step = state["step"]
         if self.main:
-            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {len(self.loader)} batches to go in it")
+            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {self.loader.left} batches to go in it")
 
     def train(self) -> None:
         last = self.args.stop_after and self.step + self.args.stop_after
@@ -177,9 +180,10 @@ class Run:
                 self.trace(epoch, indices)
                 seen += len(images)
                 self.step += 1
-                if self.step % self.args.save_every == 0 or self.step == last:
+                self.stopped = self.time_is_up()
+                if self.stopped or self.step % self.args.save_every == 0 or self.step == last:
                     self.save()
-                if self.step == last:
+                if self.stopped or self.step == last:
                     return
             self.save()
             accuracy = self.evaluate()
@@ -188,6 +192,17 @@ class Run:
                 print(
                     f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.1%}, {rate:,.0f} images/s a rank", flush=True
                 )
+
+    def tell(self, *_: object) -> None:
+        """The handler of SIGTERM: stop after this step."""
+        self.told = True
+
+    def time_is_up(self) -> bool:
+        """Whether any rank was told to stop; all ranks learn it in the same step."""
+        told = torch.tensor(float(self.told), device=self.device)
+        if dist.is_initialized():
+            dist.all_reduce(told, dist.ReduceOp.MAX)
+        return bool(told)
 
     def one_step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         images = images.to(self.device, non_blocking=True, memory_format=torch.channels_last)
@@ -260,14 +275,17 @@ def main(arguments: list[str] | None = None) -> Any:
     )
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    before = signal.getsignal(signal.SIGTERM)
     try:
         run = Run(args, device)
+        signal.signal(signal.SIGTERM, run.tell)
         run.train()
         return run
     finally:
+        signal.signal(signal.SIGTERM, before)
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(128 + signal.SIGTERM if main().stopped else 0)

@@ -10,28 +10,61 @@ The command line does the same: `packer --help`.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import readers
-
-if Path(readers.__file__ or "").resolve().parent.parent != Path(__file__).resolve().parent.parent:
-    raise ImportError(
-        f"packer needs its own package `readers`, but {readers.__file__} hides it; rename that file or folder, or run "
-        f"from another directory"
-    )
-
-from packer.adoption import IndexResult, index
-from packer.conversion.options import Reencode
-from packer.conversion.run import ConvertResult, convert
-from packer.exported_index import ExportResult, export_index
-from packer.extraction import ExtractResult, extract
-from packer.inspection import InspectResult, inspect
-from packer.orders import OrderReport, compare_orders
-from packer.sources import open_source
-from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
-from packer.uploading import UploadResult, upload
-from packer.verification import VerifyResult, verify
 from packer.version import VERSION as __version__
+
+for _name in ("readers", "cache"):
+    _spec = importlib.util.find_spec(_name)
+    if Path((_spec and _spec.origin) or "").resolve().parent.parent != Path(__file__).resolve().parent.parent:
+        raise ImportError(
+            f"packer needs its own package `{_name}`, but {_spec and _spec.origin} hides it; rename that file or "
+            f"folder, or run from another directory"
+        )
+del _name, _spec
+
+if TYPE_CHECKING:
+    from packer.adoption import IndexResult, index
+    from packer.conversion.options import Reencode
+    from packer.conversion.run import ConvertResult, convert
+    from packer.exported_index import ExportResult, export_index
+    from packer.extraction import ExtractResult, extract
+    from packer.inspection import InspectResult, inspect
+    from packer.orders import OrderReport, compare_orders
+    from packer.sources import open_source
+    from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+    from packer.uploading import UploadResult, upload
+    from packer.verification import VerifyResult, verify
+
+# What is public, and where it is: loaded when it is first used, so that `import packer`, and the command line's start,
+# wait for no library.
+_HOMES = {
+    "CleanResult": "packer.staged",
+    "ConvertResult": "packer.conversion.run",
+    "ExportResult": "packer.exported_index",
+    "ExtractResult": "packer.extraction",
+    "IndexResult": "packer.adoption",
+    "InspectResult": "packer.inspection",
+    "OrderReport": "packer.orders",
+    "Reencode": "packer.conversion.options",
+    "StagedCopy": "packer.staged",
+    "UploadResult": "packer.uploading",
+    "VerifyResult": "packer.verification",
+    "clean_staged": "packer.staged",
+    "compare_orders": "packer.orders",
+    "convert": "packer.conversion.run",
+    "export_index": "packer.exported_index",
+    "extract": "packer.extraction",
+    "index": "packer.adoption",
+    "inspect": "packer.inspection",
+    "open_source": "packer.sources",
+    "staged_copies": "packer.staged",
+    "upload": "packer.uploading",
+    "verify": "packer.verification",
+}
 
 __all__ = [
     "CleanResult",
@@ -58,3 +91,14 @@ __all__ = [
     "upload",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'packer' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

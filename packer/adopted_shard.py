@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counted
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from crc32c import crc32c
 
@@ -21,7 +21,9 @@ from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
 from readers.strings import Strings
 
-__all__ = ["AdoptTask", "locate_shard", "make_keys_unique"]
+__all__ = ["SHARD_SUFFIXES", "AdoptTask", "key_prefix", "locate_shard", "make_keys_unique"]
+
+SHARD_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
 
 _REPORT_SAMPLES = 256
 
@@ -42,12 +44,12 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     path = task.shard
     located = list(format_named(task.format).locate(path, task.options))
     found = {name for sample in located for name in sample.ranges}
-    found = {name for sample in located for name in sample.ranges}
     fields = sorted(found | {"image"}, key=lambda name: (name != "image", name))
     columns = ShardColumns(fields)
     payloads = {name: Payloads() for name in fields}
     unreadable = done = 0
     class_names: dict[str, str] = {}
+    conflict = ""
     with Window(path) as window:
         file_crc = window.checksum()
         for number, sample in enumerate(located):
@@ -61,7 +63,9 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                     header = _header(payload)
                     unreadable += header is None
             if sample.label != NO_LABEL and sample.class_name:
-                class_names[str(sample.label)] = sample.class_name
+                name = class_names.setdefault(str(sample.label), sample.class_name)
+                if name != sample.class_name:
+                    conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
             names = tuple(sample.names.get(name, "") for name in fields)
             columns.add(PackedSample(sample.key, sample.label, (), names, header))
             if number % _REPORT_SAMPLES == 0:
@@ -71,9 +75,16 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
         info = ShardInfo(task.relative, window.size, len(located), file_crc)
     _check_labels(located, path)
     size = sum(sum(column.length) for column in payloads.values())
-    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names)
+    max_label = max((sample.label for sample in located), default=NO_LABEL)
+    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label)
     save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
+
+
+def key_prefix(shard: str) -> str:
+    """What stands, with a slash, before the keys of a shard (its path in the set) where several shards share keys."""
+    path = PurePosixPath(shard)  # x.tfrecord-00000-of-00008 has no such suffix, and no two are alike without theirs
+    return str(path.with_suffix("")) if path.suffix in SHARD_SUFFIXES else shard
 
 
 def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:

@@ -1,34 +1,43 @@
 """`packer.index`: make a set of shards that lie there already, without copying them; or rebuild an index.
 
-Each shard is located by its format, every sample's checksum and image header are taken, and the columns are put
-together as after a conversion. Shards stay where they are; with another output directory, links lead to them.
+    find      which shards, of which set, in which splits        nothing is written
+    locate    every sample, its checksum and its image's header  into the working folder
+    compare   what the set that is there has, with what would be; a loss is refused unless it is accepted
+    commit    indexes under new names, links, and dataset.json   which alone makes them the set
+
+Shards stay where they are and as they are; with another output directory, links lead to them. A kill or an error at any
+moment leaves the set that was there whole, since its own index is not touched before dataset.json names another.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cache.node import usable_cpus
 from cache.text import plural
-from packer.adopted_shard import AdoptTask, locate_shard, make_keys_unique
+from packer.adopted_shard import AdoptTask, key_prefix, locate_shard, make_keys_unique
+from packer.class_names import class_names
 from packer.columns import PartMeta
-from packer.conversion.commit import write_dataset_info
 from packer.conversion.journal import Journal
 from packer.engines.local import run_shards
-from packer.formats import format_named, format_of_file
-from packer.formats.base import LocateOptions, ShardSpec
+from packer.existing_set import listed, losses
+from packer.formats.base import LocateOptions
+from packer.found_shards import FoundShard, FoundShards, find_shards
+from packer.index_commit import IndexCommit
 from packer.index_writer import write_index
+from packer.output import local_output, output_errors
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
-from readers.errors import BadNameError, DatasetError, FormatError, OutputError, SourceError
-from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.errors import FormatError, OutputError, SourceError
+from readers.layout import AdoptedKeys, DatasetInfo, SplitInfo
 from readers.names import FieldName, SplitName
-from readers.tree import SPLIT_NAMES
 
 __all__ = ["IndexResult", "index"]
 
@@ -51,7 +60,7 @@ class IndexResult:
 
 
 def index(
-    shards: Sequence[str | os.PathLike[str]],
+    shards: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     *,
     split: str | None = None,
@@ -60,224 +69,221 @@ def index(
     fields: Mapping[str, str] | None = None,
     label_offset: int | None = None,
     classes: Sequence[str] | None = None,
+    accept_loss: bool = False,
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> IndexResult:
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
-    shards: files, or directories of them. output: where dataset.json and the index go; default beside the shards,
-    otherwise links to the shards are made there. split: of all shards; default read off each file name.
-    image_key, label_key, fields (field -> key): what the shards call things. label_offset: subtracted from their
-    labels. classes: names by label. Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError,
-    BadNameError (of a split or field).
+    shards: files, or directories of them, or one such. output: where dataset.json and the index go; default beside
+    the shards, otherwise links to the shards are made there. split: of all shards; default read off each file name.
+    image_key, label_key, fields (field -> key): what the shards call things; kept in dataset.json. label_offset:
+    subtracted from their labels. classes: names by label. accept_loss: go on where shards are missing, or the set that
+    is there would lose some, samples, splits, classes or fields; otherwise that is an OutputError that says how many.
+    Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError, BadNameError (of a split or field).
     """
     split = SplitName(split) if split is not None else None
     named: dict[str, str] = {FieldName(name): key for name, key in (fields or {}).items()}
-    paths = _find_shards([Path(shard) for shard in shards])
-    out = Path(output) if output is not None else _common_folder(paths)
-    home = next(
-        (folder for folder in (out, *{path.parent for path in paths}) if (folder / DATASET_FILE).exists()),
-        out,
-    )
-    known = _known_set(home)
-    offset = label_offset if label_offset is not None else known.label_offset if known else 0
-    options = LocateOptions(image_key, label_key, named, offset)
-    adoption = _Adoption(paths, out, options, split, (home, known), watcher or Silent())
-    return adoption.run(workers or usable_cpus(), classes)
+    if isinstance(shards, (str, os.PathLike)):
+        shards = (shards,)
+    place = local_output(output) if output is not None else None
+    found = find_shards([Path(shard) for shard in shards], place, split, image_key)
+    keys = AdoptedKeys(image_key, label_key, named)
+    return _Adoption(found, keys, label_offset, accept_loss, watcher or Silent()).run(workers or usable_cpus(), classes)
 
 
 class _Adoption:
     def __init__(
-        self,
-        paths: list[Path],
-        out: Path,
-        options: LocateOptions,
-        split: str | None,
-        known: tuple[Path, DatasetInfo | None],
-        watcher: Watcher,
+        self, found: FoundShards, keys: AdoptedKeys, label_offset: int | None, accept_loss: bool, watcher: Watcher
     ) -> None:
-        self._paths, self._out, self._options = paths, out, options
-        (self._home, self._known), self._watcher = known, watcher
-        self._format = _one_format(paths)
-        self._splits: dict[str, list[Path]] = {}
-        for path in paths:
-            self._splits.setdefault(split or self._split_of(path), []).append(path)
-
-    def _split_of(self, path: Path) -> str:
-        if self._known:
-            for name, info in self._known.splits.items():
-                if any((self._home / shard.path).resolve() == path.resolve() for shard in info.shards):
-                    return name
-        described = format_named(self._format).describe(path)
-        try:
-            return SplitName(described.split) if described else split_of_name(path.name)
-        except BadNameError as error:
-            raise FormatError(f"{path}: {error}; or name it with --split") from error
+        self._found, self._accept_loss, self._watcher = found, accept_loss, watcher
+        before = found.known.adopted if found.known else AdoptedKeys()
+        self._keys = AdoptedKeys(
+            keys.image_key or before.image_key, keys.label_key or before.label_key, {**before.fields, **keys.fields}
+        )
+        self._label_offset = _label_offset(found, label_offset)
+        self._warnings: list[str] = []
 
     def run(self, workers: int, classes: Sequence[str] | None) -> IndexResult:
-        self._out.mkdir(parents=True, exist_ok=True)
-        with Journal(self._out, beside_shards=True) as journal:
-            journal.empty()
-            try:
-                info, metas, warnings = self._adopt(journal, workers, classes)
-            finally:
-                journal.remove()
-        unreadable = sum(meta.unreadable for meta in metas)
+        self._compare_names()
+        out = self._found.out
+        made_folder = not out.exists()
+        try:
+            with Journal(out, beside_shards=True) as journal:
+                journal.empty()
+                metas = self._locate(journal, workers)
+                with output_errors():
+                    info = self._describe(journal, metas, classes)
+                    self._compare(info, given_classes=classes is not None)
+                    IndexCommit(journal, self._found).run(info)
+        finally:
+            if made_folder:
+                with contextlib.suppress(OSError):
+                    out.rmdir()  # of a run that failed: there is nothing in it
+        unreadable = sum(meta.unreadable for meta in metas.values())
         if unreadable:
-            warnings.append(f"{unreadable} images have no readable header")
+            self._warnings.append(f"{plural(unreadable, 'image')} without a readable header")
         return IndexResult(
-            output=self._out,
-            format=self._format,
+            output=out,
+            format=self._found.format,
             splits={name: part.samples for name, part in info.splits.items()},
-            shards=len(self._paths),
+            shards=len(self._found.shards),
             samples=sum(part.samples for part in info.splits.values()),
             unreadable=unreadable,
-            warnings=tuple(warnings),
+            warnings=tuple(self._warnings),
         )
 
-    def _adopt(
-        self, journal: Journal, workers: int, classes: Sequence[str] | None
-    ) -> tuple[DatasetInfo, list[PartMeta], list[str]]:
+    # --- locate -------------------------------------------------------------------------------------------------
+    def _locate(self, journal: Journal, workers: int) -> dict[FoundShard, PartMeta]:
+        """Locate every shard; its part goes into the working folder."""
+        keys = self._keys
+        options = LocateOptions(keys.image_key, keys.label_key, keys.fields, self._label_offset)
+        shards = self._found.shards
         tasks = [
-            AdoptTask(path, _place_in(path, self._out), self._format, self._options, journal.folder / f"{n}.part")
-            for n, path in enumerate(self._paths)
+            AdoptTask(shard.path, shard.name, self._found.format, options, _part(journal, n))
+            for n, shard in enumerate(shards)
         ]
-        size = sum(path.stat().st_size for path in self._paths)
+        size = sum(shard.path.stat().st_size for shard in shards)
         metas = run_shards(locate_shard, tasks, len(tasks), workers, self._watcher, 0, size)
         if not any(meta.shard.samples for meta in metas):
-            shards = plural(len(tasks), f"{self._format} shard")
-            raise SourceError(f"{self._paths[0].parent}: {shards}, but not one sample in them, so no set is made")
-        parts = {task.shard: task.part for task in tasks}
-        warnings = []
-        for split, paths in self._splits.items():
-            if make_keys_unique([(path.stem, parts[path]) for path in paths]):
-                warnings.append(f"{split}: shards share keys, so each key got its shard's name in front")
-        info = self._commit(dict(zip(self._paths, metas, strict=True)), parts, classes)
-        return info, metas, warnings
+            count = plural(len(tasks), f"{self._found.format} shard")
+            raise SourceError(f"{shards[0].path.parent}: {count}, but not one sample in them, so no set is made")
+        return dict(zip(shards, metas, strict=True))
 
-    def _commit(
-        self, metas: Mapping[Path, PartMeta], parts: Mapping[Path, Path], classes: Sequence[str] | None
+    def _describe(
+        self, journal: Journal, metas: Mapping[FoundShard, PartMeta], classes: Sequence[str] | None
     ) -> DatasetInfo:
-        spec = format_named(self._format).describe(self._paths[0])
-        kinds = self._fields(metas, spec)
+        """The set as it would be, with its indexes in the working folder under the names `<split>.index`."""
+        names, warnings = class_names(self._found, metas, classes, self._label_offset)
+        self._warnings += warnings
+        kinds = self._fields(metas)
+        known, parts = self._found.known, {shard: _part(journal, n) for n, shard in enumerate(self._found.shards)}
         splits = {}
-        for name, paths in self._splits.items():
-            counts = [metas[path].shard.samples for path in paths]
-            write_index(self._out / f"{name}.index", [parts[path] for path in paths], counts, list(kinds))
-            root = self._known.splits[name].root if self._known and name in self._known.splits else ""
-            infos = tuple(metas[path].shard for path in paths)
-            splits[name] = SplitInfo(sum(counts), infos, f"{name}.index", root)
-        for path in self._paths:
-            _link(path, self._out)
-        made = dict(self._known.made) if self._known else {}
-        made |= {"indexed_by": f"packer {VERSION}"}
-        if not self._known:
-            made["source"] = "shards made elsewhere"
-        info = DatasetInfo(
-            format=self._format,
+        for name, shards in self._found.splits.items():
+            if make_keys_unique([(key_prefix(shard.name), parts[shard]) for shard in shards]):
+                self._warnings.append(f"{name}: shards share keys, so each key got its shard's name in front")
+            counts = [metas[shard].shard.samples for shard in shards]
+            mine = [parts[shard] for shard in shards]
+            columns = write_index(journal.work, f"{name}.index", mine, counts, list(kinds), scratch=journal.work)
+            root = known.splits[name].root if known and name in known.splits else ""
+            infos = tuple(metas[shard].shard for shard in shards)
+            splits[name] = SplitInfo(sum(counts), infos, f"{name}.index", root, columns)
+        made = dict(known.made) if known else {"source": "shards made elsewhere"}
+        return DatasetInfo(
+            format=self._found.format,
             fields=kinds,
-            classes=self._classes(classes, metas, spec),
+            classes=names,
             splits=splits,
-            label_offset=spec.label_offset if spec else self._options.label_offset,
-            made=made,
+            label_offset=self._label_offset,
+            made=made | {"indexed_by": f"packer {VERSION}"},
+            adopted=self._keys,
         )
-        write_dataset_info(self._out, info)
-        return info
 
-    def _fields(self, metas: Mapping[Path, PartMeta], spec: ShardSpec | None) -> dict[str, str]:
-        if spec is not None:
-            return dict(spec.fields)
-        known = dict(self._known.fields) if self._known else {}
-        found = sorted({name for meta in metas.values() for name in meta.fields} | known.keys())
-        if "image" not in found and any(meta.shard.samples for meta in metas.values()):
+    def _fields(self, metas: Mapping[FoundShard, PartMeta]) -> dict[str, str]:
+        """Name -> kind, the image first: as the shards say it, as the set did, or as the name suggests."""
+        told: dict[str, str] = dict(self._found.known.fields) if self._found.known else {}
+        for shard in self._found.shards:
+            for name, kind in (shard.spec.fields if shard.spec else {}).items():
+                if told.setdefault(name, kind) != kind:
+                    raise FormatError(
+                        f"{shard.path}: says that the field {name} is {kind!r}, other shards of the set that it is "
+                        f"{told[name]!r}; index them apart"
+                    )
+        specs = [shard.spec is not None for shard in self._found.shards]
+        found = {name for shard, meta in metas.items() if shard.spec is None for name in meta.fields}
+        if "image" not in found and not any(specs) and any(meta.shard.samples for meta in metas.values()):
             raise FormatError(
-                f"{self._paths[0]}: no sample has an image; name it with --image-key (there are: "
-                f"{', '.join(found) or 'no fields'})"
+                f"{self._found.shards[0].path}: no sample has an image; name it with --image-key (there are: "
+                f"{', '.join(sorted(found)) or 'no fields'})"
             )
-        others = [name for name in found if name != "image"]
-        return {"image": "image", **{name: known.get(name) or _kind(name) for name in others}}
+        here = {name for shard in self._found.shards if shard.spec for name in shard.spec.fields} | found
+        ordered = [name for name in told if name in here] + sorted(here - told.keys())
+        if "image" in here or not any(specs):
+            ordered = ["image", *(name for name in ordered if name != "image")]
+        return {name: told.get(name) or _kind(name) for name in ordered}
 
-    def _classes(
-        self, classes: Sequence[str] | None, metas: Mapping[Path, PartMeta], spec: ShardSpec | None
-    ) -> tuple[str, ...]:
-        if classes is not None:
-            return tuple(classes)
-        if spec is not None:
-            return spec.classes
-        if self._known and self._known.classes:
-            return self._known.classes
-        named: dict[int, str] = {}
-        for meta in metas.values():
-            named |= {int(label): name for label, name in meta.class_names.items()}
-        if named and sorted(named) == list(range(len(named))):
-            return tuple(named[label] for label in range(len(named)))
-        return ()
+    # --- compare ------------------------------------------------------------------------------------------------
+    def _compare_names(self) -> None:
+        """What can be told before hours of reading: shards that are not there, and a dataset.json that is damaged."""
+        there = self._found.there
+        if there and there.info is None:
+            self._refuse([f"what its dataset.json says, which cannot be read ({there.fault})"])
+        if there and there.info:
+            old = {shard.path: shard for split in there.info.splits.values() for shard in split.shards}
+            splits = {
+                name: SplitInfo(0, tuple(old[shard.name] for shard in shards if shard.name in old), "")
+                for name, shards in self._found.splits.items()
+            }
+            classes = there.info.classes if self._found.origin is there else ()
+            self._refuse(losses(there.info, replace(there.info, splits=splits, classes=classes)))
+        count, some = self._found.missing()
+        if count and not self._accept_loss:
+            raise SourceError(
+                f"{self._found.shards[0].path.parent}: {plural(count, 'shard')} of this set {_are(count)} missing "
+                f"by the names of the others ({listed(some)}); bring them back, or add --accept-loss for a set without"
+            )
+
+    def _compare(self, info: DatasetInfo, given_classes: bool) -> None:
+        """Refuse what would lose something of the set that is there."""
+        there = self._found.there
+        if there and there.info:
+            old = replace(there.info, classes=()) if given_classes else there.info
+            self._refuse(losses(old, info))
+        elif there is None:
+            self._compare_leftovers(info)
+        if self._found.known and self._found.new:
+            new = [shard.name for shard in self._found.new]
+            self._warnings.append(f"{plural(len(new), 'shard')} new to the set ({listed(new)})")
+
+    def _compare_leftovers(self, info: DatasetInfo) -> None:
+        """An index whose dataset.json was lost still says how many samples there were."""
+        found = []
+        for name, split in info.splits.items():
+            samples = _samples_of(self._found.out / split.index)
+            if samples > split.samples:
+                lost = plural(samples - split.samples, "sample")
+                found.append(f"{lost} of {name}, whose index has {samples}, while the shards hold {split.samples}")
+        self._refuse(found)
+
+    def _refuse(self, lost: Sequence[str]) -> None:
+        if lost and not self._accept_loss:
+            out = self._found.out
+            raise OutputError(
+                f"{out}: there is a set here, and it would lose {'; '.join(lost)}. Nothing was changed. Name all its "
+                f"shards ( packer index {out} ), bring back what is missing or damaged, choose another output with -o, "
+                f"or add --accept-loss"
+            )
 
 
-def split_of_name(name: str) -> str:
-    """The split a shard's file name tells: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
-    words = re.split(r"[^A-Za-z]+", name.lower())
-    return next((word for word in words if word in SPLIT_NAMES), "train")
+def _part(journal: Journal, number: int) -> Path:
+    return journal.folder / f"{number}.part"
 
 
-def _find_shards(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES or "tfrecord" in p.name)
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise SourceError(f"{path}: no such file or directory")
-    if not found:
-        raise SourceError(f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(_SUFFIXES)})")
-    return found
+def _label_offset(found: FoundShards, given: int | None) -> int:
+    """What is subtracted from labels: as given, as the shards say, or as the set does that they belong to."""
+    told = {shard.spec.label_offset: shard.path for shard in found.shards if shard.spec}
+    if given is not None and told and told.keys() != {given}:
+        offset, path = next((offset, path) for offset, path in told.items() if offset != given)
+        raise FormatError(f"{path}: says itself that its labels have the offset {offset}; leave --label-offset out")
+    if len(told) > 1:
+        (first, path), (second, other), *_ = told.items()
+        raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them apart")
+    if given is not None:
+        return given
+    return next(iter(told), found.known.label_offset if found.known else 0)
 
 
-_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
-
-
-def _one_format(paths: Sequence[Path]) -> str:
-    names = {path: format_of_file(path).name for path in paths}
-    first = names[paths[0]]
-    for path, name in names.items():
-        if name != first:
-            raise SourceError(f"{path} is {name}, {paths[0]} is {first}; index one format at a time")
-    return first
-
-
-def _common_folder(paths: Sequence[Path]) -> Path:
-    folders = {path.parent for path in paths}
-    if len(folders) > 1:
-        raise SourceError("the shards lie in several folders; say with -o where the index goes")
-    return folders.pop()
-
-
-def _known_set(out: Path) -> DatasetInfo | None:
-    if not (out / DATASET_FILE).exists():
-        return None
+def _samples_of(index: Path) -> int:
+    """The samples of an index without a dataset.json; 0 where there is none that can be read."""
     try:
-        return read_dataset_info(out)
-    except DatasetError:
-        return None
-
-
-def _place_in(path: Path, out: Path) -> str:
-    """The path of a shard relative to the set: inside it as it is, otherwise the name of its link."""
-    resolved, folder = path.absolute(), out.absolute()
-    return resolved.relative_to(folder).as_posix() if folder in resolved.parents else path.name
-
-
-def _link(path: Path, out: Path) -> None:
-    target = out / _place_in(path, out)
-    if target.absolute() == path.absolute():
-        return
-    if target.is_symlink():
-        target.unlink()
-    elif target.exists():
-        raise OutputError(f"{target}: is in the way of a link to {path}")
-    target.symlink_to(path.resolve())
+        return len(np.load(index / "label.npy", mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, TypeError, EOFError, SyntaxError):
+        return 0
 
 
 def _kind(name: str) -> str:
-    return "json" if name == "json" else "file"
+    return name if name in ("image", "json") else "file"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

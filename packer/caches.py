@@ -22,13 +22,15 @@ DIRECTORY = "/dev/shm"
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """One cache. set: fingerprint of the data set and, after a slash, its split. kept: what of each sample.
+    """One cache. set: fingerprint of the data set and, after a slash, its split; title: its directory or address and
+    split, as its first user named it. kept: what of each sample. job: "0" outside a batch system.
 
     filled: share of the capacity that is taken; hit_rate: hits per read; users: process id and command of those alive.
     """
 
     name: str
     set: str
+    title: str
     kept: str
     job: str
     capacity_bytes: int
@@ -72,7 +74,7 @@ class WarmResult:
 
 
 def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
-    """The caches of this user in a directory, or those of them whose name, set or kind has one of `names` in it.
+    """The caches of this user in a directory, or those of them whose name, set, title or kind has one of `names` in it.
 
     Raises OSError where there is no such directory, UnknownNameError for a name that none has.
     """
@@ -149,6 +151,7 @@ def _report(info: cache.CacheInfo) -> CacheReport:
     return CacheReport(
         name=info.name,
         set=info.fingerprint,
+        title=info.title,
         kept=info.kind,
         job=info.job,
         capacity_bytes=info.capacity_bytes,
@@ -170,7 +173,7 @@ def _report(info: cache.CacheInfo) -> CacheReport:
 
 
 def _is_meant(report: CacheReport, name: str) -> bool:
-    return any(name in text for text in (report.name, report.set, report.kept))
+    return any(name in text for text in (report.name, report.set, report.title, report.kept))
 
 
 def _shown(reports: list[CacheReport]) -> str:

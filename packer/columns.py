@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,11 +18,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cache.files import Folder, open_regular
 from packer.formats.base import PackedSample, Payloads
 from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo
+from readers.sample import NO_LABEL
 from readers.strings import Strings
 
 __all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
@@ -47,8 +49,9 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    fields, unreadable (images without a readable header) and class_names (label -> name) are those of a shard that
-    was adopted; a shard we wrote has the fields of its set.
+    fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
+    names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
+    remarks: how many images each of the remarks of `packer.conversion.images` is about, and the name of the first.
     """
 
     shard: ShardInfo
@@ -57,6 +60,9 @@ class PartMeta:
     fields: tuple[str, ...] = ()
     unreadable: int = 0
     class_names: dict[str, str] = field(default_factory=dict)
+    class_conflict: str = ""
+    max_label: int = NO_LABEL
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -66,7 +72,9 @@ class PartMeta:
         value = json.loads(text)
         left_out = tuple(LeftOut(**item) for item in value["left_out"])
         shard = ShardInfo(**value.pop("shard"))
-        return cls(**value | {"shard": shard, "left_out": left_out, "fields": tuple(value["fields"])})
+        remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
+        fields = tuple(value["fields"])
+        return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
 
 
 class ShardColumns:
@@ -145,24 +153,30 @@ def string_columns(name: str, strings: Iterable[str]) -> dict[str, npt.NDArray[A
 
 
 def save_part(path: Path, arrays: dict[str, npt.NDArray[Any]], meta: PartMeta) -> None:
-    """Write a part: temporary name, fsync, rename."""
+    """Write a part: it appears whole."""
     memory = io.BytesIO()
     columns: dict[str, Any] = {**arrays, "meta": np.frombuffer(meta.to_json().encode(), np.uint8)}
     np.savez(memory, **columns)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(memory.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with Folder(path.parent) as folder:
+        folder.write(path.name, memory.getbuffer())
 
 
-def load_part(path: Path) -> Any:
-    """An open part: a mapping from column to array, which reads a column when asked. Close it after use."""
+@contextmanager
+def load_part(path: Path) -> Iterator[Any]:
+    """An open part: a mapping from column to array, which reads a column when asked. Raises DatasetError."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        file = open_regular(path)
+    except OSError as error:
         raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
+    with file:
+        try:
+            part = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
+        if not isinstance(part, np.lib.npyio.NpzFile):
+            raise DatasetError(f"{path}: not the part of an index it should be: a single array")
+        with part:
+            yield part
 
 
 def load_meta(path: Path) -> PartMeta:

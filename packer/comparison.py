@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import readers
+from cache.files import read_regular
 from packer.conversion.arena import Arena
-from packer.conversion.commit import REPORT_FILE
 from packer.problems import Problem, Problems
 from packer.sources.base import Source, SourceListing, SourceReader, SplitListing
 from packer.watch import Watcher
-from readers.errors import BadSampleError
+from readers.errors import BadSampleError, DatasetError
 from readers.index import decode_name
-from readers.layout import DatasetInfo, read_dataset_info
+from readers.layout import MAX_JSON_BYTES, DatasetInfo, read_dataset_info
+from readers.names import REPORT_FILE
 
 __all__ = ["compare"]
 
@@ -105,10 +106,16 @@ def _class(classes: tuple[str, ...], label: int) -> str | int:
 
 def _left_out(root: Path) -> Iterator[tuple[str, str]]:
     """(split, name) of every file that the conversion reported as left out."""
+    path = root / REPORT_FILE
     try:
-        lines = (root / REPORT_FILE).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        text = read_regular(path, MAX_JSON_BYTES).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return
-    for line in lines:
-        item = json.loads(line)
-        yield item.get("split", ""), item["name"]
+    except OSError as error:
+        raise DatasetError(f"the report of what was left out cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            item = json.loads(line)
+            yield str(item.get("split", "")), str(item["name"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error

@@ -22,12 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from packer.conversion.journal import fsync_folder
+from cache.files import Folder
 from packer.formats.tar import sample_members
 from packer.formats.tfrecord import record_ranges
 from packer.formats.window import Window
+from packer.output import local_output, output_errors
 from packer.watch import Silent, Watcher
-from readers.errors import FormatError, OutputError, PackerError, StaleIndexError
+from readers.errors import FormatError, StaleIndexError
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
@@ -87,10 +88,10 @@ def export_index(
             told = "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
         raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {told}")
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
-    folder = Path(output) if output is not None else root
+    folder = local_output(output) if output is not None else root
     watcher = watcher or Silent()
     if target == "wids":
-        files = [_write(folder / f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
+        files = [_write(folder, f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
     else:
         lines = partial(_tar_lines, _TAR_VERSION[target]) if info.format == "tar" else _tfrecord_lines
         files = _export_shards(root, folder, suffix, lines, chosen, watcher)
@@ -110,7 +111,7 @@ def _export_shards(
     )
     try:
         for shard, name in zip(shards, names, strict=True):
-            _write(folder / name, _shard_lines(root, shard, lines))
+            _write(folder, name, _shard_lines(root, shard, lines))
             done.append(shard)
     finally:
         watcher.packed()
@@ -197,24 +198,13 @@ def _check_count(window: Window, found: int, shard: ShardInfo) -> None:
         )
 
 
-def _write(path: Path, lines: Iterator[str]) -> Path:
-    """Temporary name, fsync, rename; nothing is left of a file that could not be finished."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(temporary, "w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
-        with file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, PackerError):
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-        raise
-    return path
+@output_errors()
+def _write(folder: Path, name: str, lines: Iterator[str]) -> Path:
+    """Write `name` below `folder`, whole; nothing is left of a file that could not be finished."""
+    above = name.rpartition("/")[0]
+    with Folder(folder, create=True) as top:
+        if above:
+            top.folder(above, create=True).close()
+        with top.writing(name) as file:
+            file.writelines(line.encode() for line in lines)
+    return folder / name

@@ -5,41 +5,53 @@ json field, `key.jpg` and so on for an image. Where folders do not tell the labe
 label, class, split), which `packer convert` reads as a manifest.
 
 Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
+Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no half file under a
+name of the set; what it leaves in that folder, which nobody locks any more, the next one removes.
 """
 
 from __future__ import annotations
 
-import csv
 import fnmatch
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import readers
+from cache.files import BusyError, Folder
+from cache.text import plural
 from packer.index_check import check_columns
+from packer.labels_file import LABELS_FILE, LabelRow, add_labels
+from packer.output import local_output, output_errors
 from packer.watch import Silent, Watcher
-from readers.errors import OutputError, UnknownNameError
+from readers.errors import BadNameError, OutputError, UnknownNameError
 from readers.headers import SUFFIX, sniff
 from readers.index import decode_name
-from readers.layout import read_dataset_info
+from readers.layout import DatasetInfo, read_dataset_info
+from readers.names import RelativePath, shortened
 from readers.sample import NO_LABEL, Buffer
 
-__all__ = ["LABELS_FILE", "ExtractResult", "extract", "safe_path"]
+__all__ = ["LABELS_FILE", "ExtractResult", "extract"]
 
-LABELS_FILE = "labels.csv"
+_WORK_FOLDER = ".extracting"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """What was written: files and their bytes; kept counts files that were there already with the same bytes."""
+    """What was written: files and their bytes; kept counts files that were there already with the same bytes.
+
+    renamed: files whose names no file can have, and that have a shorter one.
+    """
 
     output: Path
     files: int
     bytes: int
     kept: int
     labels_file: bool
+    renamed: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -62,39 +74,106 @@ def extract(
     leads out of `output`, or a file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index)
     and DamagedSampleError.
     """
-    root, out = Path(path), Path(output)
+    root, out = Path(path), local_output(output)
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     for name in names:
         check_columns(root, info.splits[name])  # file names are as good as the index that holds them
+    watcher = watcher or Silent()
+    labels = not _told_by_folders(root, info)
+    with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own):
+        extraction = _Extraction(place, own, keys, overwrite)
+        for name in names:
+            with readers.open(root, name, verify=True) as reader:
+                extraction.run(reader, watcher)
+        if keys and not extraction.files and not extraction.kept:
+            raise UnknownNameError(f"{root}: no key matches {', '.join(keys)}")
+        labels = labels and bool(extraction.labels)
+        if labels:
+            extraction.check_labels_name()
+            add_labels(place, extraction.labels, overwrite, shared, own)
+    if extraction.renamed:
+        watcher.note(f"warning: {plural(extraction.renamed, 'name')} too long for a file, and shortened")
+    return ExtractResult(out, extraction.files, extraction.bytes, extraction.kept, labels, extraction.renamed)
+
+
+@contextmanager
+def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
+    """The folder of all extractions into `place`, and our own in it, whose lock we hold."""
+    while True:
+        try:
+            shared = place.folder(_WORK_FOLDER, create=True)
+            _sweep(shared)
+            token = os.urandom(8).hex()
+            own = shared.folder(token, create=True)
+            lock = own.lock(_LOCK)
+            break
+        except (FileNotFoundError, BusyError):  # another one that began or ended has swept
+            continue
     try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be made: {error.strerror}") from error
-    extraction = _Extraction(out, keys, overwrite)
-    for name in names:
-        with readers.open(root, name, verify=True) as reader:
-            extraction.run(reader, watcher or Silent())
-    if keys and not extraction.files and not extraction.kept:
-        raise UnknownNameError(f"{root}: no key matches {', '.join(keys)}")
-    extraction.write_labels()
-    return ExtractResult(out, extraction.files, extraction.bytes, extraction.kept, bool(extraction.labels))
+        yield shared, own
+    finally:
+        _remove(shared, token)
+        lock.release()
+        own.close()
+        place.remove_folder(_WORK_FOLDER)
+        shared.close()
+
+
+def _sweep(shared: Folder) -> None:
+    """Remove what killed extractions have left."""
+    for name in shared.names():
+        is_folder = shared.kind(name) == "folder"
+        try:
+            with shared.lock(f"{name}/{_LOCK}" if is_folder else name) as lock:
+                if lock.supported and is_folder:
+                    _remove(shared, name)
+                elif lock.supported:
+                    shared.unlink(name)
+        except (BusyError, FileNotFoundError):
+            continue
+
+
+def _remove(shared: Folder, name: str) -> None:
+    """Remove the folder of one extraction. The lock goes last, or somebody would sweep what is still being removed."""
+    with shared.folder(name) as folder:
+        for file in folder.names():
+            if file != _LOCK:
+                folder.unlink(file)
+        folder.unlink(_LOCK)
+    shared.remove_folder(name)
+
+
+def _told_by_folders(root: Path, info: DatasetInfo) -> bool:
+    """Whether the first folder of every file that has a label is called like its class, in all splits."""
+    for split in info.splits:
+        with readers.open(root, split) as reader:
+            labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
+            names = reader.index.names(reader.fields[0])
+            for i, label in enumerate(labels):
+                if label == NO_LABEL:
+                    continue
+                folder, slash, _ = (decode_name(names[i], keys[i]) or keys[i]).partition("/")
+                if not slash or label >= len(classes) or folder != classes[label]:
+                    return False
+    return True
 
 
 class _Extraction:
-    def __init__(self, out: Path, keys: Sequence[str], overwrite: bool) -> None:
-        self._out, self._patterns, self._overwrite = out, keys, overwrite
+    def __init__(self, place: Folder, scratch: Folder, keys: Sequence[str], overwrite: bool) -> None:
+        self._place, self._scratch, self._patterns, self._overwrite = place, scratch, keys, overwrite
         self._written: set[str] = set()
-        self.files = self.bytes = self.kept = 0
-        self.labels: list[tuple[str, int, str, str]] = []
-        self._told_by_folders = True
+        self._folder, self._folder_name = place, ""
+        self.files = self.bytes = self.kept = self.renamed = 0
+        self.labels: list[LabelRow] = []
 
     def run(self, reader: readers.ShardReader, watcher: Watcher) -> None:
         chosen = [i for i, key in enumerate(reader.keys) if self._wanted(key)]
         watcher.packing(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
         try:
             for i in chosen:
-                for field, name in self._names(reader, i):
+                for field, given in self._names(reader, i):
+                    name = self._safe(given)
                     self._write(name, reader.read(i, field))
                     if field == reader.fields[0]:
                         self._note_label(reader, i, name)
@@ -114,69 +193,65 @@ class _Extraction:
                 name = f"{key}.{_suffix(reader, index, field)}"
             yield field, f"{root}/{name}" if root else name
 
-    def _write(self, name: str, payload: Buffer) -> None:
-        target = safe_path(self._out, name)
-        if name in self._written:
-            raise OutputError(f"{target}: two samples of the set have this name; extract one split or key at a time")
-        self._written.add(name)
-        if target.is_symlink() or (target.exists() and not target.is_file()):
-            raise OutputError(f"{target}: is in the way (a link or a directory)")
-        if target.exists():
-            if target.stat().st_size == len(payload) and target.read_bytes() == payload:
-                self.kept += 1
-                return
-            if not self._overwrite:
-                raise OutputError(f"{target}: exists with other bytes; add --overwrite, or choose another output")
-        temporary = target.with_name(f".{target.name[:200]}.part")
+    def _safe(self, name: str) -> RelativePath:
+        """The name as that of a file below the output."""
+        short = shortened(name)
+        self.renamed += short != name
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
-            with open(descriptor, "wb") as file:
-                file.write(payload)
-            temporary.replace(target)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise OutputError(error.errno, f"{target}: cannot be written: {error.strerror}") from error
-        self.files += 1
-        self.bytes += len(payload)
+            path = RelativePath(short)
+        except BadNameError as error:
+            raise OutputError(
+                f"the set names the file {name!r:.200}, which leads out of {self._place.path}; nothing is written there"
+            ) from error
+        if path.partition("/")[0] == _WORK_FOLDER:
+            raise OutputError(f"the set names the file {name!r:.200}, and {_WORK_FOLDER} is where files are made here")
+        return path
+
+    def _write(self, name: RelativePath, payload: Buffer) -> None:
+        folder, _, last = name.rpartition("/")
+        if folder != self._folder_name:
+            self._folder = self._place.folder(folder, create=True) if folder else self._place
+            self._folder_name = folder
+        if not self._is_there(last, name, payload):
+            self._folder.write(last, payload, durable=False, scratch=self._scratch)
+            self.files += 1
+            self.bytes += len(payload)
+        self._written.add(name)
+
+    def _is_there(self, last: str, name: str, payload: Buffer) -> bool:
+        """Whether the file is there with these bytes. Raises OutputError for what must not be replaced."""
+        target = self._place.path / name
+        found = self._folder.lstat(last)
+        if found is None:
+            return False
+        kind = self._folder.kind(last)
+        if kind != "file":
+            raise OutputError(f"{target}: is in the way (a {kind})")
+        if found.st_size == len(payload) and self._folder.read(last, len(payload)) == payload:
+            self.kept += 1
+            return True
+        if name in self._written:
+            raise OutputError(
+                f"{target}: two samples of the set have this name and not the same bytes; extract one split or key at "
+                f"a time, each to an output of its own"
+            )
+        if not self._overwrite:
+            raise OutputError(f"{target}: exists with other bytes; add --overwrite, or choose another output")
+        return False
 
     def _note_label(self, reader: readers.ShardReader, index: int, name: str) -> None:
         label = int(reader.labels[index])
-        if label == NO_LABEL:
-            return
-        class_name = reader.classes[label] if label < len(reader.classes) else ""
-        inside = name[len(reader.split_info.root) + 1 :] if reader.split_info.root else name
-        folder, slash, _ = inside.partition("/")
-        self._told_by_folders &= bool(slash) and folder == class_name
-        self.labels.append((name, label, class_name, reader.split))
+        if label != NO_LABEL:
+            class_name = reader.classes[label] if label < len(reader.classes) else ""
+            self.labels.append(LabelRow(name, str(label), class_name, reader.split))
 
-    def write_labels(self) -> None:
-        """Write labels.csv where the folders do not say everything it says."""
-        if self._told_by_folders:
-            self.labels = []
-        if not self.labels:
-            return
-        target = safe_path(self._out, LABELS_FILE)
-        with open(target, "w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(("path", "label", "class", "split"))
-            table.writerows(self.labels)
-
-
-def safe_path(out: Path, name: str) -> Path:
-    """out/name, its folders made. Raises OutputError where that would be outside `out` or behind a link."""
-    parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise OutputError(f"the set names the file {name!r}, which leads out of {out}; nothing is written there")
-    folder = out
-    for part in parts[:-1]:
-        folder = folder / part
-        if folder.is_symlink():
-            raise OutputError(f"{folder}: is a link; nothing is written behind it")
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
-    return folder / parts[-1]
+    def check_labels_name(self) -> None:
+        """A set may hold a file of its own that is called labels.csv."""
+        if LABELS_FILE in self._written:
+            raise OutputError(
+                f"{self._place.path / LABELS_FILE}: is a file of the set itself, so there is no place for the labels; "
+                f"read them with readers.open"
+            )
 
 
 def _suffix(reader: readers.ShardReader, index: int, field: str) -> str:

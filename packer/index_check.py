@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 
 import readers
+from packer.adopted_shard import key_prefix
 from packer.columns import header_row
 from packer.formats.base import Located
 from packer.formats.window import Window
 from packer.problems import Problem, Problems
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError
-from readers.headers import parse_header
+from readers.headers import read_header
 from readers.index import encode_name
 from readers.layout import ColumnFile, DatasetInfo, SplitInfo
 from readers.sample import Buffer, ImageInfo
@@ -82,10 +83,10 @@ def _remedy(root: Path) -> str:
     return f"; rebuild it with  packer index {root}"
 
 
-def sample_difference(reader: readers.ShardReader, index: int, sample: Located, shard_stem: str) -> str:
+def sample_difference(reader: readers.ShardReader, index: int, sample: Located, shard: str) -> str:
     """How what the index says of a sample differs from what its shard says; "" where it does not."""
     # keys that several adopted shards shared carry the name of their shard
-    if reader.keys[index] not in (sample.key, f"{shard_stem}/{sample.key}"):
+    if reader.keys[index] not in (sample.key, f"{key_prefix(shard)}/{sample.key}", f"{Path(shard).stem}/{sample.key}"):
         return f"the shard says the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
         return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
@@ -104,7 +105,7 @@ def sample_difference(reader: readers.ShardReader, index: int, sample: Located, 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
     """How the header columns of a sample differ from its image (None: it has none); "" where they do not."""
     try:
-        header = None if image is None else parse_header(image)
+        header = None if image is None else read_header(image)
     except BadSampleError:
         header = None  # adopted shards may hold what has no readable header
     for name, value in header_row(header).items():

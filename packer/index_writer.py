@@ -3,45 +3,54 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from cache.files import Folder
 from packer.columns import load_part
 from packer.formats.window import Window
+from readers.errors import OutputError
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names
 from readers.layout import ColumnFile
 
-__all__ = ["column_files", "write_index"]
+__all__ = ["column_files", "is_index", "remove_index", "write_index"]
 
 
 def write_index(
-    folder: Path, parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]
+    place: Folder,
+    name: str,
+    parts: Sequence[Path],
+    samples: Sequence[int],
+    fields: Sequence[str],
+    *,
+    scratch: Folder,
 ) -> dict[str, ColumnFile]:
-    """Write every column of `readers.index` to `folder`, replacing it, with everything on the disk at the end.
+    """Write every column of `readers.index` to the folder `name` in `place`, with everything on the disk at the end.
 
-    parts: one per shard, in order; samples: how many each has. Returns size and CRC32C of every file.
+    An index of that name is replaced. parts: one per shard, in order; samples: how many each has. scratch: a folder
+    of the same filesystem, where the index is made. Returns size and CRC32C of
+    every file. Raises OutputError where other files are in the way.
     """
-    temporary = folder.with_name(folder.name + ".tmp")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir(parents=True)
+    temporary = f"{name}.tmp"
+    scratch.remove_tree(temporary)
     fixed = {name: dtype for name, dtype in COLUMNS.items() if name != "shard"}
     fixed |= {f"{field}.{name}": dtype for field in fields for name, dtype in FIELD_COLUMNS.items()}
     strings = ["key", *(f"{field}.name" for field in fields)]
-    files = _Files(temporary)
-    try:
-        _write_parts(files, parts, samples, fixed, strings)
-    finally:
-        files.close()
-    _fsync_all(temporary)
-    columns = column_files(temporary, column_names(fields))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.replace(folder)
+    with scratch.folder(temporary, create=True) as folder:
+        files = _Files(folder)
+        try:
+            _write_parts(files, parts, samples, fixed, strings)
+            files.sync()
+        finally:
+            files.close()
+        folder.sync()
+        columns = column_files(folder.path, column_names(fields))
+    if not remove_index(place, name):
+        raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
+    scratch.rename(temporary, name, place)
     return columns
 
 
@@ -52,6 +61,32 @@ def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
         with Window(folder / name) as window:
             found[name] = ColumnFile(window.size, window.checksum())
     return found
+
+
+def remove_index(place: Folder, name: str) -> bool:
+    """Remove the columns in the folder `name`, and the folder; False where something else in it stays.
+
+    Raises PathError where it is no folder.
+    """
+    if not place.kind(name):
+        return True
+    with place.folder(name) as folder:
+        for column in folder.names():
+            if _is_column(folder, column):
+                folder.unlink(column)
+    return place.remove_folder(name)
+
+
+def is_index(place: Folder, name: str) -> bool:
+    """Whether `remove_index` would remove all of it. Raises PathError where it is no folder."""
+    if not place.kind(name):
+        return True
+    with place.folder(name) as folder:
+        return all(_is_column(folder, column) for column in folder.names())
+
+
+def _is_column(folder: Folder, name: str) -> bool:
+    return name.endswith(".npy") and folder.kind(name) in ("file", "link")
 
 
 def _write_parts(
@@ -90,12 +125,12 @@ def _absent(name: str, dtype: str, count: int) -> Any:
 class _Files:
     """The open column files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._files: dict[str, BinaryIO] = {}
 
     def start(self, name: str, dtype: str, length: int) -> None:
-        self._files[name] = open(self._folder / f"{name}.npy", "w+b")
+        self._files[name] = self._folder.create(f"{name}.npy")
         self._header(name, dtype, length)
 
     def restart(self, name: str, dtype: str, length: int) -> None:
@@ -114,15 +149,12 @@ class _Files:
     def add(self, name: str, array: Any) -> None:
         self._files[name].write(np.ascontiguousarray(array).data)
 
+    def sync(self) -> None:
+        """Have all of them on the disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()
-
-
-def _fsync_all(folder: Path) -> None:
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

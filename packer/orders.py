@@ -48,10 +48,11 @@ def compare_orders(
     if block_bytes < 1 or not windows or min(windows) < 1:
         raise ValueError(f"block_bytes ({block_bytes}) and windows ({tuple(windows)}) must be at least 1")
     with readers.open(path, split) as reader:
+        whole = int(reader.sizes().sum())  # nobody holds more than that
         orders: list[tuple[str, Order, int]] = [("stored order", Sequential(len(reader)), 0)]
         for window in windows:
             order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
-            orders.append((f"{window} blocks", order, window * block_bytes))
+            orders.append((f"{window} blocks", order, min(window * block_bytes, whole)))
         orders.append(("global shuffle", Shuffled(len(reader), seed), 0))
         return [_report(name, order, memory, reader) for name, order, memory in orders]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cache.files import Folder
 from cache.remote import Remote
 from packer.conversion.run import ConvertResult, convert
 from packer.sources import Source
@@ -56,7 +56,8 @@ def convert_to_address(
     watcher.note(f"uploading {place} to {remote.url}")
     done = upload(place, remote.url, overwrite=overwrite, watcher=watcher)
     if work is None:
-        shutil.rmtree(place)
+        with Folder(place.parent) as here:
+            here.remove_tree(place.name)
     return replace(made, output=str(remote.url), already_done=done.sent == 0, uploaded_bytes=done.sent_bytes)
 
 
@@ -69,4 +70,14 @@ def _made(
             return convert(source, to, place, **options)
         except OutputError:  # it is another set
             pass
-    return convert(source, to, place, overwrite=overwrite, **options)
+    try:
+        return convert(source, to, place, overwrite=overwrite, **options)
+    except OutputError as error:
+        reason, semicolon, advice = str(error).partition(";")
+        if not semicolon or "--overwrite" not in advice:
+            raise
+        # That advice is about the directory here; given to this command it is about the address as well.
+        raise OutputError(
+            f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
+            f"directory with --work (--overwrite would also replace what is at the address)"
+        ) from error

@@ -22,6 +22,7 @@ from typing import Any
 
 from crc32c import crc32c
 
+from cache.files import open_regular, read_regular
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -95,12 +96,12 @@ class _Upload:
         self._directory, self._remote, self._overwrite, self._watcher = directory, remote, overwrite, watcher
         self._lock = threading.Lock()
         self._sums: dict[str, int] = {}
-        self._sent_bytes = self._sent = self._found = self._passed_bytes = 0
+        self._sent_bytes = self._sent = self._found = 0
 
     def run(self) -> UploadResult:
         manifest = set_files(self._directory).manifest
         files = [file for file in manifest.files if file.path != DATASET_FILE]
-        text = (self._directory / DATASET_FILE).read_bytes()
+        text = read_regular(self._directory / DATASET_FILE, MAX_JSON_BYTES)
         there = committed(self._remote)
         if there is not None and there != text:
             if not self._overwrite:
@@ -108,10 +109,13 @@ class _Upload:
                     f"{self._remote.url}: holds another set; add --overwrite to replace it, or choose another address"
                 )
             self._remote.store.delete(DATASET_FILE)
-        self._watcher.packing(0, sum(file.bytes for file in files), lambda: (0, self._passed_bytes))
+        at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
+        missing: list[StagedFile] = []
+        work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
+        # What an earlier run has sent is no work of this one: rates and the time left are of what is sent now.
+        self._watcher.packing(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
-            at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
-            work_off(files, self._bring, at_once, threading.Event(), lambda: None)
+            work_off(missing, self._bring, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
             self._watcher.packed()
@@ -120,21 +124,27 @@ class _Upload:
         removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
         return UploadResult(str(self._remote.url), self._sent_bytes, self._sent, self._found, removed)
 
-    def _bring(self, file: StagedFile) -> None:
-        """See to it that an object is there."""
-        path = self._directory / file.path
-        crc = _checksum(path)
-        if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
-            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
+    def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
+        """Whether an object is there as it should be; otherwise it is appended to `missing`."""
+        crc = _checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
         size, told = self._look(file, crc)
         if size == file.bytes and told == f"{crc:08x}":
             self._count(file, crc, sent=False)
             return
         if size is not None and not told and not self._overwrite:
             raise OutputError(
-                f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written; add "
-                f"--overwrite to replace it, or choose another address"
+                f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written (whole); "
+                f"remove it there, or choose another address (--overwrite replaces it, and whatever set is at the "
+                f"address by then)"
             )
+        missing.append(file)
+
+    def _bring(self, file: StagedFile) -> None:
+        """Send a file."""
+        path = self._directory / file.path
+        crc = _checksum(path)
+        if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
+            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
         self._remote.store.put(file.path, path, crc32c=crc)
         self._count(file, crc, sent=True)
 
@@ -198,7 +208,6 @@ class _Upload:
     def _count(self, file: StagedFile, crc: int, sent: bool) -> None:
         with self._lock:
             self._sums[file.path] = crc
-            self._passed_bytes += file.bytes
             self._sent_bytes += file.bytes if sent else 0
             self._sent, self._found = self._sent + sent, self._found + (not sent)
 
@@ -208,8 +217,8 @@ def _another(remote: Remote) -> OutputError:
 
 
 def _checksum(path: Path) -> int:
-    crc, buffer = 0, memoryview(bytearray(_READ_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            crc = crc32c(buffer[:count], crc)
+    crc = 0
+    with open_regular(path) as file:
+        while part := file.read(_READ_BYTES):
+            crc = crc32c(part, crc)
     return crc

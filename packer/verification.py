@@ -17,6 +17,7 @@ from crc32c import crc32c
 import readers
 from cache.node import usable_cpus
 from cache.remote import is_remote
+from cache.text import plural
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
 from packer.engines.local import run_shards
@@ -70,6 +71,7 @@ class _Task:
     format: str
     options: LocateOptions
     deep: bool
+    decode: str
 
 
 def verify(
@@ -93,10 +95,12 @@ def verify(
     options = replace(locate_options(info), check_payload=deep)
     found, sound = Problems(), True
     tasks: list[_Task] = []
+    made = info.made.get("options")
+    decode = str(made.get("decode", "RGB")) if isinstance(made, dict) else "RGB"
     for name, split in info.splits.items():
         first = 0
         for number, shard in enumerate(split.shards):
-            tasks.append(_Task(root, name, number, shard, first, info.format, options, deep))
+            tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, decode))
             first += shard.samples
         sound &= check_index(root, info, name, found)
     if not any(split.samples for split in info.splits.values()):
@@ -160,7 +164,7 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
             if count > task.shard.samples:
                 continue
             try:
-                what = sample_difference(reader, index, sample, path.stem)
+                what = sample_difference(reader, index, sample, task.shard.path)
             except DatasetError as error:
                 what = str(error)
             if what:
@@ -169,7 +173,7 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"{task.format} structure: {error}")
         return
     if count != task.shard.samples:
-        wrong(f"holds {count} samples, dataset.json says {task.shard.samples}")
+        wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
 def _key_of(reader: readers.ShardReader, index: int) -> str | None:
@@ -189,7 +193,7 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             except PackerError as error:
                 wrong(str(error), index)
                 continue
-            what = _payload_fault(reader, index, name, payload, task.deep)
+            what = _payload_fault(reader, index, name, payload, task.decode if task.deep else "none")
             if not what and name == "image":
                 what = header_difference(info, index, payload)
             if what:
@@ -199,17 +203,17 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             counter.report(_REPORT_SAMPLES, 0)
 
 
-def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, deep: bool) -> str:
-    """What is wrong with the bytes of a field; "" for nothing."""
+def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
+    """What is wrong with the bytes of a field; "" for nothing. decode: as what to decode an image ("none": not)."""
     if payload is None:
         return ""
     crc = crc32c(payload)
     expected = int(reader.index.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
-    if deep and name == "image" and sniff(payload):
+    if name == "image" and sniff(payload):
         try:
-            decode_fully(payload)
+            decode_fully(payload, decode)
         except BadSampleError as error:
             return f"the image {error}"
     return ""

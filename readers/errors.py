@@ -16,6 +16,7 @@ Messages say what went wrong, where, what was expected and found, and what to ru
     ├── StagingError (OSError)               a set cannot be staged: no place, no room, the source is gone or changed
     ├── RemoteError (OSError)                an object store or a web server: not there, denied, too slow, broken off
     ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
+    ├── TrainerError (RuntimeError)          a training loop would lose or repeat samples; says what to write instead
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
     ├── MissingExtraError (ImportError)      an optional package is not installed
@@ -43,6 +44,7 @@ __all__ = [
     "SourceError",
     "StagingError",
     "StaleIndexError",
+    "TrainerError",
     "UnknownNameError",
     "WorkerError",
 ]
@@ -103,6 +105,10 @@ class RemoteError(PackerError, OSError):
 
 class ResumeError(PackerError, ValueError):
     """A resume token is malformed, of another version, or belongs to another data set or another order."""
+
+
+class TrainerError(PackerError, RuntimeError):
+    """A training loop or a framework would lose or repeat samples with this; the message holds the line to write."""
 
 
 class WorkerError(PackerError, RuntimeError):

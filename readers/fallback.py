@@ -123,6 +123,11 @@ class FallbackReader(ShardReader):
         super().close()
         self._borrowed.clear()
 
+    def after_fork(self) -> None:
+        """In a forked child: as `ShardReader.after_fork`."""
+        super().after_fork()
+        self._stats_lock = threading.Lock()
+
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),

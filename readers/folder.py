@@ -147,7 +147,8 @@ class FolderReader(Selectable):
         order = range(len(self)) if indices is None else indices
         return stream_ahead(self, order, field, lambda block: self.prefetch(block, field))
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
         data = self.read(index)
         label = int(self.labels[index])
         return Sample(self.keys[index], None if label == NO_LABEL else label, {"image": data})

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cache.files import read_regular
+from cache.files import PathError, read_regular
 from readers.errors import BadNameError, DatasetError, UnknownNameError
 from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
@@ -203,8 +203,10 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
         raise DatasetError(_no_dataset(Path(directory))) from error
     except NotADirectoryError as error:
         raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from error
+    except PathError as error:
+        raise DatasetError(f"{error}; it is not the description of a packed set") from error
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read as JSON: {error}") from error
+        raise DatasetError(f"{path}: cannot be read: {error.strerror}") from error
     return parse_dataset_info(text, path)
 
 
@@ -252,16 +254,52 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
-    made = content.get("made")
     return DatasetInfo(
         format=format_name,
         fields={_checked(FieldName, name, path): kind for name, kind in fields.items()},
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
-        made=made if isinstance(made, dict) else {},
+        made=_parse_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
     )
+
+
+def _parse_made(value: Any) -> dict[str, Any]:
+    """What is known of how the set was made; members that are not what they should be count for nothing."""
+    made: dict[str, Any] = value if isinstance(value, dict) else {}
+    return {name: told for name, told in made.items() if _MADE.get(name, _anything)(told)}
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_options(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("split", ""), str)
+
+
+_MADE = {
+    "by": _is_text,
+    "indexed_by": _is_text,
+    "source": _is_text,
+    "plan": _is_text,
+    "payload_bytes": _is_count,
+    "left_out": _are_counts,
+    "options": _are_options,
+}
 
 
 def _parse_adopted(value: _Object) -> AdoptedKeys:

@@ -11,6 +11,8 @@ They are strings and print, compare and pickle as such. Making one raises BadNam
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 from pathlib import PurePosixPath
 
 from readers.errors import BadNameError
@@ -25,6 +27,7 @@ __all__ = [
     "RelativePath",
     "ShardPath",
     "SplitName",
+    "shortened",
 ]
 
 DATASET_FILE = "dataset.json"
@@ -33,6 +36,7 @@ QUARANTINE_FOLDER = "quarantine"
 WORK_FOLDER = ".packing"
 _MAX_NAME_BYTES = 200  # file names have 255, and shards and columns add to a name
 _MAX_PART_BYTES = 255
+_MAX_SUFFIX_BYTES = 16
 _FORBIDDEN = frozenset("/\\ ")
 
 
@@ -94,6 +98,24 @@ class IndexPath(RelativePath):
     def __new__(cls, text: str) -> IndexPath:
         names = (DATASET_FILE, REPORT_FILE, WORK_FOLDER, QUARANTINE_FOLDER)
         return super().__new__(cls, _not_ours(text, names))  # type: ignore[return-value]
+
+
+def shortened(path: str) -> str:
+    """`path` with every part that is too long for a file name cut, and marked with a hash of all of it.
+
+    Archives and packed sets can hold such names; files cannot.
+    """
+    return "/".join(_fitting(part) for part in path.split("/"))
+
+
+def _fitting(part: str) -> str:
+    encoded = part.encode("utf-8", "surrogateescape")
+    if len(encoded) <= _MAX_PART_BYTES:
+        return part
+    suffix = posixpath.splitext(part)[1].encode("utf-8", "surrogateescape")
+    tail = b"~" + hashlib.blake2b(encoded, digest_size=4).hexdigest().encode()
+    tail += suffix if len(suffix) <= _MAX_SUFFIX_BYTES else b""
+    return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
 
 
 def _not_ours(text: str, names: tuple[str, ...]) -> str:

@@ -19,7 +19,7 @@ Buffer: TypeAlias = bytes | memoryview
 NO_LABEL = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sample:
     """One sample: its key, its label (None without one) and the bytes of each field it has."""
 
@@ -31,6 +31,10 @@ class Sample:
     def image(self) -> Buffer:
         """The encoded image: the field that nearly every set has."""
         return self.fields["image"]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {len(data):,} bytes" for name, data in self.fields.items())
+        return f"Sample({self.key!r}, label={self.label}, {{{sizes}}})"
 
 
 class ImageInfo(NamedTuple):

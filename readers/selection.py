@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.criteria import Criteria, checked_indices
-from readers.errors import StaleIndexError
+from readers.errors import StaleIndexError, UnknownNameError
 from readers.sample import Buffer, ImageInfo, Reader, Sample
 
 __all__ = ["Selectable", "SelectedReader", "select"]
@@ -54,9 +55,45 @@ def select(
 
 
 class Selectable:
-    """What gives a reader its method `select`."""
+    """What gives a reader its method `select`, and reader[3], reader[-1], reader[0:3], reader["n01440764/1"]."""
 
     select = select
+
+    @overload
+    def __getitem__(self, which: int | str) -> Sample: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Sample]: ...
+    def __getitem__(self, which: int | str | slice) -> Sample | list[Sample]:
+        """A sample by number or key, a list of samples by slice.
+
+        A key is looked for from the first sample on: where many are wanted, `select(keys=…)`. Raises IndexError,
+        UnknownNameError (no such key) and TypeError.
+        """
+        reader = cast(Reader, self)
+        if isinstance(which, slice):
+            return [self.sample(i) for i in range(*which.indices(len(reader)))]
+        if isinstance(which, str):
+            return self.sample(_numbered(reader, which))
+        try:
+            index = operator.index(which)
+        except TypeError:
+            raise TypeError(
+                f"a sample is named by its number, its key or a slice, not by {type(which).__name__}; for many at once "
+                f"there are select(indices=…) and read_many(…)"
+            ) from None
+        return self.sample(index)
+
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
+        raise NotImplementedError
+
+
+def _numbered(reader: Reader, key: str) -> int:
+    for number, found in enumerate(reader.keys):
+        if found == key:
+            return number
+    such = f"; the first is {reader.keys[0]!r}" if len(reader) else ""
+    raise UnknownNameError(f"{reader}: no sample has the key {key!r}{such}")
 
 
 class SelectedReader(Selectable):
@@ -155,7 +192,7 @@ class SelectedReader(Selectable):
         """The bytes of samples in a known order (default: as selected), with the kernel asked ahead."""
         return self.base.stream(self._at if indices is None else map(self._one, indices), field)
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
         return self.base[self._one(index)]
 
     def __iter__(self) -> Iterator[Sample]:

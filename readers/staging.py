@@ -83,7 +83,7 @@ class StageOptions:
         if self.resume is None:
             return self.order.starts, self.order.shards()
         token = ResumeToken.from_dict(self.resume)
-        order = self.order.with_seed(token.seed).resumed(token.order)
+        order = token.resumed(self.order.with_seed(token.seed))
         return order.starts, order.shards(token.epoch, token.cursor)
 
     def portion(self) -> Portion:

@@ -83,8 +83,13 @@ class Strings(Sequence[str]):
 
     def take(self, indices: npt.NDArray[Any]) -> Strings:
         """The strings at `indices` (int64 [k]) as a new column."""
-        starts = self.offsets[indices].astype(np.int64)
-        lengths = self.offsets[indices + 1].astype(np.int64) - starts
+        first, last = self.offsets[indices], self.offsets[indices + 1]
+        if bool(((first > last) | (last > len(self.blob))).any()):
+            raise DatasetError(
+                f"the offsets of a string column fall, or lead out of its blob of {len(self.blob)} bytes"
+            )
+        starts = first.astype(np.int64)
+        lengths = last.astype(np.int64) - starts
         offsets = np.zeros(len(indices) + 1, np.uint64)
         np.cumsum(lengths, out=offsets[1:])
         # byte j of the new blob comes from byte j + shift of the old one, where shift is constant per string

@@ -10,9 +10,10 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -57,6 +58,36 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def files_of(root: Path) -> dict[str, bytes]:
     """Every file below a folder, by relative path."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+class Hanging(Protocol):
+    """Runs something that must not wait for anybody."""
+
+    def __call__(self, work: Callable[[], object], seconds: float = 60.0) -> None: ...
+
+
+@pytest.fixture
+def hanging() -> Hanging:
+    """Calls `work` and raises what it raises; a test fails where that takes longer than `seconds`."""
+
+    def call(work: Callable[[], object], seconds: float = 60.0) -> None:
+        raised: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                work()
+                raised.append(None)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        assert raised, f"still waiting after {seconds} s"
+        if raised[0] is not None:
+            raise raised[0]
+
+    return call
 
 
 @pytest.fixture

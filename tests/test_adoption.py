@@ -12,7 +12,10 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
-from packer.adoption import split_of_name
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
+from packer.found_shards import split_of_name
+from readers.sample import NO_LABEL
 
 
 def wds_shard(path: Path, members: dict[str, bytes]) -> Path:
@@ -40,6 +43,24 @@ def test_shards_that_share_keys(tmp_path: Path) -> None:
     assert packed.samples == 6
 
 
+@pytest.mark.parametrize("names", [("a/x.tar", "b/x.tar"), ("x.tfrecord-00000-of-00002", "x.tfrecord-00001-of-00002")])
+def test_shards_whose_names_begin_alike_get_keys_of_their_own(tmp_path: Path, names: tuple[str, str]) -> None:
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        writer = format_named("tar" if name.endswith("tar") else "tfrecord").open_writer(
+            path, ShardSpec("train", {"image": "image"})
+        )
+        writer.add(PackedSample("k", NO_LABEL, (make_jpeg(number),), ("k.jpg",), None))
+        writer.finish()
+    out = packer.index([tmp_path / name for name in names], tmp_path, workers=1).output
+    with readers.open(out) as reader:
+        assert len(set(reader.keys)) == 2 and bytes(reader.read(1)) == make_jpeg(1)
+    assert packer.verify(out, deep=True, workers=1).ok
+    packer.index([out], workers=1)
+    assert packer.verify(out, deep=True, workers=1).samples == 2
+
+
 def test_a_key_twice_in_one_shard(tmp_path: Path) -> None:
     image = make_jpeg(1)
     shard = wds_shard(tmp_path / "train-0.tar", {"a.jpg": image, "b.jpg": image, "a.png": image})
@@ -53,7 +74,7 @@ def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
     packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1, samples_per_shard=12).output
     adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
     assert (adopted / "train-000000.tar").is_symlink()
-    # What the set beside the shards knows is kept: tar shards do not carry the names of the classes.
+    # What the set beside the shards knows is kept: shards do not carry the folder of the tree.
     with readers.open(adopted, "val") as reader:
         assert reader.classes == ("cat", "dog", "owl")
         assert reader.split_info.root == "val"
@@ -67,7 +88,7 @@ def test_a_lost_dataset_json(tree: Path, tmp_path: Path) -> None:
         packed = packer.convert(tree, to=to, output=tmp_path / to, workers=1).output
         before = files_of(packed)
         (packed / "dataset.json").unlink()
-        packer.index([packed], workers=1, classes=["cat", "dog", "owl"] if to == "tar" else None)
+        packer.index([packed], workers=1)
         after = files_of(packed)
         for info in (before, after):
             info["dataset.json"] = json.dumps(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, made_set
+from PIL import Image
 from shared_cache_suite import HAS_MPI, MPIEXEC
 
 import readers
@@ -236,3 +237,20 @@ def readers_op(size: int) -> Any:
     from readers.augment import CenterCrop
 
     return CenterCrop(size)
+
+
+def test_decoded_pixels_are_those_of_the_loader(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Within 2 of 255: also of images that are shrunk so much that colours are decoded coarsely."""
+    augment = pytest.importorskip("readers.augment")
+    (tmp_path / "tree" / "a").mkdir(parents=True)
+    for seed, side in enumerate([140, 160, 180, 340]):
+        pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "tree" / "a" / f"{seed}.jpg", quality=95)
+    with readers.open_folder(tmp_path / "tree") as base:
+        (expected, _), *_ = batches(
+            base, augment=[augment.Resize(64), augment.CenterCrop(56)], tail="exact", shuffle=False
+        )
+        with readers.cached(base, keep="decoded:64", **place) as reader:
+            (found, _), *_ = batches(reader, augment=[augment.CenterCrop(56)], tail="exact", shuffle=False)
+    worst = np.abs(found.astype(int) - expected).reshape(4, -1).max(1).tolist()
+    assert max(worst) <= 2, f"differences by image: {worst}"

@@ -34,7 +34,7 @@ def test_the_main_job(tree: Path, tmp_path: Path) -> None:
 
     shown = packer("inspect", "images-hdf5", cwd=tmp_path)
     assert shown.returncode == 0
-    for text in ("hdf5 set, 3 classes", "train: 36 samples in 1 shards", "cat", "median", "duplicates: none"):
+    for text in ("hdf5 set, 3 classes", "train: 36 samples in 1 shard", "cat", "median", "duplicates: none"):
         assert text in shown.stdout
 
     back = packer("extract", "images-hdf5", "-o", "back", cwd=tmp_path)

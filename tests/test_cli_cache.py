@@ -38,20 +38,27 @@ def test_from_warm_to_clean(packed: Path, memory: tuple[str, Path]) -> None:
         assert reader.stats().present == 18
         reader.read_many(range(36))
         listed = packer("ls", *memory)
-        for text in ("decoded-resize_size_16 image", "/train", "50%", "█", "python"):
+        for text in ("decoded-resize_size_16 image", "set (train)", "50%", "█", "python", "job", "\n0  "):
             assert text in listed.stdout, listed.stdout
         assert packer("clean", "--all", *memory).stdout.startswith(f"{memory[1]}: 0 caches removed"), "it is in use"
         reader.close()
     (report,) = json.loads(packer("ls", "--json", *memory).stdout)
     assert (report["hits"], report["passed"], report["hit_rate"], report["persist"]) == (18, 18, 0.5, True)
-    assert report["users"] == [] and report["set"].endswith("/train")
-    shown = packer("stats", report["name"][:20], *memory).stdout
-    for text in ("36: 18 hits", "18 passed through", "stays when nobody uses it", "used by  nobody"):
+    assert report["users"] == [] and report["set"].endswith("/train") and report["title"] == f"{packed} (train)"
+    shown = packer("stats", f"{packed.name} (tr", *memory).stdout
+    for text in (
+        f"set      {packed} (train)",
+        "job      0",
+        "36: 18 hits",
+        "18 passed through",
+        "stays when nobody uses it",
+        "used by  nobody",
+    ):
         assert text in shown
     assert "nobody, persists" in packer("ls", *memory).stdout
     assert json.loads(packer("clean", "--json", *memory).stdout) == []
     gone = packer("clean", "--all", *memory)
-    assert gone.returncode == 0 and "1 caches removed" in gone.stdout and report["name"] in gone.stdout
+    assert gone.returncode == 0 and "1 cache removed" in gone.stdout and report["name"] in gone.stdout
     assert packer("ls", *memory).stdout == packer("stats", *memory).stdout == f"{memory[1]}: no caches\n"
 
 
@@ -84,3 +91,20 @@ def test_one_clear_message(packed: Path, tmp_path: Path, arguments: tuple[str, .
     assert done.returncode == status, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ls_names_job_and_set(packed: Path, memory: tuple[str, Path]) -> None:
+    """Whatever its length: of a path too long for the table the end is shown."""
+    deep = memory[1] / ("long" * 40)
+    deep.mkdir()
+    for number, path in enumerate((packed, deep / "set")):
+        if number:
+            path.symlink_to(packed)
+        with readers.open(path, "val") as base:
+            readers.cached(base, "1MiB", persist=True, directory=memory[1], job=f"job-{number}").close()
+    lines = packer("ls", *memory).stdout.splitlines()
+    assert lines[0].split()[:2] == ["job", "set"] and len(lines) == 3
+    for number, line in enumerate(sorted(lines[1:])):
+        assert line.startswith(f"job-{number}  ") and "set (val)" in line
+    assert str(deep)[:40] not in "".join(lines) and packer("stats", "longlong", *memory).stdout.count("long" * 40) == 1
+    packer("clean", "--all", *memory)

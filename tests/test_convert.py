@@ -393,14 +393,15 @@ class TestReencode:
             with pytest.raises(ValueError):
                 packer.Reencode(**wrong)
 
-    def test_orientation_is_kept(self, tmp_path: Path) -> None:
+    def test_the_result_is_upright(self, tmp_path: Path) -> None:
         exif = Image.Exif()
         exif[0x0112] = 6
         write(tmp_path / "src/a.jpg", make_jpeg(1, (80, 40), exif=exif))
         how = packer.Reencode(max_side=20)
         packer.convert(tmp_path / "src", to="tar", output=tmp_path / "out", workers=1, reencode=how)
         with readers.open(tmp_path / "out") as reader:
-            assert reader.info.orientation.tolist() == [6]
+            assert reader.info.orientation.tolist() == [1]
+            assert (reader.info.height[0], reader.info.width[0]) == (20, 10)
 
 
 def test_names_that_differ_only_in_their_suffix(tmp_path: Path) -> None:

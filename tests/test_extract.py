@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import files_of, make_jpeg
+from conftest import Hanging, files_of, make_jpeg
 
 import packer
 import readers
-from packer.extraction import safe_path
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
@@ -57,12 +62,6 @@ def test_damage_is_never_extracted(tree: Path, tmp_path: Path) -> None:
         packer.extract(packed, tmp_path / "back")
 
 
-@pytest.mark.parametrize("name", ["../evil.jpg", "/tmp/evil.jpg", "a/../../evil.jpg", "", "a\0b"])
-def test_hostile_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(readers.OutputError, match="leads out of"):
-        safe_path(tmp_path / "out", name)
-
-
 def test_a_hostile_set_writes_nothing_outside(tmp_path: Path) -> None:
     (tmp_path / "src/c").mkdir(parents=True)
     (tmp_path / "src/c/xx.jpg").write_bytes(make_jpeg(1))
@@ -82,9 +81,119 @@ def test_links_in_the_output_are_not_followed(tree: Path, tmp_path: Path) -> Non
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "back").mkdir()
     (tmp_path / "back/train").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(readers.OutputError, match="is a link; nothing is written behind it"):
+    with pytest.raises(readers.OutputError, match=r"is a link, expected a folder; nothing is .*written"):
         packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "elsewhere") == {}
+
+
+def test_nothing_is_written_over_what_is_no_file(tree: Path, tmp_path: Path, hanging: Hanging) -> None:
+    """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
+    packed = packer.convert(tree / "val", to="tar", output=tmp_path / "set", workers=1, split="val").output
+    target = tmp_path / "back/cat/cat_000.JPEG"
+    theirs = tmp_path / "thesis.tex"
+    theirs.write_bytes(b"precious")
+    for make in (lambda: target.symlink_to(theirs), lambda: os.mkfifo(target), target.mkdir):
+        shutil.rmtree(tmp_path / "back", ignore_errors=True)
+        target.parent.mkdir(parents=True)
+        make()
+        for overwrite in (False, True):
+            with pytest.raises(readers.OutputError, match=r"cat_000.JPEG: is in the way \(a (link|FIFO|folder)\)"):
+                hanging(partial(packer.extract, packed, tmp_path / "back", overwrite=overwrite))
+    assert theirs.read_bytes() == b"precious"
+
+
+def test_a_file_of_the_users_own_is_no_temporary_name(tree: Path, tmp_path: Path) -> None:
+    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+    mine = tmp_path / "back/train/cat/.cat_000.JPEG.part"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    packer.extract(packed, tmp_path / "back")
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    assert files_of(tmp_path / "back") == files_of(tree)
+
+
+def labelled(tree: Path, tmp_path: Path) -> Path:
+    """A set of two splits whose folders do not tell the labels; one image is in both."""
+    rows = [f"{tree}/{split}/{name}/{name}_00{n}.JPEG,{name},{split}" for split in ("train", "val")
+            for name in ("cat", "dog") for n in range(3)]  # fmt: skip
+    rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")
+    (tmp_path / "m.csv").write_text("\n".join(["path,label,split", *rows]) + "\n")
+    source = packer.open_source(tmp_path / "m.csv", folder=tree)
+    return Path(packer.convert(source, to="tar", output=tmp_path / "set", workers=1).output)
+
+
+def rows_of(folder: Path) -> list[list[str]]:
+    with open(folder / "labels.csv", newline="") as file:
+        return sorted(csv.reader(file))
+
+
+def test_an_image_in_two_splits_comes_back_once_with_both_its_labels(tree: Path, tmp_path: Path) -> None:
+    packed = labelled(tree, tmp_path)
+    result = packer.extract(packed, tmp_path / "back")
+    assert (result.files, result.kept, result.labels_file) == (12, 1, True)
+    both = [row for row in rows_of(tmp_path / "back") if row[0] == "train/cat/cat_001.JPEG"]
+    assert both == [["train/cat/cat_001.JPEG", "0", "cat", "train"], ["train/cat/cat_001.JPEG", "0", "cat", "val"]]
+    again = packer.convert(tmp_path / "back/labels.csv", to="tar", output=tmp_path / "again", workers=1)
+    assert again.splits == {"train": 6, "val": 7}
+
+
+def test_splits_extracted_one_by_one_end_with_all_labels(tree: Path, tmp_path: Path) -> None:
+    packed = labelled(tree, tmp_path)
+    packer.extract(packed, tmp_path / "whole")
+    for split in ("val", "train", "val"):
+        packer.extract(packed, tmp_path / "parts", split=split)
+    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole") and len(rows_of(tmp_path / "parts")) == 14
+    command = "import packer, sys; packer.extract(*sys.argv[1:3], split=sys.argv[3])"
+    both = [
+        subprocess.Popen([sys.executable, "-c", command, packed, tmp_path / "at once", split])
+        for split in ("train", "val")
+    ]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert files_of(tmp_path / "at once").keys() == files_of(tmp_path / "whole").keys()
+    assert rows_of(tmp_path / "at once") == rows_of(tmp_path / "whole")
+
+
+def test_a_table_of_labels_of_the_users_own_is_kept(tree: Path, tmp_path: Path) -> None:
+    packed = labelled(tree, tmp_path)
+    mine = tmp_path / "back/labels.csv"
+    mine.parent.mkdir()
+    mine.write_text("image,age\nx.jpg,4\n")
+    with pytest.raises(readers.OutputError, match=r"labels.csv: is there, and no table of labels .*add --overwrite"):
+        packer.extract(packed, tmp_path / "back")
+    assert mine.read_text() == "image,age\nx.jpg,4\n"
+    packer.extract(packed, tmp_path / "back", overwrite=True)
+    assert len(rows_of(tmp_path / "back")) == 14
+    mine.write_text(mine.read_text().replace("cat_000.JPEG,0,cat", "cat_000.JPEG,1,dog"))
+    with pytest.raises(readers.OutputError, match=r"says 1 'dog' of .*cat_000.JPEG', the set says 0 'cat'"):
+        packer.extract(packed, tmp_path / "back")
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_labels_are_written_through_no_link_and_wait_for_nobody(
+    tree: Path, tmp_path: Path, hanging: Hanging, kind: str
+) -> None:
+    packed = labelled(tree, tmp_path)
+    place, theirs = tmp_path / "back/labels.csv", tmp_path / "thesis.tex"
+    place.parent.mkdir()
+    theirs.write_bytes(b"precious")
+    if kind == "link":
+        place.symlink_to(theirs)
+    else:
+        os.mkfifo(place)
+    with pytest.raises(readers.OutputError, match=rf"labels.csv: is in the way \(a {kind}\)"):
+        hanging(lambda: packer.extract(packed, tmp_path / "back"))
+    assert theirs.read_bytes() == b"precious"
+
+
+def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, tmp_path: Path) -> None:
+    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+    code = "import os, sys, packer; real = os.rename; os.rename = lambda *a, **k: os.kill(os.getpid(), 9); "
+    code += "packer.extract(*sys.argv[1:])"
+    killed = subprocess.run([sys.executable, "-c", code, packed, tmp_path / "back"], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL and len(files_of(tmp_path / "back")) == 2
+    packer.extract(packed, tmp_path / "back")
+    assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()
 
 
 def test_labels_that_folders_do_not_tell(tmp_path: Path) -> None:

@@ -707,7 +707,7 @@ def test_format_of_a_file(tmp_path: Path, name: str, content: bytes, expected: s
     ("name", "content", "match"),
     [
         ("x.jpg", JPEG, "neither HDF5, tar nor TFRecord"),
-        ("x.tar", gzip.compress(block(b"a.jpg", 0)), "gzip.* packer convert "),
+        ("x.tar", gzip.compress(block(b"a.jpg", 0), mtime=0), "gzip.* packer convert "),
         ("x.tar", b"short", "neither"),
     ],
 )

@@ -13,6 +13,9 @@ from remote_suite import address  # noqa: F401
 
 import packer
 import readers
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
+from readers.sample import NO_LABEL
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media", "image.name")
 
@@ -104,6 +107,46 @@ def test_a_damaged_index_at_an_address_is_found(packed: Path, tmp_path: Path, ad
         result = packer.verify(address)
         assert not result.ok and "width.npy" in str(result.problems[0]), result.problems
         shutil.rmtree(readers.remote.index_cache_folder(), ignore_errors=True)
+
+
+def two_images(folder: Path) -> Path:
+    """A TFRecord whose samples have two images each."""
+    folder.mkdir()
+    path = folder / "train-00000-of-00001.tfrecord"
+    writer = format_named("tfrecord").open_writer(path, ShardSpec("train", {"image": "image", "right": "file"}))
+    for number in range(4):
+        images = (make_jpeg(number), make_jpeg(100 + number))
+        writer.add(PackedSample(f"k{number}", NO_LABEL, images, ("", ""), None))
+    writer.finish()
+    return path
+
+
+def test_sets_that_read_the_same_shard_otherwise_have_other_fingerprints(tmp_path: Path) -> None:
+    shard = two_images(tmp_path / "shards")
+    left = packer.index([shard], tmp_path / "left", image_key="image/encoded", workers=1).output
+    right = packer.index([shard], tmp_path / "right", image_key="right/encoded", workers=1).output
+    offset = packer.index([shard], tmp_path / "offset", image_key="image/encoded", workers=1).output
+    prints = [readers.open(root).fingerprint for root in (left, right, offset)]
+    assert prints[0] != prints[1], "two sets with other images have one fingerprint"
+    assert prints[0] == prints[2], "the same index made twice has two fingerprints"
+    for root in (left, right):
+        without_checksums(root)
+    assert readers.open(left).fingerprint != readers.open(right).fingerprint, "so do those without checksums"
+
+
+def test_a_set_adopted_with_keys_of_its_own_verifies_and_is_rebuilt_with_them(tmp_path: Path) -> None:
+    shard = two_images(tmp_path / "shards")
+    root = packer.index([shard], image_key="right/encoded", workers=1).output
+    assert packer.verify(root, deep=True, workers=1).ok
+    before = readers.open(root).fingerprint
+    path = root / "train.index" / "label.npy"
+    flip(path, path.stat().st_size - 1)
+    assert not packer.verify(root, workers=1).ok
+    packer.index([root], workers=1)
+    assert packer.verify(root, workers=1).ok
+    assert readers.open(root).fingerprint == before, "the repair made another set of it"
+    with readers.open(root) as reader:
+        assert bytes(reader.read(0)) == make_jpeg(100)
 
 
 def test_tokens_of_converted_sets_of_earlier_versions_stay_valid(packed: Path, tmp_path: Path) -> None:

@@ -136,6 +136,37 @@ class Index(Job):
         assert hidden == [], f"left behind: {hidden}"
 
 
+class IndexChanged(Job):
+    """A set whose index comes out otherwise, here with other labels: it is the old one or the new one."""
+
+    def __init__(self, folder: Path, tree: Path, other: Path) -> None:
+        super().__init__(folder, tree, other)
+        self.out, old = folder / "out", folder / "old"
+        packer.convert(tree, to="tfrecord", output=old, workers=1, samples_per_shard=9)
+        self.old = files_of(old)
+        (folder / "names.txt").write_text("nothing\ncat\ndog\n")
+        self.whole: dict[str, bytes] = {}
+
+    def command(self) -> list[str]:
+        options = ["--label-offset", "-1", "--classes", str(self.folder / "names.txt"), "--workers", "2"]
+        return ["index", str(self.out), *options]
+
+    def prepare(self) -> None:
+        shutil.rmtree(self.out, ignore_errors=True)
+        shutil.copytree(self.folder / "old", self.out)
+
+    def check_killed(self) -> None:
+        found = files_of(self.out)
+        state = self.old if found["dataset.json"] == self.old["dataset.json"] else self.whole
+        assert {name: found.get(name) for name in state} == state, "neither the old index nor the new one"
+        assert wrong_set(self.out) == []
+
+    def check_done(self) -> None:
+        self.whole = self.whole or files_of(self.out)
+        assert files_of(self.out) == self.whole and self.whole["dataset.json"] != self.old["dataset.json"]
+        assert wrong_set(self.out) == []
+
+
 class Extract(Job):
     def __init__(self, folder: Path, tree: Path, other: Path) -> None:
         super().__init__(folder, tree, other)
@@ -151,12 +182,11 @@ class Extract(Job):
 
     def check_killed(self) -> None:
         for name, data in files_of(self.out).items() if self.out.exists() else ():
-            if not Path(name).name.startswith("."):
+            if not name.startswith(".extracting/"):
                 assert data == self.whole[name], f"{name} is there and not whole"
 
     def check_done(self) -> None:
-        found = {name: data for name, data in files_of(self.out).items() if not Path(name).name.startswith(".")}
-        assert found == self.whole
+        assert files_of(self.out) == self.whole
 
 
 class Stage(Job):
@@ -276,6 +306,7 @@ JOBS = {
     "overwrite": lambda *a: Overwrite(*a, "tar"),
     "index-hdf5": lambda *a: Index(*a, "hdf5"),
     "index-tar": lambda *a: Index(*a, "tar"),
+    "index-changed": IndexChanged,
     "extract": Extract,
     "stage": Stage,
     "cache-fill": CacheFill,

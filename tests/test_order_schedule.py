@@ -256,3 +256,12 @@ def test_what_a_token_fits() -> None:
         token().check(fingerprint="ab12", order_spec=Shuffled(1000).spec(), decoder="turbo 3.0")
     with pytest.warns(UserWarning, match="'turbo 3.0' and goes on with 'nv 12'.*differ slightly"):
         token().check(fingerprint="ab12", order_spec=spec, decoder="nv 12")
+
+
+def test_a_cursor_that_no_run_has_written() -> None:
+    """Beyond the epoch's end; at its end there is just nothing left."""
+    order = Shuffled(10, seed=3)
+    for cursor in (0, 9, 10):
+        assert ResumeToken(3, 0, cursor, "", "", order.spec(), 10).resumed(order) == order
+    with pytest.raises(ResumeError, match="cursor 11 is beyond the 10 positions of an epoch"):
+        ResumeToken(3, 0, 11, "", "", order.spec(), 10).resumed(order)

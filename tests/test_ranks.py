@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from cache.ranks import Ranks, detect_ranks, rank_and_world_size
+from readers.order import NodeLocal
+from readers.torch import EpochSampler
 
 TORCHRUN = {
     "RANK": "5",
@@ -142,3 +144,60 @@ def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for given in ((0, None), (None, 2)):
         with pytest.raises(ValueError, match="give both rank and world_size or neither"):
             rank_and_world_size(*given)
+
+
+def agents(group_of: list[int], local_size: int = 2) -> list[dict[str, str]]:
+    """The ranks of a torchrun in the one task of each node; group_of: the number that it gave to Slurm's node i."""
+    nodes = len(group_of)
+    found = []
+    for node, group in enumerate(group_of):
+        slurm = {"STEP_ID": 0, "PROCID": node, "NTASKS": nodes, "LOCALID": 0, "NODEID": node, "NNODES": nodes}
+        told = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
+        for local in range(local_size):
+            ours = {"RANK": group * local_size + local, "WORLD_SIZE": nodes * local_size, "LOCAL_RANK": local}
+            ours |= {"LOCAL_WORLD_SIZE": local_size, "GROUP_RANK": group, "GROUP_WORLD_SIZE": nodes}
+            found.append({**told, **{name: str(value) for name, value in ours.items()}})
+    return found
+
+
+def test_nodes_are_numbered_as_slurm_does_whatever_torchrun_deals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a task of Slurm staged for its node is what the ranks of that node's torchrun read."""
+    order, seen = NodeLocal(90, nodes=3), []
+    for number, environ in enumerate(agents([2, 0, 1])):
+        node = number // 2
+        ranks = detect_ranks(environ)
+        assert (ranks.node, ranks.nodes, ranks.rank) == (node, 3, int(environ["RANK"])), "ranks stay torchrun's"
+        with monkeypatch.context() as context:
+            for name, value in environ.items():
+                context.setenv(name, value)
+            place = rank_and_world_size(None, None, nodes=3)
+            assert rank_and_world_size(None, None) == (ranks.rank, 6), "only what belongs to nodes is dealt by nodes"
+            mine = list(EpochSampler(order))
+        assert place == (number, 6)
+        assert set(mine) <= set(order.local_part(node)), f"rank {ranks.rank} reads another node's part"
+        seen += mine
+    assert sorted(seen) == list(range(90))
+
+
+def test_cyclic_tasks_read_the_parts_of_their_nodes() -> None:
+    """srun --distribution=cyclic numbers tasks across the nodes."""
+    tasks = [{**SRUN, "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"} for _ in range(4)]
+    for rank, task in enumerate(tasks):
+        task |= {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank % 2), "SLURM_LOCALID": str(rank // 2)}
+    assert [detect_ranks(task).place for task in tasks] == [0, 2, 1, 3]
+
+
+def test_unequal_nodes_have_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**agents([1, 0])[0], "WORLD_SIZE": "5"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="node 0 has 2 of the 5 ranks, expected the same number on each of"):
+        rank_and_world_size(None, None, nodes=2)
+    assert rank_and_world_size(None, None) == (2, 5)
+
+
+def test_other_numbers_of_nodes_are_torchruns_own() -> None:
+    """After a node was lost, and where a node has several torchruns."""
+    lost = {**agents([1, 0])[0], "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    assert detect_ranks(lost) == Ranks(0, 2, 0, 2, 0, 1)
+    two_tasks = {**agents([1, 0])[0], "SLURM_NTASKS": "4"}
+    assert detect_ranks(two_tasks).node == 1

@@ -1155,7 +1155,7 @@ def test_cpus_of_a_control_group(
         ({}, 64),
         ({"SLURM_CPUS_PER_TASK": "6"}, 6),
         ({"SLURM_CPUS_ON_NODE": "12"}, 12),
-        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "12"}, 6),
+        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "12"}, 12),  # a batch script; tasks are in test_cpus.py
         ({"SLURM_CPUS_PER_TASK": "100"}, 64),
         ({"SLURM_CPUS_PER_TASK": ""}, 64),
         ({"SLURM_CPUS_PER_TASK": "all", "SLURM_CPUS_ON_NODE": "12"}, 12),

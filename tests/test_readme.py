@@ -57,7 +57,7 @@ def test_commands_named_in_the_readme_exist() -> None:
     assert set(re.findall(rf"packer ({'|'.join(commands)})\b", text)) == set(commands)
     helped = {
         name: subprocess.run([sys.executable, "-m", "packer", name, "--help"], capture_output=True, text=True).stdout
-        for name in ("convert", "stage", "export-index")
+        for name in ("convert", "index", "stage", "export-index")
     }
     for option in set(re.findall(r"(--(?!deep|against|json|help)[a-z][a-z-]+)", text)):
         assert any(option in shown for shown in helped.values()), f"the README names {option}"

@@ -9,13 +9,15 @@ import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from remote_servers import FileServer
+from remote_servers import FileServer, s3_server
 
+import packer
 import readers
 from cache.remote import AddressError, CertificateError, DeniedError, MissingError, Remote, RemoteError, parse_url
 from cache.remote.errors import translated
@@ -105,6 +107,26 @@ def test_a_root_certificate_is_a_path_or_text(
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://{host}")
     with pytest.raises(MissingError):  # it speaks HTTP through TLS, and has no such bucket
         Remote("s3://bucket/nothing").head("a")
+
+
+def test_an_s3_behind_tls(
+    certificates: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: None
+) -> None:
+    """There and back: uploaded, read and staged, with the private authority's certificate named by its path."""
+    ca = certificates / "ca.pem"
+    with s3_server(certificates / "good.pem") as (host, port):
+        connection = HTTPSConnection(host, port, timeout=30, context=ssl.create_default_context(cafile=str(ca)))
+        connection.request("PUT", "/bucket")
+        assert connection.getresponse().status == 200
+        connection.close()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://{host}:{port}")
+        monkeypatch.setenv("AWS_ROOT_CERTIFICATE", str(ca))
+        monkeypatch.setenv("PACKER_REMOTE_RETRIES", "2")
+        packer.upload(packed, "s3://bucket/set")
+        with readers.open("s3://bucket/set", "train") as reader, readers.open(packed, "train") as local:
+            assert list(map(bytes, reader.read_many(range(36)))) == list(map(bytes, local.read_many(range(36))))
+        with readers.stage("s3://bucket/set", tmp_path / "to") as copy:
+            assert (copy / "train-000000.tar").read_bytes() == (packed / "train-000000.tar").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) ->
     data[600] ^= 1
     shard.write_bytes(data)
     (folder / "dataset.json").unlink()
-    with pytest.raises(readers.OutputError, match="there is an object that no upload of ours has written; add"):
+    with pytest.raises(
+        readers.OutputError, match=r"there is an object that no upload of ours has written .*; remove it there"
+    ):
         packer.upload(packed, url)
     assert not (folder / "dataset.json").exists()
     repaired = packer.upload(packed, url, overwrite=True)
@@ -128,6 +130,62 @@ def test_cut_off_and_gone_on_with(target: str, packed: Path, proxy: Proxy) -> No
     proxy.heal()
     done = packer.upload(packed, target)
     assert there(target) == files_of(packed) and done.found == len(sent) and not sent & set(puts(proxy))
+
+
+class Seen:
+    """Remembers the work it was told of, and how far that came."""
+
+    def __init__(self) -> None:
+        self.total, self.done = -1, -1
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def packing(self, samples: int, total_bytes: int, done: Any) -> None:
+        self.total, self.ask = total_bytes, done
+
+    def packed(self) -> None:
+        self.done = self.ask()[1]
+
+
+def test_progress_is_of_what_is_sent_now(target: str, packed: Path, proxy: Proxy) -> None:
+    """What an earlier run has sent would make rates that no network has."""
+    proxy.faults.append(Fault("status", where="^PUT .*val-", times=99))
+    with pytest.raises(readers.RemoteError):
+        packer.upload(packed, target)
+    sent = there(target)
+    proxy.heal()
+    seen = Seen()
+    done = packer.upload(packed, target, watcher=seen)
+    left = sum(len(data) for path, data in files_of(packed).items() if path not in sent and path != "dataset.json")
+    assert 0 < left == seen.total == seen.done == done.sent_bytes
+    packer.upload(packed, target, watcher=seen)
+    assert (seen.total, seen.done) == (0, 0), "nothing was left to send"
+
+
+def test_a_cut_off_upload_gives_no_advice_that_replaces_what_is_there(
+    target: str, tree: Path, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in the way is in the directory of this machine, and --overwrite would be about the address too."""
+    monkeypatch.chdir(tmp_path)
+    proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
+    with pytest.raises(readers.RemoteError, match="train-000002"):
+        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
+    proxy.heal()
+    (kept,) = tmp_path.glob(".packer-upload*")
+    message = rf"remove {kept.name}, or name another directory with --work \(--overwrite would also replace"
+    with pytest.raises(readers.OutputError, match=message) as caught:
+        packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=9)
+    assert "add --overwrite" not in str(caught.value)
+
+
+def test_half_a_file_on_a_web_server_gives_no_such_advice(folder: Path, packed: Path, tmp_path: Path) -> None:
+    url = (tmp_path / "address.txt").read_text()
+    (folder / "train-000000.tar").write_bytes(b"half")
+    with pytest.raises(readers.OutputError, match=r"train-000000.tar.*remove it there, or choose another") as caught:
+        packer.upload(packed, url)
+    assert "add --overwrite" not in str(caught.value)
 
 
 def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:

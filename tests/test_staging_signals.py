@@ -139,4 +139,4 @@ def test_the_rank_that_copies_tells(source: Path, tmp_path: Path) -> None:
     _, errors = stage(source, tmp_path, **{**second, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).communicate(
         timeout=DEADLINE
     )
-    assert "files were there" in errors
+    assert "already there" in errors

@@ -241,6 +241,15 @@ def test_an_interrupted_removal_is_finished(sets: list[Path], tmp_path: Path) ->
         assert not moved.exists()
 
 
+def test_the_empty_directory_of_an_interrupted_removal_goes(sets: list[Path], tmp_path: Path) -> None:
+    with readers.stage(sets[0], tmp_path) as local:
+        pass
+    for name in ("removing-1-a", "removing-2-b/.staging"):
+        (local.parent / name).mkdir(parents=True)
+    with readers.stage(sets[1], tmp_path):
+        assert not list(local.parent.glob("removing-*"))
+
+
 def test_paths_of_a_manifest() -> None:
     assert [inside(path) for path in ("a", "a/b", "a/../b", "/a", "", "..", "a/", "./a", ".staging/x", "a\0", 3)] == [
         True, True, *[False] * 9,

@@ -169,10 +169,10 @@ def test_pickle_is_small(reader: readers.ShardReader) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decode": "BGR"}, "decode is 'RGB' or None"),
+        ({"decode": "BGR"}, "decode is 'RGB', 'unchanged' or None, not 'BGR'"),
         ({"output": "list"}, "output is one of"),
         ({"on_error": "ignore"}, "on_error of"),
-        ({"transform": CROP, "decode": None}, "ops need decoded images"),
+        ({"transform": CROP, "decode": None}, "ops need 8-bit RGB"),
         ({"transform": [RandomHorizontalFlip(), Resize(3)]}, "put crops and the resize first"),
     ],
 )
@@ -281,7 +281,7 @@ def test_a_plain_loader_resumes_by_what_training_has_seen(reader: readers.ShardR
     assert states[0] == states[1] and sorted(seen) == sorted(expected[:24])
     sampler = EpochSampler(order, reader)
     sampler.load_state_dict(states[0])
-    assert len(sampler) == 16
+    assert sampler.left == 16 and len(sampler) == COUNT
     rest = [number for batch in DataLoader(Numbers(reader, CROP), 5, sampler=sampler) for number in numbered(batch)]
     assert rest == expected[24:] and sampler.epoch == 1
 
@@ -377,3 +377,31 @@ def test_the_last_batch_of_a_stream(reader: readers.ShardReader) -> None:
         stream = ImageStream(ImageDataset(reader, CROP), EpochSampler(Shuffled(COUNT), reader), 12, drop_last=drop_last)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         assert len(stream) == len(sizes) and [len(images) for images, _ in loader] == sizes
+
+
+# --- unchanged ---------------------------------------------------------------------------------------------------
+def test_unchanged_images_come_in_their_own_depth(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).integers(0, 65536, (2, 6, 8), np.uint16)
+    for number, image in enumerate(values):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    reader = readers.open_folder(tmp_path)
+    loader = DataLoader(ImageDataset(reader, decode="unchanged"), batch_size=2)
+    (images, _labels) = next(iter(loader))
+    assert images.shape == (2, 1, 6, 8) and np.array_equal(images.numpy()[:, 0], values)
+    array, _ = ImageDataset(reader, lambda image: image.astype(np.float32) / 65535, "unchanged", output="numpy")[1]
+    assert array.dtype == np.float32 and np.allclose(array * 65535, values[1], atol=0.01)
+    assert ImageDataset(reader)[0][0].dtype == torch.uint8
+
+
+def test_what_unchanged_cannot_be_combined_with(tmp_path: Path, place: dict[str, Any]) -> None:
+    (tmp_path / "1.jpg").write_bytes(make_jpeg(1))
+    reader = readers.open_folder(tmp_path)
+    with pytest.raises(ValueError, match="ops need 8-bit RGB"):
+        ImageDataset(reader, [Resize(8)], "unchanged")
+    with pytest.raises(ValueError, match="output='tensor' or 'numpy'"):
+        ImageDataset(reader, decode="unchanged", output="pil")
+    with (
+        readers.cached(reader, capacity="1MiB", keep="decoded", **place) as kept,
+        pytest.raises(ValueError, match="a cache that keeps images decoded: open it with keep='encoded'"),
+    ):
+        ImageDataset(kept, decode="unchanged")

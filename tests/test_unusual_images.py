@@ -27,7 +27,8 @@ from image_cases import (
 )
 from PIL import Image
 
-from readers.decode import Region, Scratch, decode_image
+from readers.decode import Region, Scratch, decode_image, decode_unchanged
+from readers.decode.raw import with_header
 from readers.errors import BadSampleError
 from readers.headers import read_header
 
@@ -281,3 +282,100 @@ def test_a_gif_is_as_large_as_its_first_image() -> None:
     image = Image.open(io.BytesIO(bytes(data)))
     assert read_header(bytes(data))[1:3] == (image.height, image.width) == (20, 30)
     assert np.array_equal(decode_image(bytes(data)), pillow_rgb(bytes(data)))
+
+
+# --- unchanged ---------------------------------------------------------------------------------------------------
+def png16(values: np.ndarray[Any, Any], colour: int) -> bytes:
+    """A PNG of 16 bits a channel, of colour type 0, 2, 4 or 6."""
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    chunks = (
+        chunk(b"IHDR", struct.pack(">II5B", width, height, 16, colour, 0, 0, 0)),
+        chunk(b"IDAT", zlib.compress(rows)),
+        chunk(b"IEND", b""),
+    )
+    return PNG[:8] + b"".join(chunks)
+
+
+def tiff16(values: np.ndarray[Any, Any], photometric: int, order: str = "<", *, planes: bool = False) -> bytes:
+    """A TIFF of 16 bits a channel, [h, w, channels], in one strip, or in one for each channel."""
+    height, width, channels = values.shape
+    values = values.astype(order + "u2")
+    strips = [plane.tobytes() for plane in np.moveaxis(values, 2, 0)] if planes else [values.tobytes()]
+    tags = {256: [width], 257: [height], 258: [16] * channels, 259: [1], 262: [photometric], 273: [0] * len(strips)}
+    tags |= {277: [channels], 278: [height], 279: [len(strip) for strip in strips], 284: [2 if planes else 1]}
+    start = 8 + 2 + 12 * len(tags) + 4
+    place = start + sum(4 * len(numbers) for numbers in tags.values())
+    tags[273] = [place + sum(map(len, strips[:number])) for number in range(len(strips))]
+    entries = beyond = b""
+    for tag, numbers in tags.items():
+        packed = struct.pack(f"{order}{len(numbers)}I", *numbers)
+        entries += struct.pack(order + "HHI", tag, 4, len(numbers))
+        entries += packed if len(packed) == 4 else struct.pack(order + "I", start + len(beyond))
+        beyond += packed if len(packed) > 4 else b""
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, len(tags))
+    return (head + entries + bytes(4) + beyond).ljust(place, b"\0") + b"".join(strips)
+
+
+def deep(channels: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return np.random.default_rng(channels).integers(0, 65536, (20, 30, channels), np.uint16)
+
+
+DEEP = {
+    "grey png": (png16(deep(1), 0), 1),
+    "rgb png": (png16(deep(3), 2), 3),
+    "grey png with alpha": (png16(deep(2), 4), 2),
+    "rgb png with alpha": (png16(deep(4), 6), 4),
+    "rgb tiff": (tiff16(deep(3), 2), 3),
+    "big-endian rgb tiff": (tiff16(deep(3), 2, ">"), 3),
+    "cmyk tiff": (tiff16(deep(4), 5), 4),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_unchanged_gives_all_16_bits_of_all_channels(name: str) -> None:
+    data, channels = DEEP[name]
+    found = decode_unchanged(data)
+    assert found.dtype == np.uint16 and found.shape == ((20, 30) if channels == 1 else (20, 30, channels))
+    assert np.array_equal(found.reshape(20, 30, channels), deep(channels))
+    if channels == 3:
+        assert np.array_equal(decode_image(data), deep(3) >> 8), "RGB takes the upper 8 of 16 bits"
+
+
+def test_unchanged_keeps_floats_signs_indices_and_masks() -> None:
+    values = grey16()
+    for dtype in (np.float32, np.int32):
+        found = decode_unchanged(encoded(Image.fromarray(values.astype(dtype) - 40000), "TIFF"))
+        assert found.dtype == dtype and np.array_equal(found, values.astype(dtype) - 40000)
+    indices = (values % 21).astype(np.uint8)
+    mask = Image.fromarray(indices).convert("P")
+    mask.putdata(indices.ravel().tolist())
+    mask.putpalette([value % 256 for value in range(0, 63 * 7, 7)])
+    for kind in ("PNG", "GIF", "BMP", "TIFF"):
+        found = decode_unchanged(encoded(mask, kind))
+        assert found.dtype == np.uint8 and np.array_equal(found, indices), kind
+    bits = Image.fromarray(indices > 10)
+    assert np.array_equal(decode_unchanged(encoded(bits, "PNG")), np.where(indices > 10, 255, 0))
+    for mode, shape in (("L", (48, 64)), ("RGB", (48, 64, 3)), ("CMYK", (48, 64, 4))):
+        assert decode_unchanged(encoded(picture(48, 64).convert(mode), "JPEG")).shape == shape
+
+
+def test_unchanged_is_upright_and_of_the_size_that_was_promised() -> None:
+    data = encoded(Image.fromarray(grey16()), "PNG", 6)
+    assert np.array_equal(decode_unchanged(data, (50, 40)), np.rot90(grey16(), -1))
+    with pytest.raises(BadSampleError, match=r"the index says 40 x 50 pixels, found \(50, 40\)"):
+        decode_unchanged(data, (40, 50))
+
+
+def test_planes_of_16_bits_are_refused_where_pillow_takes_bytes_for_pixels() -> None:
+    data = tiff16(deep(3), 2, planes=True)
+    assert not np.array_equal(pillow_rgb(data), deep(3) >> 8), "Pillow reads them by now: nothing to refuse"
+    with pytest.raises(BadSampleError, match="16 bits a channel in planes, which Pillow misreads"):
+        decode_image(data)
+    with pytest.raises(BadSampleError, match="16 bits a channel, of which Pillow gives no more than 8"):
+        decode_unchanged(data)
+
+
+def test_pixels_that_a_cache_has_made_rgb_are_not_unchanged() -> None:
+    with pytest.raises(BadSampleError, match="holds this image as 8-bit RGB; keep='encoded'"):
+        decode_unchanged(with_header(np.zeros((4, 5, 3), np.uint8)))

@@ -63,20 +63,22 @@ class SharedByteCache:
         job: str | None = None,
         persist: bool = False,
         comm: Any = None,
+        title: str = "",
     ) -> SharedByteCache:
         """The segment of this (user, job, fingerprint, kind, slots), made where there is none.
 
         A segment that is in use is taken with the capacity it has. `fingerprint` names the data set, `kind` what is
         kept of it; together with `job` (default: of the batch system, else "0") they have at most some 800
         characters. backend: "file" (in `directory`, a tmpfs), "memfd" (a new one, for this process and its children),
-        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own.
+        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own. title: what
+        people call the data set, for `list_caches`.
 
         Where something else stands in its place, or a process that was stopped is making it, it is made under another
         name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where files
         cannot be made in the directory, ForeignCacheError or CacheBusyError where all names are taken.
         """
         identity = Identity(os.geteuid(), _job() if job is None else job, fingerprint, kind, slots)
-        spec = Spec(identity, capacity_bytes, Path(directory), persist, comm)
+        spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
         chosen = backend_named(backend) if isinstance(backend, str) else backend
         return cls(chosen, spec, *chosen.attach(spec))
 

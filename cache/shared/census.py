@@ -31,7 +31,8 @@ _NO_ARENA = memoryview(b"")
 class CacheInfo:
     """One segment. Half-made and damaged ones have no slots, and the size of the file as their capacity.
 
-    users: process ids of those alive, as they see them. age_s: seconds since it was made.
+    title: what its first user called the data set. users: process ids of those alive, as they see them. age_s: seconds
+    since it was made.
     """
 
     name: str
@@ -47,6 +48,7 @@ class CacheInfo:
     stats: CacheStats
     age_s: float
     persist: bool
+    title: str = ""
 
 
 def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
@@ -85,7 +87,7 @@ def _described(path: Path, file: Descriptor) -> CacheInfo:
     return CacheInfo(
         name=path.name,
         uid=facts.st_uid,
-        **{name: str(told.get(name, "")) for name in ("job", "fingerprint", "kind")},
+        **{name: str(told.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
         slots=layout.slots,
         capacity_bytes=layout.capacity_bytes,
         used_bytes=segment.slots.tail - layout.arena_at,

@@ -11,7 +11,7 @@
     48        32          SHA-256 of (version, uid, job, fingerprint, kind, slots)
     80        4           length of the text below
     84        4           CRC32C of bytes 8 to 84 and of the text
-    128       896         text: uid, job, fingerprint and kind as a JSON object, for people and for listings
+    128       896         text: uid, job, fingerprint, kind and title as a JSON object, for people and listings
     1024      8           state: 1 in use or left by a crash, 2 closed by its last user
     1032      8           tail: where the free part of the arena begins; it only grows
     1040      8           1 where the segment stays when nobody uses it
@@ -161,12 +161,22 @@ class Layout:
         return self.arena_at + max(mmap.PAGESIZE, _whole_pages(self.capacity_bytes))
 
 
-def make_header(identity: Identity, layout: Layout) -> bytes:
-    """The fixed part of the header, without the magic: that is stored when everything else is."""
-    text, sizes = identity.text, (layout.slots, layout.capacity_bytes, layout.total_bytes)
+def make_header(identity: Identity, layout: Layout, title: str = "") -> bytes:
+    """The fixed part of the header, without the magic: that is stored when everything else is.
+
+    title: what people call the data set; its end, where there is no room for all of it.
+    """
+    text, sizes = _titled(identity, title), (layout.slots, layout.capacity_bytes, layout.total_bytes)
     fixed = _FIXED.pack(MAGIC, VERSION, _ORDER_MARK, *sizes, time.time_ns(), identity.digest, len(text), 0)
     fixed = fixed[:-4] + struct.pack("=I", _checksum(fixed, text))
     return bytes(len(MAGIC)) + fixed[len(MAGIC) :].ljust(_TEXT_AT - len(MAGIC), b"\0") + text
+
+
+def _titled(identity: Identity, title: str) -> bytes:
+    text = json.dumps({**json.loads(identity.text), "title": title}, separators=(",", ":")).encode()
+    if len(text) <= _TEXT_BYTES:
+        return text
+    return _titled(identity, title[len(title) // 4 + 1 :]) if title else identity.text
 
 
 def begins_like_ours(descriptor: int) -> bool:

@@ -38,6 +38,7 @@ class Spec:
     directory: Path
     persist: bool = False
     comm: Any = field(default=None, compare=False)
+    title: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         Layout(self.identity.slots, self.capacity_bytes)  # says what is wrong before anything is made
@@ -91,7 +92,7 @@ class Segment:
 
     def begin(self, spec: Spec) -> None:
         """Make zeroed memory a segment, the magic last."""
-        header = make_header(spec.identity, self.layout)
+        header = make_header(spec.identity, self.layout, spec.title)
         self.table[: len(header)] = header
         self._head[_STATE] = _IN_USE
         self._head[_PERSIST] = int(spec.persist)

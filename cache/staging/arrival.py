@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cache.forks import renewed_event, tell_after_fork
 from cache.staging.copies import load_copy
 from cache.staging.errors import StagingError
 from cache.staging.files import INNER_FOLDER
@@ -32,6 +33,11 @@ class Arrivals:
         self.copy, self.patience_seconds = copy, patience_seconds
         self._over = threading.Event()
         self._wanted: frozenset[str] | None = None
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._over = renewed_event(self._over)
 
     @property
     def over(self) -> bool:

@@ -1,79 +1,70 @@
 """The command line: one file per command. Commands parse, call, print; the work is in the library.
 
 Results go to stdout, progress and messages to stderr. Exit status: 0 done, 1 failed or damage found, 2 usage,
-130 interrupted.
+130 interrupted. With --json, a failure is a JSON document on stdout too: {"error": {"type", "message", "status"}}.
+
+This file imports next to nothing, so that Ctrl-C is understood from the first moment on; `packer.cli.group` has the
+commands.
 """
 
 from __future__ import annotations
 
-import importlib
+import atexit
 import os
+import signal
 import sys
-from typing import Any
+import threading
+from types import FrameType
 
-import click
+__all__ = ["INTERRUPTED", "leave_at_once", "main", "started"]
 
-from packer.version import VERSION
-
-__all__ = ["main"]
-
-_COMMANDS = {
-    "convert": "Pack a source into HDF5, TFRecord or tar shards.",
-    "index": "Adopt shards made elsewhere, or rebuild an index.",
-    "inspect": "Show what a packed set is.",
-    "verify": "Check every byte of a packed set.",
-    "extract": "Write the original files back.",
-    "export-index": "Write the index files of other readers.",
-    "stage": "Copy a packed set to this node's own disk.",
-    "order": "Compare ways to shuffle a packed set.",
-    "parity": "Compare decoders and resizers with Pillow.",
-    "cache": "Caches of this node: list, fill, remove.",
-}
-
-
-class _Commands(click.Group):
-    """Loads a command's file when it is used, so that `packer --help` is quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"packer.cli.{cmd_name.replace('-', '_')}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(VERSION, prog_name="packer")
-def cli() -> None:
-    """Pack image datasets into standard shards with one index; verify, inspect and extract them."""
+INTERRUPTED = "packer: interrupted; run the same command again to continue"
+_STATUS = 128 + signal.SIGINT
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit. Errors of ours, and of the system, are one line on stderr."""
-    from readers.errors import PackerError
-
+    _open_closed_streams()
+    before = signal.getsignal(signal.SIGINT)
+    careful = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
-        status: Any = cli.main(args=arguments, prog_name="packer", standalone_mode=False)
-        sys.stdout.flush()
-        sys.exit(status or 0)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("packer: interrupted; run the same command again to go on", err=True)
-        sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone; leave quietly, and keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (PackerError, OSError, ValueError, MemoryError) as error:
-        click.echo(f"packer: {error if str(error) else type(error).__name__}", err=True)
-        sys.exit(1)
+        if careful:  # an import that is interrupted may swallow the exception, or make another of it
+            signal.signal(signal.SIGINT, _leave)
+        from packer.cli.group import run
+
+        run(arguments)
+    except KeyboardInterrupt:
+        _leave(signal.SIGINT, None)
+    finally:
+        if careful and signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, before)
+
+
+def started() -> None:
+    """A command is loaded and begins: from here on Ctrl-C is a KeyboardInterrupt, after which things are tidied up."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def leave_at_once() -> None:
+    """The command has been interrupted and is over: another Ctrl-C ends what is left, and none comes too late."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(_STATUS))
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(_STATUS)
+
+
+def _open_closed_streams() -> None:
+    """Open stdin, stdout and stderr on nothing where they are closed: a shard must not get their numbers."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
+from cache.text import plural
 from packer.caches import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json
+from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json, show
 
 __all__ = ["command"]
 
 _BAR = 10
+_NAME = 48  # characters
 directory_option = click.option(
     "--directory", default=DIRECTORY, show_default=True, type=click.Path(exists=True, file_okay=False),
     help="Where the caches are.",
@@ -27,12 +29,12 @@ def command() -> None:
 @directory_option
 @json_option
 def list_command(directory: str, as_json: bool) -> None:
-    """List the caches: set, what is kept, size, how full, hit rate, who uses it."""
+    """List the caches: job, set, what is kept, size, how full, hit rate, who uses it."""
     reports = list_caches(directory)
     if as_json:
         print_json([report.to_dict() for report in reports])
     else:
-        click.echo("\n".join(table(reports)) if reports else f"{directory}: no caches")
+        show(*(table(reports) if reports else [f"{directory}: no caches"]))
 
 
 @command.command("stats")
@@ -46,7 +48,7 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
         print_json([report.to_dict() for report in reports])
     else:
         lines = [line for report in reports for line in (*details(report), "")]
-        click.echo("\n".join(lines[:-1]) if lines else f"{directory}: no caches")
+        show(*(lines[:-1] if lines else [f"{directory}: no caches"]))
 
 
 @command.command("warm")
@@ -86,7 +88,7 @@ def warm_command(
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(warmed(result))
+        show(*warmed(result).split("\n"))
 
 
 @command.command("clean")
@@ -100,18 +102,20 @@ def clean_command(everything: bool, directory: str, as_json: bool) -> None:
         print_json([report.to_dict() for report in reports])
         return
     size = human_bytes(sum(report.capacity_bytes for report in reports))
-    click.echo(f"{directory}: {len(reports)} caches removed, {size}")
+    show(f"{directory}: {plural(len(reports), 'cache')} removed, {size}")
     for report in reports:
-        click.echo(f"  {report.name}  {_set(report)}  {report.kept}")
+        show(f"  {report.name}  {_named(report)}  {report.kept}")
 
 
 def table(reports: list[CacheReport]) -> list[str]:
     """One line for each cache."""
-    rows = [("set", "kept", "size", "full", "", "hits", "", "used by")]
+    rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
     for report in reports:
         full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
         told = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
-        rows.append((_set(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report)))
+        rows.append(
+            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report))
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -122,7 +126,8 @@ def details(report: CacheReport) -> list[str]:
     kept = "stays when nobody uses it" if report.persist else "goes with its last user"
     return [
         f"{report.name}: {report.kept}, made {human_seconds(report.age_s)} ago, {kept}",
-        f"  set      {report.set}" + (f", job {report.job}" if report.job else ""),
+        f"  set      {report.title or '(unnamed)'}, fingerprint {report.set}",
+        f"  job      {report.job}",
         f"  memory   {human_bytes(report.used_bytes)} of {human_bytes(report.capacity_bytes)}  "
         f"{report.filled:.0%} {bar(report.filled, 20)}",
         f"  reads    {reads:,}: {report.hits:,} hits ({human_bytes(report.hit_bytes)}), {report.misses:,} misses, "
@@ -136,14 +141,18 @@ def details(report: CacheReport) -> list[str]:
 def warmed(result: WarmResult) -> str:
     """What was done, in two lines."""
     rate = result.present / max(result.seconds, 1e-9)
+    samples = plural(result.samples, "sample")
     return (
-        f"{result.path}: {result.present:,} of {result.samples:,} samples of {result.split} kept as {result.kept_as}, "
+        f"{result.path}: {result.present:,} of {samples} of {result.split} kept as {result.kept_as}, "
         f"{human_bytes(result.used_bytes)} of {human_bytes(result.capacity_bytes)}\n"
         f"  {human_seconds(result.seconds)}, {rate:,.0f} samples/s; it stays until  packer cache clean --all"
     )
 
 
-def _set(report: CacheReport) -> str:
+def _named(report: CacheReport) -> str:
+    """The set as people know it, or the beginning of its fingerprint; of long paths the end."""
+    if report.title:
+        return report.title if len(report.title) <= _NAME else f"…{report.title[1 - _NAME :]}"
     fingerprint, slash, split = report.set.partition("/")
     return f"{fingerprint[:12]}{slash}{split}" if report.set else "(half made)"
 

@@ -10,15 +10,16 @@ from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import (
-    emphasis,
+    Emphasis,
     human_bytes,
     human_seconds,
     json_option,
     print_json,
+    show,
     split_name,
     workers_option,
 )
-from packer.conversion.options import CHECKS, CODECS, ON_ERROR, Reencode, parse_size
+from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Reencode, container_named, parse_size
 from packer.conversion.run import ConvertResult, convert
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
@@ -51,9 +52,19 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return found
 
 
+class _Container(click.Choice):  # type: ignore[type-arg]
+    """A format, also under the other names that it goes by."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return container_named(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 @click.command("convert", short_help="Pack a source into shards.")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format of the shards.")
+@click.option("--to", type=_Container(FORMATS), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
@@ -69,6 +80,8 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
               help="How closely to look at each image.")  # fmt: skip
+@click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
+              "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
@@ -148,10 +161,10 @@ def command(
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo(summary(result))
+        show(*summary(result))
 
 
-def summary(result: ConvertResult) -> str:
+def summary(result: ConvertResult) -> list[str]:
     """What was done, in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     shards = plural(result.shards, f"{result.format} shard")
@@ -160,9 +173,9 @@ def summary(result: ConvertResult) -> str:
         f"{human_bytes(result.payload_bytes)}"
     )
     if result.dry_run:
-        return f"{result.output}: would hold {what} in {shards}"
+        return [f"{result.output}: would hold {what} in {shards}"]
     if result.already_done:
-        return f"{result.output}: already holds {what} in {shards}; nothing to do"
+        return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
     seconds = max(result.seconds, 1e-9)
     lines = [
@@ -175,9 +188,9 @@ def summary(result: ConvertResult) -> str:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        lines.append(Emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
         reasons = list(result.left_out_reasons.items())
-        lines += [emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
+        lines += [Emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
-    return "\n".join(lines)
+    return lines

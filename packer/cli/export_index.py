@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from cache.text import plural
 from packer.cli.progress import watcher
-from packer.cli.text import json_option, print_json
+from packer.cli.text import json_option, print_json, show
 from packer.exported_index import TARGETS, Target, export_index
 
 __all__ = ["command"]
@@ -31,4 +32,4 @@ def command(path: str, target: Target, output: str | None, split: str | None, as
         return
     files = len(result.files)
     where = result.files[0].parent if result.files else result.path
-    click.echo(f"{where}: {files:,} index {'file' if files == 1 else 'files'} for {target}, {result.samples:,} samples")
+    show(f"{where}: {plural(files, 'index file')} for {target}, {plural(result.samples, 'sample')}")

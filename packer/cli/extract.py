@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, json_option, print_json
+from packer.cli.text import human_bytes, json_option, print_json, show
 from packer.extraction import LABELS_FILE, extract
 
 __all__ = ["command"]
@@ -26,6 +27,6 @@ def command(path: str, output: str, split: str | None, keys: tuple[str, ...], ov
         print_json(result.to_dict())
         return
     kept = f", {result.kept:,} were there already" if result.kept else ""
-    click.echo(f"{result.output}: {result.files:,} files, {human_bytes(result.bytes)}{kept}")
+    show(f"{result.output}: {plural(result.files, 'file')}, {human_bytes(result.bytes)}{kept}")
     if result.labels_file:
-        click.echo(f"  labels: {result.output}/{LABELS_FILE}")
+        show(f"  labels: {result.output}/{LABELS_FILE}")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from cache.text import plural
 from packer.adoption import index
 from packer.cli.convert import field_columns
 from packer.cli.progress import watcher
-from packer.cli.text import json_option, print_json, split_name, workers_option
+from packer.cli.text import json_option, print_json, show, split_name, workers_option
 
 __all__ = ["command"]
 
@@ -29,6 +30,8 @@ __all__ = ["command"]
 @click.option("--label-offset", type=int, metavar="N", help="Subtract N from the labels of the shards (1: ImageNet "
               "TFRecords).")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
+@click.option("--accept-loss", is_flag=True, help="Go on although shards are missing, or the set that is there would "
+              "lose samples, splits, classes or fields.")  # fmt: skip
 @workers_option
 @json_option
 def command(
@@ -40,15 +43,16 @@ def command(
     fields: dict[str, str],
     label_offset: int | None,
     classes: str | None,
+    accept_loss: bool,
     workers: int | None,
     as_json: bool,
 ) -> None:
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
     Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
-    index is lost or stale.
+    index is lost or stale. A set that is there is compared first: what would lose samples, splits or classes of it is
+    refused, and nothing is changed.
     """
-    names = Path(classes).read_text(encoding="utf-8").split("\n") if classes else None
     result = index(
         shards,
         output,
@@ -57,7 +61,8 @@ def command(
         label_key=label_key,
         fields=fields,
         label_offset=label_offset,
-        classes=None if names is None else [name.strip() for name in names if name.strip()],
+        classes=None if classes is None else _class_names(Path(classes)),
+        accept_loss=accept_loss,
         workers=workers,
         watcher=watcher(as_json),
     )
@@ -65,6 +70,16 @@ def command(
         print_json(result.to_dict())
         return
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    click.echo(f"{result.output}: {result.samples:,} samples ({splits}) in {result.shards} {result.format} shards")
+    shown = plural(result.shards, f"{result.format} shard")
+    show(f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}")
     for warning in result.warnings:
-        click.echo(f"  warning: {warning}")
+        show(f"  warning: {warning}")
+
+
+def _class_names(path: Path) -> list[str]:
+    names = [name.strip() for name in path.read_text(encoding="utf-8").splitlines()]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise click.BadParameter(f"line {names.index('') + 1} of {path} is empty; a label would have no name")
+    return names

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from cache.text import plural
 from packer.cli.place import SetPlace
-from packer.cli.text import bar, human_bytes, json_option, print_json
+from packer.cli.text import bar, human_bytes, json_option, print_json, show
 from packer.inspection import InspectResult, SplitReport, inspect
 
 __all__ = ["command"]
@@ -23,14 +24,14 @@ def command(path: str, all_classes: bool, as_json: bool) -> None:
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo("\n".join(describe(result, all_classes)))
+        show(*describe(result, all_classes))
 
 
 def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
     """The report as lines."""
     made = result.made
     lines = [
-        f"{result.path}: {result.format} set, {len(result.classes):,} classes, "
+        f"{result.path}: {result.format} set, {plural(len(result.classes), 'class')}, "
         f"fields {', '.join(f'{name} ({kind})' for name, kind in result.fields.items())}",
         f"  fingerprint {result.fingerprint}",
     ]
@@ -50,10 +51,9 @@ def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
 
 
 def _split_lines(name: str, split: SplitReport) -> list[str]:
-    lines = [
-        f"{name}: {split.samples:,} samples in {split.shards} shards, {human_bytes(split.shard_bytes)} "
-        f"({human_bytes(split.payload_bytes)} of payload)"
-    ]
+    samples, shards = plural(split.samples, "sample"), plural(split.shards, "shard")
+    size, payload = human_bytes(split.shard_bytes), human_bytes(split.payload_bytes)
+    lines = [f"{name}: {samples} in {shards}, {size} ({payload} of payload)"]
     partial = {field: count for field, count in split.field_samples.items() if count != split.samples}
     if partial:
         lines.append("  present in " + ", ".join(f"{field} {count:,}" for field, count in partial.items()))
@@ -88,7 +88,7 @@ def _class_lines(split: SplitReport, classes: tuple[str, ...], everything: bool)
     ]
     if len(shown) < len(counts):
         spread = f"{min(counts.values()):,} to {top:,} samples each"
-        lines.append(f"  … {len(counts):,} classes, {spread}; --classes shows all")
+        lines.append(f"  … {plural(len(counts), 'class')}, {spread}; --classes shows all")
     return lines
 
 
@@ -99,4 +99,4 @@ def _class_name(label: int, classes: tuple[str, ...]) -> str:
 def _duplicate_line(result: InspectResult) -> str:
     if not result.duplicates:
         return "duplicates: none (by size and CRC32C)"
-    return f"duplicates: {result.duplicates:,} samples have the bytes of another (by size and CRC32C)"
+    return f"duplicates: {plural(result.duplicates, 'sample')} with the bytes of another (by size and CRC32C)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from packer.cli.place import SetPlace
-from packer.cli.text import bar, human_bytes, json_option, print_json
+from packer.cli.text import bar, human_bytes, json_option, print_json, show
 from packer.conversion.options import parse_size
 from packer.orders import OrderReport, compare_orders
 
@@ -31,7 +31,7 @@ def command(path: str, split: str | None, block_bytes: str, windows: tuple[int, 
     if as_json:
         print_json([report.to_dict() for report in reports])
     else:
-        click.echo("\n".join(describe(reports, block_bytes)))
+        show(*describe(reports, block_bytes))
 
 
 def describe(reports: list[OrderReport], block_bytes: str) -> list[str]:

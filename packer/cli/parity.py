@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 import readers
-from packer.cli.text import json_option, print_json
+from packer.cli.text import json_option, print_json, show
 
 if TYPE_CHECKING:
     from readers.parity import Parity
@@ -33,7 +33,7 @@ def command(path: str, split: str | None, samples: int, size: int, seed: int, de
     if as_json:
         print_json([row.to_dict() for row in found])
     else:
-        click.echo("\n".join(describe(found)))
+        show(*describe(found))
 
 
 def describe(rows: list[Parity]) -> list[str]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from cache.text import printable
 from packer.cli.text import human_bytes, human_seconds
 from packer.watch import Silent, Watcher
 
 __all__ = ["ProgressDisplay", "watcher"]
 
-_BAR = 24
+_BAR, _LEAST_BAR = 24, 4
+_COLUMNS = 80
 _TERMINAL_SECONDS = 0.2
 _LINE_SECONDS = 10.0
 
@@ -33,7 +36,7 @@ class ProgressDisplay:
         self._thread: threading.Thread | None = None
 
     def note(self, text: str) -> None:
-        print(f"packer: {text}", file=self._stream, flush=True)
+        print(f"packer: {printable(text)}", file=self._stream, flush=True)
 
     def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
         self._stop.clear()
@@ -50,10 +53,18 @@ class ProgressDisplay:
         started = time.monotonic()
         step = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
         while not self._stop.wait(step):
-            self._show(progress_line(samples, total_bytes, *done(), time.monotonic() - started, self._terminal))
+            columns = self._columns() if self._terminal else 0
+            self._show(progress_line(samples, total_bytes, *done(), time.monotonic() - started, columns))
         if self._terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+    def _columns(self) -> int:
+        """The width of the terminal now: a window may have been resized."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        except (OSError, ValueError):
+            return _COLUMNS
 
     def _show(self, line: str) -> None:
         self._stream.write(f"\r{line}\x1b[K" if self._terminal else f"packer: {line}\n")
@@ -61,17 +72,17 @@ class ProgressDisplay:
 
 
 def progress_line(
-    samples: int, total_bytes: int, done_samples: int, done_bytes: int, seconds: float, bar: bool = False
+    samples: int, total_bytes: int, done_samples: int, done_bytes: int, seconds: float, columns: int = 0
 ) -> str:
-    """One line: share done, rates, time left. By bytes where their total is known, by samples otherwise."""
+    """One line: share done, rates, time left. By bytes where their total is known, by samples otherwise.
+
+    columns: width of the terminal; the line stays shorter, as one that wraps is repeated and not overwritten. 0: none.
+    """
     if total_bytes:
         share = min(1.0, done_bytes / total_bytes)
     else:
         share = min(1.0, done_samples / samples) if samples else 0.0
     parts = [f"{share:4.0%}"]
-    if bar:
-        filled = round(share * _BAR)
-        parts.insert(0, "█" * filled + "░" * (_BAR - filled))
     seconds = max(seconds, 1e-9)
     if done_samples:
         of = f"/{samples:,}" if samples else ""
@@ -80,4 +91,11 @@ def progress_line(
         parts.append(f"{human_bytes(done_bytes / seconds)}/s")
     if share > 0:
         parts.append(f"{human_seconds(seconds * (1 - share) / share)} left")
-    return "  ".join(parts)
+    line = "  ".join(parts)
+    if not columns:
+        return line
+    width = min(_BAR, columns - len(line) - 3)
+    if width >= _LEAST_BAR:
+        filled = round(share * width)
+        line = "█" * filled + "░" * (width - filled) + f"  {line}"
+    return line[: max(0, columns - 1)]

@@ -16,10 +16,11 @@ import click
 import readers
 from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
+from cache.text import plural
 from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json
+from packer.cli.text import human_bytes, human_seconds, json_option, print_json, show
 from packer.conversion.options import parse_size
 from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
 
@@ -160,8 +161,9 @@ def _stage_and_run(
             return 0
         brought, seconds = staging.brought, time.monotonic() - started
         rate = f", {human_bytes(brought.copied_bytes / max(seconds, 1e-9))}/s" if brought.copied else ""
+        copied, found = plural(brought.copied, "file"), plural(brought.found, "file")
         shown.note(
-            f"{human_bytes(brought.copied_bytes)} in {brought.copied} files copied, {brought.found} files were there, "
+            f"{human_bytes(brought.copied_bytes)} in {copied} copied, {found} already there, "
             f"{human_seconds(seconds)}{rate}"
         )
         if as_json:
@@ -183,7 +185,7 @@ def _ls(to: str | None, as_json: bool) -> None:
     if as_json:
         print_json([copy.to_dict() for copy in copies])
     else:
-        click.echo("\n".join(copies_lines(copies)) or "no staged copies")
+        show(*(copies_lines(copies) or ["no staged copies"]))
 
 
 @command.command("clean")
@@ -198,7 +200,7 @@ def _clean(dataset: str | None, to: str | None, dry_run: bool, as_json: bool) ->
     if as_json:
         print_json(result.to_dict())
     else:
-        click.echo("\n".join(_cleaned(result, "would remove" if dry_run else "removed")))
+        show(*_cleaned(result, "would remove" if dry_run else "removed"))
 
 
 def copies_lines(copies: list[StagedCopy]) -> list[str]:

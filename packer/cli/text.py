@@ -9,16 +9,18 @@ from typing import Any
 
 import click
 
+from cache.text import json_printable, printable
 from readers.errors import BadNameError
 from readers.names import SplitName
 
 __all__ = [
+    "Emphasis",
     "bar",
-    "emphasis",
     "human_bytes",
     "human_seconds",
     "json_option",
     "print_json",
+    "show",
     "split_name",
     "workers_option",
 ]
@@ -61,10 +63,18 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
-def emphasis(text: str) -> str:
-    """`text` in yellow where stdout is a terminal that has colours, and NO_COLOR (no-color.org) is not set."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-    return text if plain else click.style(text, fg="yellow")
+class Emphasis(str):
+    """A line that `show` prints in yellow, where it prints colours at all."""
+
+    __slots__ = ()
+
+
+def show(*lines: str) -> None:
+    """Print lines on stdout: the only way there but for JSON. What names of files could do to a terminal is escaped."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    for line in lines:
+        text = printable(line).replace("\n", "\\n")
+        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text)
 
 
 def bar(share: float, width: int = 30) -> str:
@@ -76,5 +86,5 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=list))
+    """One JSON document on stdout; control characters are escaped in it as JSON does."""
+    click.echo(json_printable(json.dumps(value, indent=1, ensure_ascii=False, default=list)))

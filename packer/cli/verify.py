@@ -6,9 +6,10 @@ import sys
 
 import click
 
+from cache.text import plural
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, json_option, print_json, workers_option
+from packer.cli.text import human_bytes, json_option, print_json, show, workers_option
 from packer.verification import verify
 
 __all__ = ["command"]
@@ -35,13 +36,15 @@ def command(path: str, deep: bool, against: str | None, workers: int | None, as_
         print_json(result.to_dict())
     else:
         for problem in result.problems[:_SHOWN]:
-            click.echo(f"DAMAGED {problem}")
+            show(f"DAMAGED {problem}")
         if result.problem_count > _SHOWN:
-            click.echo(f"… and {result.problem_count - _SHOWN:,} more; --json lists them")
-        state = "OK" if result.ok else f"{result.problem_count:,} problems"
-        what = f"{result.samples:,} samples in {result.shards} shards, {human_bytes(result.shard_bytes)}"
+            show(f"… and {result.problem_count - _SHOWN:,} more; --json lists them")
+        state = "OK" if result.ok else plural(result.problem_count, "problem")
+        what = (
+            f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+        )
         same = f", compared with {result.against}" if result.against else ""
         left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
-        click.echo(f"{result.path}: {state}: {what}{same}{left}")
+        show(f"{result.path}: {state}: {what}{same}{left}")
     if not result.ok:
         sys.exit(1)

@@ -5,92 +5,121 @@
     <shard>.tmp       a shard being written; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
     <shard>.part      its columns; written after the shard, so that a part vouches for its shard
+    <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that --overwrite is replacing, while its files are removed
 
 Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves it all up and writes
-`dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up.
+`dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up. Neither the
+folder nor what is in it may be a link: somebody may have prepared it.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-import shutil
 from pathlib import Path
 from types import TracebackType
 
+from cache.files import BusyError, Folder, Lock
 from packer.columns import PartMeta, load_meta
 from packer.conversion.plan import Plan, PlannedShard
-from readers.errors import DatasetError, OutputError
+from packer.index_writer import remove_index
+from packer.output import output_errors
+from readers.errors import BadNameError, DatasetError, OutputError
 from readers.layout import DATASET_FILE, read_dataset_info
+from readers.names import QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
 
-__all__ = ["REPLACED_FOLDER", "WORK_FOLDER", "Journal", "fsync_folder"]
+__all__ = ["REPLACED_FOLDER", "Journal"]
 
-WORK_FOLDER = ".packing"
 REPLACED_FOLDER = "replaced"
-_PLAN_FILE = "plan.json"
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+_LOCK, _PLAN_FILE = "lock", "plan.json"
+_MAX_PLAN_BYTES = 1 << 24
 
 
 class Journal:
     """The working folder of the conversion into `out`, locked while this object lives.
 
-    Raises OutputError where another conversion holds it, or `out` holds something that is not ours.
+    place: `out`, opened; work: the folder, opened; folder: its path. Raises OutputError where another conversion holds
+    it, or `out` holds something that is not ours. A folder in which nothing was begun is removed at the end.
     """
 
+    @output_errors()
     def __init__(self, out: Path, *, beside_shards: bool = False) -> None:
         """beside_shards: `out` holds shards to adopt, so it need not be empty or ours."""
         self.out = out
         self.folder = out / WORK_FOLDER
-        self.unlocked = False
-        if not beside_shards:
-            self._check_target()
-        elif (self.folder / _PLAN_FILE).exists():
-            raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                self.unlocked = True  # the caller warns: this filesystem (Lustre without -o flock) has no locks
-            else:
-                os.close(self._lock)
-                raise OutputError(
-                    f"{out}: another conversion is writing here; wait for it, or choose another output with -o"
-                ) from error
-
-    def _check_target(self) -> None:
-        out = self.out
         if out.exists() and not out.is_dir():
             raise OutputError(f"{out}: is a file; choose another output with -o")
-        if out.is_dir() and not (out / DATASET_FILE).exists() and not self.folder.is_dir() and any(out.iterdir()):
+        if not beside_shards and not self.folder.is_dir():
+            self._check_names(set())
+        self.place = Folder(out, create=True)
+        self.work, self._lock = self._take()
+        self._removed = False
+        try:
+            if beside_shards and self.work.kind(_PLAN_FILE):
+                raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
+            if not (beside_shards or self._is_replacing()):
+                self._check_names(self._moved_up())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def unlocked(self) -> bool:
+        """Whether this filesystem (Lustre without -o flock) has no locks: the caller warns."""
+        return not self._lock.supported
+
+    def _take(self) -> tuple[Folder, Lock]:
+        while True:
+            work = self.place.folder(WORK_FOLDER, create=True)
+            try:
+                return work, work.lock(_LOCK)
+            except FileNotFoundError:  # whoever had it before has just removed it
+                work.close()
+            except BusyError as error:
+                raise OutputError(
+                    f"{self.out}: another conversion is writing here; wait for it, or choose another output with -o"
+                ) from error
+
+    def _is_replacing(self) -> bool:
+        """Whether `out` was a set, which a conversion that was cut off is replacing."""
+        return bool(self.work.kind(_PLAN_FILE) and self.work.kind(f"{REPLACED_FOLDER}/{DATASET_FILE}"))
+
+    def _check_names(self, ours: set[str]) -> None:
+        """Refuse to write among files of others: all that is in `out` is a set of ours, or what a commit moved up."""
+        if not self.out.is_dir() or (self.out / DATASET_FILE).exists():
+            return
+        with Folder(self.out) as place:
+            foreign = [name for name in place.names() if name != WORK_FOLDER and name not in ours]
+        if foreign:
             raise OutputError(
-                f"{out}: is not empty and not a packed set, so nothing is written into it; choose another with -o"
+                f"{self.out}: is not empty and not a packed set, so nothing is written into it (there is "
+                f"{foreign[0]!r}); choose another with -o"
             )
+
+    def _moved_up(self) -> set[str]:
+        """What a commit that was cut off may have put into `out` already; nothing without a plan."""
+        if not self.work.kind(_PLAN_FILE):
+            return set()
+        shards = {name.removesuffix(".part") for name in self.work.names() if name.endswith(".part")}
+        return {*shards, *(f"{split}.index" for split in self._planned_splits()), REPORT_FILE, QUARANTINE_FOLDER}
 
     def finished(self) -> str | None:
         """The plan fingerprint of the whole set in `out`; None where there is no whole set, "" if it has none."""
-        if not (self.out / DATASET_FILE).exists():
+        if not self.place.kind(DATASET_FILE):
             return None
         try:
             return str(read_dataset_info(self.out).made.get("plan", ""))
         except DatasetError:
             return ""
 
+    @output_errors()
     def begin(self, plan: Plan, start_over: bool) -> None:
         """Take up the unfinished conversion of the same plan, or start a new one.
 
         Raises OutputError where an unfinished conversion of another plan is here and `start_over` is false.
         """
-        path = self.folder / _PLAN_FILE
-        found = self._planned(path)
+        found = self._planned()
         if found is not None and found != plan.fingerprint:
             if not start_over:
                 raise OutputError(
@@ -98,44 +127,54 @@ class Journal:
                     f"source may have changed since); repeat that command, or add --overwrite to start over"
                 )
             self._start_over()
-        for left in self.folder.glob("*.tmp*"):
-            left.unlink()
-        temporary = self.folder / (_PLAN_FILE + ".new")
-        temporary.write_text(json.dumps({"fingerprint": plan.fingerprint, "splits": list(plan.specs)}))
-        temporary.replace(path)
+        for left in self.work.names():
+            if ".tmp" in left:
+                self._drop(left)
+        content = {"fingerprint": plan.fingerprint, "splits": list(plan.specs)}
+        self.work.write(_PLAN_FILE, json.dumps(content).encode())
 
-    def _planned(self, path: Path) -> str | None:
-        try:
-            return str(json.loads(path.read_text())["fingerprint"])
-        except FileNotFoundError:
+    def _planned(self) -> str | None:
+        if not self.work.kind(_PLAN_FILE):
             return None
-        except (OSError, ValueError, KeyError, TypeError):
+        try:
+            return str(self._read_plan()["fingerprint"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             return ""
+
+    def _planned_splits(self) -> list[SplitName]:
+        try:
+            return [SplitName(name) for name in self._read_plan()["splits"]]
+        except (BadNameError, ValueError, KeyError, TypeError, RecursionError):
+            return []
+
+    def _read_plan(self) -> dict[str, list[str]]:
+        content: dict[str, list[str]] = json.loads(self.work.read(_PLAN_FILE, _MAX_PLAN_BYTES))
+        return content
 
     def _start_over(self) -> None:
         """Drop everything an unfinished conversion left: its working folder, and what its commit had moved up."""
-        if not (self.out / DATASET_FILE).exists():
-            for part in self.folder.glob("*.part"):
-                (self.out / part.stem).unlink(missing_ok=True)
-            for split in self._planned_splits():
-                shutil.rmtree(self.out / f"{split}.index", ignore_errors=True)
+        if not self.place.kind(DATASET_FILE):
+            for name in self._moved_up() & set(self.place.names()):
+                if self.place.kind(name) != "folder":
+                    self.place.unlink(name)
+                elif name == QUARANTINE_FOLDER:
+                    self.place.remove_tree(name)
+                else:
+                    remove_index(self.place, name)
         self.empty()
 
+    @output_errors()
     def empty(self) -> None:
         """Drop what is in the working folder."""
-        for item in self.folder.iterdir():
-            if item.is_dir():
-                if item.name != REPLACED_FOLDER:
-                    shutil.rmtree(item)
-            elif item.name != "lock":
-                item.unlink()
+        for name in self.work.names():
+            if name not in (_LOCK, REPLACED_FOLDER):
+                self._drop(name)
 
-    def _planned_splits(self) -> list[str]:
-        try:
-            names = json.loads((self.folder / _PLAN_FILE).read_text())["splits"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-        return [name for name in names if isinstance(name, str) and "/" not in name]
+    def _drop(self, name: str) -> None:
+        if self.work.kind(name) == "folder":
+            self.work.remove_tree(name)
+        else:
+            self.work.unlink(name)
 
     def part_path(self, shard: PlannedShard) -> Path:
         return self.folder / f"{shard.name}.part"
@@ -144,27 +183,36 @@ class Journal:
         """The facts of a shard that is whole already; None where it must be written (again)."""
         try:
             meta = load_meta(self.part_path(shard))
-            size = self.shard_path(shard).stat().st_size
-        except (DatasetError, OSError):
+        except DatasetError:
             return None
-        if size != meta.shard.bytes or any(item.action != _ACTION[on_error] for item in meta.left_out if item.action):
+        # In the working folder, or moved up by a commit that was cut off.
+        found = self.work.lstat(shard.name)
+        if found is None and not self.place.kind(DATASET_FILE):
+            found = self.place.lstat(shard.name)
+        if found is None or found.st_size != meta.shard.bytes:
             return None
-        return meta
+        return None if any(item.action != _ACTION[on_error] for item in meta.left_out if item.action) else meta
 
-    def shard_path(self, shard: PlannedShard) -> Path:
-        """Where a whole shard lies: in the working folder, or already moved up by a commit that was cut off."""
-        inside = self.folder / shard.name
-        return inside if inside.exists() or (self.out / DATASET_FILE).exists() else self.out / shard.name
-
+    @output_errors()
     def remove(self) -> None:
-        """The conversion is over: drop the working folder, and with it the lock."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """The conversion is over: drop the working folder. The lock goes last, or another would begin meanwhile."""
+        self._removed = True
+        for name in self.work.names():
+            if name != _LOCK:
+                self._drop(name)
+        self.work.unlink(_LOCK)
+        self.place.remove_folder(WORK_FOLDER)
 
     def close(self) -> None:
         """Release the lock; what is unfinished stays for the next run."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        try:
+            if not self._removed and not any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER))):
+                self.remove()
+        finally:
+            self._removed = True
+            self._lock.release()
+            self.work.close()
+            self.place.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -176,12 +224,3 @@ class Journal:
 
 
 _ACTION = {"raise": "", "skip": "skipped", "quarantine": "quarantined"}
-
-
-def fsync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,11 +8,34 @@ from readers.layout import FORMATS
 from readers.names import SplitName
 from readers.units import parse_size
 
-__all__ = ["CHECKS", "CODECS", "ON_ERROR", "ConvertOptions", "Reencode", "parse_size"]
+__all__ = [
+    "CHECKS",
+    "CODECS",
+    "DECODES",
+    "FORMAT_ALIASES",
+    "ON_ERROR",
+    "ConvertOptions",
+    "Reencode",
+    "container_named",
+    "parse_size",
+]
 
 ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
+DECODES = ("RGB", "unchanged", "none")
+# What people call the formats otherwise.
+FORMAT_ALIASES = {"h5": "hdf5", "hdf": "hdf5", "tfrecords": "tfrecord", "webdataset": "tar", "wds": "tar"}
 CODECS = ("keep", "jpeg", "png", "webp")
+
+
+def container_named(text: str) -> str:
+    """The name of a format, which may be in capitals, or one of FORMAT_ALIASES; ValueError for none."""
+    folded = str(text).strip().casefold()
+    found = FORMAT_ALIASES.get(folded, folded)
+    if found not in FORMATS:
+        aliases = ", ".join(f"{alias} for {name}" for alias, name in FORMAT_ALIASES.items())
+        raise ValueError(f"to must be one of {', '.join(FORMATS)} ({aliases}), not {text!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +77,21 @@ class ConvertOptions:
     check: str = "header"
     reencode: Reencode | None = None
     label_offset: int = 0
+    decode: str = "RGB"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("to", self.to, FORMATS),
             ("on_error", self.on_error, ON_ERROR),
             ("check", self.check, CHECKS),
+            ("decode", self.decode, DECODES),
         ):
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.decode == "none" and self.check == "decode":
+            raise ValueError("check='decode' decodes images as decode= says, and with decode='none' not at all")
+        if self.decode != "RGB" and self.reencode is not None:
+            raise ValueError("re-encoded images are for decode='RGB'; leave decode or the re-encoding out")
         if self.split is not None:
             SplitName(self.split)
         if self.shard_bytes is not None and self.samples_per_shard is not None:

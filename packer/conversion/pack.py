@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
-from packer.conversion.images import prepare_image
+from packer.conversion.images import check_image, prepare_image
 from packer.conversion.options import ConvertOptions
 from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
@@ -20,9 +21,9 @@ from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenSha
 from packer.sources.base import PickledSlice, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
-from readers.errors import BadSampleError, OutputError
-from readers.headers import parse_header
+from readers.errors import BadSampleError, OutputError, SourceError
 from readers.layout import ShardInfo
+from readers.names import WORK_FOLDER
 from readers.sample import Buffer
 
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
@@ -40,16 +41,15 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: the samples, and where the shard, its part and bad files go."""
+    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go."""
 
     source: Source
     spec: ShardSpec
     blocks: tuple[PickledSlice, ...]
     options: ConvertOptions
     skip_strays: bool
-    shard: Path
-    part: Path
-    quarantine: Path
+    out: Path
+    shard: str
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -57,22 +57,24 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
 
     Raises BadSampleError (under on_error="raise"), SourceError, OutputError (disk full) and Cancelled.
     """
-    temporary = task.shard.with_name(task.shard.name + ".tmp")
-    packing = _Packing(task, counter)
+    place = task.out / WORK_FOLDER
     writer = None
     try:
-        writer = format_named(task.options.to).open_writer(temporary, task.spec)
-        packing.run(writer)
-        written = writer.finish()
-        temporary.replace(task.shard)
-        meta = packing.meta(written)
-        save_part(task.part, packing.columns.arrays(written.payloads), meta)
+        with Folder(task.out) as out, out.folder(WORK_FOLDER) as work:
+            packing = _Packing(task, counter, work)
+            temporary = f"{task.shard}.tmp"
+            writer = format_named(task.options.to).open_writer(place / temporary, task.spec)
+            packing.run(writer)
+            written = writer.finish()
+            work.rename(temporary, task.shard)
+            meta = packing.meta(written)
+            save_part(place / f"{task.shard}.part", packing.columns.arrays(written.payloads), meta)
     except OSError as error:
         _abort(writer)
         if error.errno in _FULL:
             raise OutputError(
                 error.errno,
-                f"{task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
+                f"{place / task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
                 f"shards that are whole are kept",
             ) from error
         raise
@@ -94,10 +96,11 @@ def _abort(writer: ShardWriter | None) -> None:
 class _Packing:
     """The loop over the samples of one shard."""
 
-    def __init__(self, task: ShardTask, counter: Counter) -> None:
-        self._task, self._counter = task, counter
+    def __init__(self, task: ShardTask, counter: Counter, work: Folder) -> None:
+        self._task, self._counter, self._work = task, counter, work
         self.columns = ShardColumns(list(task.spec.fields))
         self._left_out: list[LeftOut] = []
+        self._remarks: dict[str, tuple[int, str]] = {}
         self._is_image = "image" in task.spec.fields
         self._plain = task.options.check == "header" and task.options.reencode is None
 
@@ -117,6 +120,11 @@ class _Packing:
                     arena.begin(samples.bytes[i] + 1)
                     payloads = reader.read(place, arena)
                     self._add(samples, i, payloads, writer)
+            except MemoryError as error:
+                raise SourceError(
+                    f"{self._task.source.title}: {_name(samples, i)}: takes more memory than there is; remove it, or "
+                    f"free memory (fewer --workers need less)"
+                ) from error
             except BadSampleError as error:
                 self._leave_out(samples, i, payloads, error)
             pending_samples += 1
@@ -145,10 +153,13 @@ class _Packing:
         image = payloads[0]
         if image is not None and self._is_image:
             if self._plain:
-                header = parse_header(image)
+                header, remarks = check_image(image, self._task.options.decode)
             else:
-                image, header, name = prepare_image(image, names[0], self._task.options)
+                image, header, name, remarks = prepare_image(image, names[0], samples.keys[i], self._task.options)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
+            for remark in remarks:
+                count, first = self._remarks.get(remark, (0, _name(samples, i)))
+                self._remarks[remark] = (count + 1, first)
         sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
         writer.add(sample)
         self.columns.add(sample)
@@ -169,10 +180,10 @@ class _Packing:
                 f"--on-error skip|quarantine"
             ) from error
         if on_error == "quarantine" and image is not None:
-            set_aside(task.quarantine, name, image)
+            set_aside(self._work, task.spec.split, name, image)
         self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
 
     def meta(self, written: WrittenShard) -> PartMeta:
-        info = ShardInfo(self._task.shard.name, written.bytes, len(self.columns), written.crc32c)
+        info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        return PartMeta(info, size, tuple(self._left_out))
+        return PartMeta(info, size, tuple(self._left_out), remarks=self._remarks)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer.conversion.options import ConvertOptions
+from packer.conversion.reencode import check_new_names
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import BadNameError, SourceError
@@ -66,14 +67,16 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
-        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset)
         sizes = np.array(part.bytes, np.int64)
+        if options.reencode is not None and part.names:
+            check_new_names([names[0] for names in part.names], part.keys, options.reencode, split)
         order = None
         if options.shuffle is not None:
             # RandomState's stream is frozen for good, that of Generator is not (NEP 19).
             order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
+        specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, len(bounds) - 1)
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]
@@ -117,6 +120,8 @@ def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard
 def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
     what = asdict(options)
+    if what["decode"] == "RGB":
+        del what["decode"]  # as before there was a choice
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():

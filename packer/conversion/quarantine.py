@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from cache.files import Folder
+from readers.names import QUARANTINE_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
 
 __all__ = ["set_aside"]
 
 
-def set_aside(folder: Path, name: str, payload: Buffer) -> None:
-    """Write `payload` to folder/name, which the caller has checked to stay inside."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def set_aside(work: Folder, split: str, name: str, payload: Buffer) -> None:
+    """Write `payload` to quarantine/split/name below `work`; names in archives may be longer than those of files.
+
+    Raises BadNameError for a name that leads out, PathError where something is in the way.
+    """
+    place = RelativePath(shortened(name))
+    folder, _, last = f"{QUARANTINE_FOLDER}/{split}/{place}".rpartition("/")
+    with work.folder(folder, create=True) as opened:
+        opened.write(last, payload)

@@ -1,24 +1,40 @@
 """Make an image smaller: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes.
 
-EXIF and colour profile are kept, so an orientation tag still applies. Whatever needs no change keeps its bytes.
+What is encoded anew is upright, with its EXIF and colour profile where they still apply. Grey of 16 bits stays so in a
+PNG, and is shifted to 8 in a JPEG or WebP. What would lose more than its size is refused: animations, colours of 16
+bits in a PNG, floating point. Whatever needs no change keeps its bytes.
 """
 
 from __future__ import annotations
 
 import io
-import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from packer.conversion.options import Reencode
-from readers.errors import BadSampleError
+from readers.decode.orient import upright_size
+from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
+from readers.errors import BadSampleError, SourceError
 from readers.headers import SUFFIX, ImageHeader, read_header
+from readers.headers.exif import PREFIX
+from readers.headers.frames import frames
+from readers.headers.pillow import opened
 from readers.sample import Buffer
 from readers.shrink import shrunk
 
-__all__ = ["reencode", "target_size"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["check_new_names", "reencode", "target_size"]
 
 _QUALITY = 90
 _PILLOW = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
+_PNG_BITS, _PNG_COLOUR, _COLOURS = 24, 25, (2, 4, 6)
+_TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
+_RAW_EXIF = "Raw profile type exif"
+_PROFILE_SPACE = slice(16, 20)
 
 
 def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
@@ -32,56 +48,103 @@ def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
     return shrunk(width, height, factor)
 
 
-def reencode(image: Buffer, header: ImageHeader, name: str, options: Reencode) -> tuple[Buffer, ImageHeader, str]:
-    """The image as `options` want it: its bytes, header, and its name with the suffix of the new codec."""
-    size = target_size(header.width, header.height, options)
+def reencode(
+    image: Buffer, header: ImageHeader, name: str, key: str, options: Reencode
+) -> tuple[Buffer, ImageHeader, str]:
+    """The image as `options` want it: its bytes, header, and its name with the suffix of the new codec.
+
+    key: of its sample, in whose name the file gets another suffix. Raises BadSampleError.
+    """
+    height, width = upright_size(header.height, header.width, header.orientation)
+    size = target_size(width, height, options)
     kept = header.media if header.media in _PILLOW else "png"
     codec = kept if options.codec == "keep" else options.codec
-    resizes = size != (header.width, header.height)
+    resizes = size != (width, height)
     lossy_again = options.quality is not None and codec in ("jpeg", "webp")
     if codec == header.media and not resizes and not lossy_again:
         return image, header, name
-    data = _encode(image, header, size, codec, options.quality or _QUALITY)
+    data = _encode(image, header, size if resizes else None, codec, options.quality or _QUALITY)
     if codec == header.media and not resizes and len(data) >= len(image):
         return image, header, name
-    return data, read_header(data), _renamed(name, header.media, codec)
+    return data, read_header(data), name if codec == header.media else _renamed(name, key, codec)
 
 
-def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int], codec: str, quality: int) -> bytes:
-    from PIL import Image
+def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
+    """Raise SourceError where a file that is encoded anew could get the name of another one."""
+    codec = "png" if options.codec == "keep" else options.codec
+    taken = {name: i for i, name in enumerate(names) if name}
+    for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+        new = _renamed(name, key, codec)
+        other = taken.setdefault(new, i) if new else i
+        if names[other] != name:
+            raise SourceError(
+                f"{where}: {name} and {names[other]} would both be called {new} when encoded anew; rename one of them"
+            )
 
+
+def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:
+    """size: (width, height) of the upright result, None to leave it."""
+    from PIL import Image, ImageOps
+
+    count = frames(image, header.media)
+    if count > 1:
+        raise BadSampleError(f"holds {count} frames or pages, of which re-encoding would keep one")
     out = io.BytesIO()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(image)) as picture:
-                options: dict[str, Any] = {
-                    name: picture.info[name] for name in ("exif", "icc_profile") if picture.info.get(name)
-                }
-                if size != picture.size:
-                    picture.draft(None, (size[0] * 2, size[1] * 2))  # JPEG: let the DCT do what it can do well
-                converted = _in_mode(picture, codec, size != (header.width, header.height))
-                if converted.size != size:
-                    converted = converted.resize(size, Image.Resampling.LANCZOS)
-                if picture.mode == "CMYK":
-                    options.pop("icc_profile", None)  # it describes the colours that are no longer there
-                if codec != "png":
-                    options["quality"] = quality
-                converted.save(out, _PILLOW[codec], **options)
-    except Exception as error:  # Pillow's codecs raise whatever they meet
-        raise BadSampleError(f"cannot be re-encoded: {error}") from error
+    with opened(image, header.media) as picture:
+        _check_loss(image, header, picture, codec)
+        bits = bits_of_grey(picture)
+        if size:  # JPEG: let the DCT do what it can do well
+            least = upright_size(size[1] * 2, size[0] * 2, header.orientation)
+            picture.draft(None, (least[1], least[0]))
+        ImageOps.exif_transpose(picture, in_place=True)
+        converted = _of_16_bits(picture, bits, codec) if bits else _in_mode(picture, codec, size is not None)
+        if size and converted.size != size:
+            converted = _resized(converted, size, Image.Resampling.LANCZOS)
+        options = _kept(picture, converted.mode)
+        if codec != "png":
+            options["quality"] = quality
+        converted.save(out, _PILLOW[codec], **options)
     return out.getvalue()
 
 
-def _in_mode(picture: Any, codec: str, resizes: bool) -> Any:
+def _check_loss(image: Buffer, header: ImageHeader, picture: Image, codec: str) -> None:
+    reason = without_rgb(picture)
+    colour = image[_PNG_COLOUR] in _COLOURS if header.media == "png" else picture.mode not in ("1", "L", "P", "LA")
+    bits = image[_PNG_BITS] if header.media == "png" else bits_of(picture)
+    if not reason and codec == "png" and bits > 8 and colour and not bits_of_grey(picture):
+        reason = f"holds {bits} bits a channel, of which Pillow writes no more than 8 into a PNG"
+    if reason:
+        raise BadSampleError(f"cannot be re-encoded: {reason}")
+
+
+def _of_16_bits(picture: Image, bits: int, codec: str) -> Image:
+    from PIL import Image
+
+    values = np.asarray(picture).astype(np.uint16)
+    if codec == "png":
+        return Image.fromarray(values << (16 - bits))
+    return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
+
+
+def _resized(picture: Image, size: tuple[int, int], how: Any) -> Image:
+    from PIL import Image
+
+    if picture.mode != "I;16":
+        return picture.resize(size, how)
+    # Not every Pillow resizes 16 bits: in floating point, and back.
+    values = np.asarray(Image.fromarray(np.asarray(picture).astype(np.float32)).resize(size, how))
+    return Image.fromarray(np.clip(np.rint(values), 0, 65535).astype(np.uint16))
+
+
+def _in_mode(picture: Image, codec: str, resizes: bool) -> Image:
     """The picture in a mode that the codec can write and the filter can resize."""
     mode = picture.mode
-    transparent = "A" in mode or "transparency" in picture.info
+    transparent = mode in _TRANSPARENT or "transparency" in picture.info
     if codec == "jpeg":
         return picture.convert("L") if mode in ("1", "L") else picture.convert("RGB")
     if codec == "webp":
         return picture.convert("RGBA" if transparent else "RGB")
-    if (mode == "P" and resizes) or mode in ("CMYK", "YCbCr", "LAB", "HSV"):
+    if (mode in ("P", "PA") and resizes) or mode in ("CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBa", "La"):
         return picture.convert("RGBA" if transparent else "RGB")
     if mode == "1" and resizes:
         return picture.convert("L")
@@ -89,9 +152,23 @@ def _in_mode(picture: Any, codec: str, resizes: bool) -> Any:
     return picture
 
 
-def _renamed(name: str, media: str, codec: str) -> str:
-    if media == codec or not name:
-        return name
+def _kept(picture: Image, mode: str) -> dict[str, Any]:
+    """EXIF, in the form that every codec takes, and the colour profile, if it describes colours of this mode."""
+    options: dict[str, Any] = {}
+    exif = picture.info.get("exif", b"")
+    if not exif and _RAW_EXIF in picture.info:
+        exif = picture.getexif().tobytes()
+    if exif:
+        options["exif"] = exif if exif.startswith(PREFIX) else PREFIX + exif
+    profile = picture.info.get("icc_profile") or b""
+    space = "GRAY" if mode in ("1", "L", "LA", "I;16") else "RGB "
+    if profile[_PROFILE_SPACE] == space.encode():
+        options["icc_profile"] = profile
+    return options
+
+
+def _renamed(name: str, key: str, codec: str) -> str:
+    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
     dot = name.rfind(".")
-    stem = name[:dot] if dot > name.rfind("/") + 1 else name
-    return f"{stem}.{SUFFIX[codec]}"
+    stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
+    return f"{stem}.{SUFFIX[codec]}" if name else name

@@ -13,16 +13,20 @@ from typing import Any
 
 from cache.node import usable_cpus
 from cache.remote import is_remote
+from cache.text import plural
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
+from packer.conversion.images import REMARKS
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, parse_size
+from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
+from packer.conversion.replaced import replaced_set
 from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
 from packer.formats import format_named
+from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
@@ -74,6 +78,7 @@ def convert(
     shuffle: int | None = None,
     on_error: str = "raise",
     check: str = "header",
+    decode: str = "RGB",
     reencode: Reencode | None = None,
     label_offset: int = 0,
     overwrite: bool = False,
@@ -84,17 +89,20 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar". output: default `<source name>-<to>`.
+    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset"). output: default
+    `<source name>-<to>`.
     split: the one split to take, or the name for a source without splits. shard_size: bytes, or "1GiB"; default
     8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
     shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
-    check: "header", or "decode" for a full decode of each image. label_offset: added to labels inside the shards.
+    check: "header", or "decode" for a full decode of each image. decode: what the images are for, as ImageDataset has
+    it: "RGB", "unchanged" or "none"; what cannot be decoded so is refused. label_offset: added to labels in the shards.
     overwrite: replace a set that is already there. dry_run: list and plan only. An output at s3://, gs:// or az:// is
     made in the directory `work` (default: a hidden one here, removed afterwards) and uploaded.
 
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
+    to = container_named(to)
     if output is not None and is_remote(output):
         from packer.remote_output import convert_to_address
 
@@ -109,6 +117,7 @@ def convert(
             shuffle=shuffle,
             on_error=on_error,
             check=check,
+            decode=decode,
             reencode=reencode,
             label_offset=label_offset,
             overwrite=overwrite,
@@ -116,6 +125,8 @@ def convert(
             work=work,
             watcher=watcher,
         )
+    if output is not None:
+        local_output(output)
     if work is not None:
         raise ValueError("work is for an output at an address; a local output is made where it stays")
     options = ConvertOptions(
@@ -126,15 +137,27 @@ def convert(
         shuffle=shuffle,
         on_error=on_error,
         check=check,
+        decode=decode,
         reencode=reencode,
         label_offset=label_offset,
     )
-    opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    opened = _opened(source)
     out = Path(output) if output is not None else Path(default_output_name(opened, to))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
     conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or Silent())
     return conversion.run(overwrite, dry_run)
+
+
+def _opened(source: str | os.PathLike[str] | Source) -> Source:
+    if isinstance(source, (str, os.PathLike)):
+        return open_source(source)
+    if not all(hasattr(source, name) for name in ("title", "list", "open")):
+        raise TypeError(
+            f"the source is a {type(source).__name__}, expected one path, or one Source as packer.open_source gives; "
+            f"to pack several folders or files as one set, name their images in a .csv"
+        )
+    return source
 
 
 class _Conversion:
@@ -146,8 +169,14 @@ class _Conversion:
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_places()
         self._watcher.note(f"listing {self._source.title}")
-        with no_search_for_cycles():
-            listing = self._source.list(self._options.split)
+        try:
+            with no_search_for_cycles():
+                listing = self._source.list(self._options.split)
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
         listing.warnings += link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
@@ -164,14 +193,19 @@ class _Conversion:
                 journal.remove()
                 return self._already_done(listing)
             if finished is not None and not overwrite:
-                if not any(journal.folder.glob("*.part")):
-                    journal.remove()
                 raise OutputError(
                     f"{self._out}: holds a set made from another source or with other options; "
                     f"add --overwrite to replace it, or choose another output with -o"
                 )
+            old = replaced_set(journal)
+            if old is not None:
+                old.check(plan, self._source.paths(listing))
+                for line in old.told(plan, listing):
+                    self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
+            for warning in remarks_of(metas):
+                self._watcher.note(f"warning: {warning}")
             try:
                 refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
@@ -214,9 +248,8 @@ class _Conversion:
             blocks=listing.splits[shard.split].blocks(shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
-            shard=journal.folder / shard.name,
-            part=journal.part_path(shard),
-            quarantine=journal.folder / "quarantine" / shard.split,
+            out=journal.out,
+            shard=shard.name,
         )
 
     def _check_space(self, needed: int) -> None:
@@ -237,6 +270,7 @@ class _Conversion:
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
             "left_out": _count_left_out(metas),
+            **({"remarks": list(remarks)} if (remarks := remarks_of(metas)) else {}),
         }
 
     def _planned(self, plan: Plan, listing: SourceListing) -> ConvertResult:
@@ -280,9 +314,22 @@ class _Conversion:
             shards_resumed=resumed,
             left_out=left_out,
             left_out_reasons=count_by_reason(listing, metas),
-            warnings=tuple(listing.warnings),
+            warnings=(*listing.warnings, *map(str, info.made.get("remarks", ()))),
             already_done=not metas,
         )
+
+
+def remarks_of(metas: Sequence[PartMeta]) -> tuple[str, ...]:
+    """What to say of images that were packed, by kind of remark."""
+    found: dict[str, tuple[int, str]] = {}
+    for meta in metas:
+        for kind, (count, first) in meta.remarks.items():
+            so_far, earliest = found.get(kind, (0, first))
+            found[kind] = (so_far + count, earliest)
+    return tuple(
+        REMARKS[kind].format(count=plural(count, "image"), first=first)
+        for kind, (count, first) in sorted(found.items())
+    )
 
 
 def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:

@@ -33,12 +33,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a writer must know about the set: the split, the fields (name -> kind), the classes, the label offset."""
+    """What a writer must know about the set: the split, the fields (name -> kind), the classes, the label offset.
+
+    shards: how many the split has, 0 where that is not known.
+    """
 
     split: str
     fields: Mapping[str, str]
     classes: tuple[str, ...] = ()
     label_offset: int = 0
+    shards: int = 0
 
 
 class PackedSample(NamedTuple):

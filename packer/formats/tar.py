@@ -9,7 +9,8 @@
 WebDataset splits a name at the first dot of its last component, so a stem must have no dot there; blanks would
 break DALI's index, and names over 100 bytes need header extensions that several readers lack. Such a key gets a
 stem of its own (percent-escaped, or its BLAKE2b hash) and a `__name__` member that tells the real one. A file whose
-name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt.
+name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt. Behind
+the end of the archive stands what the shard says of its set: see `packer.formats.tar_record`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from crc32c import crc32c
 
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.gather import GatherFile
-from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
+from packer.formats.tar_record import end_with_record, read_record
+from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, member_header, walk
 from packer.formats.window import Window
 from readers.errors import FormatError
 from readers.headers import SUFFIX
@@ -131,7 +133,7 @@ class TarWriter:
         self._file.flush()
 
     def finish(self) -> WrittenShard:
-        end = end_of_archive(self._file.position)
+        end = end_with_record(self._file.position, self._spec)
         self._file.checksum.add(end)
         self._file.append((end,), len(end))
         self._file.sync_and_close()
@@ -177,7 +179,7 @@ class TarFormat:
         return TarWriter(path, spec)
 
     def describe(self, path: Path) -> ShardSpec | None:
-        return None
+        return read_record(path)
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         with Window(path) as window:

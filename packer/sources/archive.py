@@ -12,6 +12,7 @@ and reported. Two members of the same name are an error.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from packer.sources.base import SourceListing, SourceReader
@@ -50,6 +51,9 @@ class ArchiveSource:
         listing.warnings += warnings
         listing.shuffles = is_zip(self.root) or not compression_of(self.root)
         return listing
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
 
     def open(self) -> SourceReader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:

@@ -6,8 +6,9 @@ a slice of that listing into the worker's arena. A source object is small and pi
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -137,6 +138,9 @@ class Source(Protocol):
         """Every sample of every split, or of the one split named. Raises SourceError."""
 
     def open(self) -> SourceReader: ...
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        """Every file that its samples are read from, so that none of them is overwritten by what is made of them."""
 
 
 def check_names(names: Sequence[str], where: str) -> None:

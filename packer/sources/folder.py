@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,10 @@ class FolderSource:
 
     def open(self) -> FolderReader:
         return FolderReader(os.fspath(self.root))
+
+    def paths(self, listing: SourceListing) -> Iterator[str]:
+        prefix = os.fspath(self.root).rstrip("/") + "/"
+        return (prefix + place[0] for part in listing.splits.values() for place in part.places)
 
 
 def _without_large_strays(root: Path, files: list[TreeFile], left_out: list[tuple[str, str]]) -> list[TreeFile]:

@@ -151,6 +151,9 @@ class HDF5Source:
                 return labels
         return None
 
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
+
     def open(self) -> Hdf5Reader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:
             raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")

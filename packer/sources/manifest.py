@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -75,6 +75,12 @@ class ManifestSource:
 
     def open(self) -> ManifestReader:
         return ManifestReader(self.folder)
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        yield self.root
+        for part in listing.splits.values():
+            for place in part.places:
+                yield from (os.path.join(self.folder, entry[0]) for entry in place if isinstance(entry, tuple))
 
 
 class _Listing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,7 +34,7 @@ class PackedSource:
     @staticmethod
     def fits(root: Path) -> bool:
         """Whether a directory is a packed set."""
-        return (root / DATASET_FILE).is_file()
+        return (root / DATASET_FILE).exists()
 
     def list(self, split: str | None) -> SourceListing:
         info = read_dataset_info(self.root)
@@ -50,6 +50,12 @@ class PackedSource:
 
     def open(self) -> PackedReader:
         return PackedReader(self.root)
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root / DATASET_FILE
+        for split in read_dataset_info(self.root).splits.values():
+            yield from (self.root / shard.path for shard in split.shards)
+            yield from (self.root / split.index).iterdir()
 
 
 def _list_split(reader: readers.ShardReader) -> SplitListing:

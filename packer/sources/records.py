@@ -96,6 +96,9 @@ class TFRecordSource:
         listing.shuffles = not compression
         return listing
 
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
+
     def open(self) -> RecordReader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:
             raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from cache.forks import renewed_event, tell_after_fork
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
 from readers.cached.shelf import Shelf
@@ -127,10 +128,15 @@ class FillAhead:
         self._stopped = threading.Event()
         self.filled = 0
         self.error: BaseException | None = None
+        tell_after_fork(self)
         self._thread = threading.Thread(
             target=self._run, args=(base, shelf, order, epoch, start), name="packer-fill-ahead", daemon=True
         )
         self._thread.start()
+
+    def after_fork(self) -> None:
+        """In a forked child, which has no such thread."""
+        self._stopped = renewed_event(self._stopped)
 
     @property
     def running(self) -> bool:

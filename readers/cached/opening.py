@@ -16,7 +16,7 @@ from readers.cached.measure import Measures, measure
 from readers.cached.packing import Packing
 from readers.cached.reader import CachedReader
 from readers.cached.shelf import CHECKS, Check, Shelf
-from readers.cached.source import checksums, content_fingerprint, freshness
+from readers.cached.source import checksums, content_fingerprint, freshness, title_of
 from readers.cached.store import Slots, Store, Terms, agreed
 from readers.errors import UnknownNameError
 from readers.order import NodeLocal
@@ -198,6 +198,7 @@ def _opened(reader: Reader, kind: str, slots: Slots, size: int, place: Place) ->
             job=_ANY_JOB if place.persist and place.job is None else place.job,
             persist=place.persist,
             comm=place.comm,
+            title=title_of(reader),
         )
     except cache.CacheFullError as error:
         _warn(

@@ -163,7 +163,8 @@ class CachedReader(Selectable):
         order = range(len(self)) if indices is None else indices
         return stream_ahead(self, order, field, lambda block: self.prefetch(block, field))
 
-    def __getitem__(self, index: int) -> Sample:
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
         fields = {}
         for name in self.fields:
             try:

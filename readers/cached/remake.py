@@ -1,8 +1,8 @@
 """Make the kept form of an image: decode it, resize it with antialiasing, and encode it again or keep the pixels.
 
-Pillow resizes: Lanczos for what is encoded again, as packing does it; bilinear for pixels, as augmenting does it, with
-results within 1 of 255 of those of torch's kernel. A JPEG is first scaled in the DCT where that leaves enough to
-resize.
+Images are decoded as augmenting decodes them: a JPEG is first scaled in the DCT where that leaves enough to resize.
+Then Pillow resizes: Lanczos for what is encoded again, as packing does it; bilinear for pixels, with results within 2
+of 255 of those of torch's kernel, which augmenting uses (docs/cache.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
     top, left, rows, columns, reduce = (
         int(side[0]) for side in (boxes.top, boxes.left, boxes.height, boxes.width, boxes.reduce)
     )
-    pixels = decode_image(image, Region(top, left, rows, columns, reduce))
+    pixels = decode_image(image, Region(top, left, rows, columns, reduce, bool(boxes.coarse[0])))
     pixels = _resized(pixels, (int(boxes.resized_height[0]), int(boxes.resized_width[0])), "BILINEAR")
     top, left = int(boxes.crop_top[0]), int(boxes.crop_left[0])
     return with_header(pixels[top : top + int(boxes.out_height[0]), left : left + int(boxes.out_width[0])])

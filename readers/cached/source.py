@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ from readers.sample import Buffer, ImageInfo, Reader
 from readers.selection import SelectedReader
 from readers.shards import ShardReader
 
-__all__ = ["checksums", "content_fingerprint", "freshness", "indexed", "info_of"]
+__all__ = ["checksums", "content_fingerprint", "freshness", "indexed", "info_of", "title_of"]
 
 
 def indexed(reader: Reader) -> bool:
@@ -52,6 +53,15 @@ def freshness(reader: Reader) -> Callable[[int], bool] | None:
         return None
     found: Callable[[int], bool] = reader.is_current  # type: ignore[attr-defined]  # of `readers.sample.Listed`
     return found
+
+
+def title_of(reader: Reader) -> str:
+    """What people call the set: its directory or address, the split, and that only some of it was selected."""
+    if isinstance(reader, SelectedReader):
+        return f"{len(reader):,} samples of {title_of(reader.base)}"
+    path, split = getattr(reader, "path", None), getattr(reader, "split", "")
+    where = getattr(reader, "url", None) or (os.path.abspath(path) if path is not None else type(reader).__name__)
+    return f"{where} ({split})" if split else str(where)
 
 
 def info_of(images: Iterable[Buffer | None]) -> ImageInfo:

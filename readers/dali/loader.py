@@ -12,10 +12,11 @@ from readers.dali.feeds import Feed, Output, empty_batch, open_feed
 from readers.dali.pipelines import Graph, PipelineOptions, pipeline
 from readers.dali.source import Source
 from readers.dali.watched import WatchedFeed
-from readers.errors import WorkerError
+from readers.errors import TrainerError, WorkerError
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.sample import Reader
+from readers.trainers import LIGHTNING, calling_package, check_epoch, find_trainer
 
 __all__ = ["DaliLoader"]
 
@@ -31,9 +32,10 @@ class DaliLoader:
     places. graph: in place of augment, see `readers.dali.pipeline`. options: where and how the pipeline runs. output:
     "torch" tensors (images on the pipeline's device) or "numpy" arrays.
 
-    The pipeline starts with the first loop and lives until an epoch is left early, an error, or the loader's end.
-    `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,
-    on any number of ranks, also with a state of ImageLoader.
+    The pipeline starts with the first loop and lives until an epoch is left early, an error, or the loader's end. A
+    loop begins with its first batch. Raises TrainerError where two loops run at once, or a framework would lose or
+    repeat batches. `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next
+    loop begin there, on any number of ranks, also with a state of ImageLoader.
     """
 
     def __init__(
@@ -47,10 +49,10 @@ class DaliLoader:
         output: Output = "torch",
         order: Order | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        tail: Tail = "drop_last",
+        tail: Tail | None = None,
     ) -> None:
         if output not in _OUTPUTS:
             raise ValueError(f"output is one of {', '.join(_OUTPUTS)}, not {output!r}")
@@ -68,7 +70,7 @@ class DaliLoader:
         )
         pipeline(self._source, self.options, graph=graph)  # says at once what is wrong; nothing is started
         self._next: tuple[int, int] = (0, 0)  # DALI's epoch of `_source`, and the step there
-        self._begun = False
+        self._begun = self._loaded = False
         self._idle: Feed | None = None  # a pipeline of `_source` at the end of the epoch before `_next`
         self._running: weakref.ref[_Epoch] | None = None
 
@@ -78,10 +80,26 @@ class DaliLoader:
         """The epoch that the next batch belongs to."""
         return self._source.start.epoch + self._next[0]
 
+    @property
+    def sampler(self) -> DaliLoader:
+        """What trainers call `set_epoch` of."""
+        return self
+
+    @property
+    def batch_sampler(self) -> None:
+        """None: for trainers that look for one."""
+
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next loop at the start of `epoch`."""
+        """Let the next loop be of `epoch`: from where a state that was loaded has put it, or else from its start.
+
+        Raises TrainerError where it is a framework that calls, and would leave the place of a state unused.
+        """
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
+        ended = epoch + 1 == self.epoch and not self._source.start.cursor  # as in ImageLoader
+        if self._loaded and (epoch == self.epoch or (ended and calling_package() in LIGHTNING)):
+            return
+        check_epoch(epoch, self.epoch if self._loaded else None)
         self._restart(self._source.starting(epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,10 +111,19 @@ class DaliLoader:
 
         Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
         """
-        self._restart(self._source.resumed(state))
+        source = self._source.resumed(state)
+        if source.start.cursor and not source.steps():  # too few are left for these ranks
+            source = source.starting(source.start.epoch + 1)
+        self._restart(source)
+        self._loaded = True
 
     def __len__(self) -> int:
-        """Batches of the next loop on this rank: of a whole epoch, or what is left of a resumed one."""
+        """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
+        return self._source.schedule.steps()
+
+    @property
+    def left(self) -> int:
+        """Batches of the loop under way, or else of the next one, that have not been handed out on this rank."""
         epoch, step = self._next
         return self._source.steps(epoch) - step
 
@@ -108,19 +135,26 @@ class DaliLoader:
 
     # --- one epoch ----------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return _Epoch(self)
+
+    def _begin(self, epoch: _Epoch) -> None:
+        """Make `epoch` the loop under way. Raises TrainerError."""
+        running = self._running() if self._running else None
+        if self._begun and running is not None:
+            running.overtaken()
         if self._begun:  # the last loop was left early: DALI cannot go on from there to the next epoch
             self._restart(self._source.starting(self.epoch + 1))
         elif self._idle is None and self._next[0]:  # a new pipeline begins to count epochs
             self._restart(self._source.starting(self.epoch))
-        epoch = _Epoch(self)
-        self._begun, self._running = True, weakref.ref(epoch)
-        return epoch
+        find_trainer().check_resume(self.left, len(self))
+        self._begun, self._loaded, self._running = True, False, weakref.ref(epoch)
 
     def _restart(self, source: Source) -> None:
         running = self._running() if self._running else None
         if running is not None:
             running.close()
-        self._source, self._next, self._begun, self._idle = source, (0, 0), False, None
+        self._source, self._next, self._idle = source, (0, 0), None
+        self._begun = self._loaded = False
 
     def _open(self) -> Feed:
         feed, self._idle = self._idle, None
@@ -145,13 +179,18 @@ class _Epoch(Iterator[tuple[Any, Any]]):
     """One run through the rest of an epoch. Its pipeline goes back to the loader at the end, and otherwise ends."""
 
     def __init__(self, loader: DaliLoader) -> None:
-        self._loader, self._source = loader, loader._source
-        self._number, self._step = loader._next
-        self._steps, self._batches = self._source.steps(self._number), self._source.batches(self._number)
+        self._loader = loader
         self._feed: Feed | None = None
-        self._closed = False
+        self._begun = self._closed = self._overtaken = False
 
     def __next__(self) -> tuple[Any, Any]:
+        if not self._begun:
+            self._begin()
+        if self._overtaken:
+            raise TrainerError(
+                "another loop over this loader has begun, which ended this one: a loader has one place in one epoch; "
+                "for two loops at once make two loaders:  DaliLoader(reader, …)"
+            )
         if self._closed:
             raise StopIteration
         if self._step == self._steps:
@@ -164,7 +203,20 @@ class _Epoch(Iterator[tuple[Any, Any]]):
 
     def close(self) -> None:
         """End the pipeline; there are no more batches."""
-        self._closed, self._feed = True, None
+        self._begun = self._closed = True
+        self._feed = None
+
+    def overtaken(self) -> None:
+        """Another loop begins: this one, if there are batches left in it, cannot go on."""
+        self._overtaken = not self._closed and self._step < self._steps
+        self.close()
+
+    def _begin(self) -> None:
+        loader = self._loader
+        loader._begin(self)
+        self._begun, self._source = True, loader._source
+        self._number, self._step = loader._next
+        self._steps, self._batches = self._source.steps(self._number), self._source.batches(self._number)
 
     def _take(self) -> tuple[Any, Any]:
         problem: Exception

@@ -35,9 +35,10 @@ from readers.augment.geometry import GEOMETRIC
 from readers.augment.ops import Op, Resize
 from readers.augment.recipe import Plan, Recipe
 from readers.errors import BadSampleError
-from readers.headers import MEDIA
-from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
+from readers.headers import MEDIA, exif_orientation
+from readers.order import Order, ResumeToken, Schedule
 from readers.order.base import Int64s
+from readers.order.choice import choose_order, choose_tail
 from readers.order.schedule import Tail
 from readers.sample import Buffer, ImageInfo, Reader
 
@@ -77,18 +78,17 @@ class Source:
         augment: Sequence[Op] | None = None,
         order: Order | None = None,
         shuffle: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        tail: Tail = "drop_last",
+        tail: Tail | None = None,
     ) -> None:
-        rank, world_size = rank_and_world_size(rank, world_size)
-        if order is None:
-            order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader))
-        self.reader, self.batch_size, self.seed = reader, batch_size, seed
+        order = choose_order(len(reader), order, shuffle, seed)
+        rank, world_size = rank_and_world_size(rank, world_size, order.groups)
+        self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
         self.recipe = None if augment is None else Recipe(augment)
         self.boxed = self.recipe is not None and _crops_first(self.recipe)
-        self.schedule = Schedule(order, batch_size, rank, world_size, tail)
+        self.schedule = Schedule(order, batch_size, rank, world_size, choose_tail(tail, order))
         self.start = _Start(0, 0, order)
         self._ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = {}
 
@@ -113,7 +113,7 @@ class Source:
         samples, spec = len(self.reader), order.spec()
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
         order = order.with_seed(token.seed)
-        other = self.starting(token.epoch, token.cursor, order.resumed(token.order))
+        other = self.starting(token.epoch, token.cursor, token.resumed(order))
         other.seed = token.seed
         other.schedule = _with_order(self.schedule, order)
         return other
@@ -153,6 +153,7 @@ class Source:
         """A batch as described at the top of this module. Raises StopIteration, BadSampleError, and what readers do."""
         positions, indices = self.samples_of(epoch, step)
         data = self.reader.read_many(indices)
+        self._check_turns(indices, data)
         arrays = [self._array(*pair) for pair in zip(indices.tolist(), data, strict=True)]
         return (arrays, *self.columns(epoch, positions, indices))
 
@@ -165,7 +166,9 @@ class Source:
         here = slice(row, row + 1)
         index = int(indices[row])
         columns = self.columns(epoch, positions[here], indices[here])
-        return (self._array(index, self.reader.read(index)), *(column[0] for column in columns))
+        data = self.reader.read(index)
+        self._check_turns(indices[here], [data])
+        return (self._array(index, data), *(column[0] for column in columns))
 
     def columns(self, epoch: int, positions: Int64s, indices: Int64s) -> Columns:
         """All parts of a batch but the encoded images. Reads headers, where there are ops, and no payload."""
@@ -208,6 +211,15 @@ class Source:
         if not len(data):
             raise self.bad(index, "its image has no bytes")
         return np.frombuffer(data, np.uint8)
+
+    def _check_turns(self, indices: Int64s, data: Sequence[Buffer]) -> None:
+        """The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else."""
+        if self.recipe is None:
+            return
+        orientation = self.reader.image_info(indices).orientation
+        for row in np.flatnonzero(orientation > 1).tolist():
+            if exif_orientation(data[row]) != orientation[row]:
+                raise self.bad(int(indices[row]), "its orientation is not told by EXIF, and DALI reads no XMP or text")
 
     def _check_headers(self, info: ImageInfo, indices: Int64s) -> None:
         for row in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():

@@ -20,9 +20,9 @@ def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
 
 
 def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
-    """The pixels [height, width, channels] as seen: a view of `pixels`, perhaps with negative strides."""
+    """Pixels [height, width, channels], or [height, width], as seen: a view, perhaps with negative strides."""
     if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
+        pixels = pixels.swapaxes(0, 1)
     rows = slice(None, None, -1) if orientation in (3, 4, 7, 8) else slice(None)
     columns = slice(None, None, -1) if orientation in (2, 3, 6, 7) else slice(None)
     return np.asarray(pixels[rows, columns])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = [
+    "EIGHT_BITS",
     "as_stored",
     "bits_of",
     "bits_of_grey",
@@ -40,7 +41,8 @@ __all__ = [
 _WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
 _NO_RGB = "holds {}, which have no 8-bit RGB form; decode='unchanged' reads it"
 _MISREAD = "holds {} bits a channel in planes, which Pillow misreads; write it anew with its channels interleaved"
-_BYTE, _BYTES = 8, ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
+_BYTE = 8
+EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
 _BITS_PER_SAMPLE = 258
 
 
@@ -63,7 +65,7 @@ def without_rgb(image: Image) -> str:
     """Why an image has no 8-bit RGB form, or Pillow gets it wrong; "" where all is well."""
     if bits_of_grey(image):
         return ""
-    if bits_of(image) > _BYTE and image.mode in _BYTES and ";" not in layout_of(image):
+    if bits_of(image) > _BYTE and image.mode in EIGHT_BITS and ";" not in layout_of(image):
         return _MISREAD.format(bits_of(image))
     return _NO_RGB.format(_WITHOUT_RGB[image.mode]) if image.mode in _WITHOUT_RGB else ""
 
@@ -84,9 +86,10 @@ def bits_of(image: Image) -> int:
 
 def layout_of(image: Image) -> str:
     """Pillow's name for how the values of a pixel lie in the file; "" where they lie apart."""
-    arguments = (tile[-1] for tile in tiles_of(image) if tile[-1])
-    names = {name if isinstance(name, str) else name[0] for name in arguments}
-    return names.pop() if len(names) == 1 else ""
+    arguments = (tile[-1] for tile in tiles_of(image))
+    names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
+    name = names.pop() if len(names) == 1 else ""
+    return name if isinstance(name, str) else ""
 
 
 def tiles_of(image: Image) -> list[Any]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from readers.decode.cpu import decode_image
 from readers.decode.orient import upright, upright_size
-from readers.decode.pillow import as_stored, bits_of, check_size, layout_of, tiles_of
+from readers.decode.pillow import EIGHT_BITS, as_stored, bits_of, check_size, layout_of, tiles_of
 from readers.decode.region import check_pixels
 from readers.errors import BadSampleError
 from readers.headers import ImageHeader, read_header
@@ -33,7 +33,7 @@ from readers.sample import Buffer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["decode_unchanged"]
+__all__ = ["decode_unchanged", "without_all_bits"]
 
 # Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
 _OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
@@ -62,32 +62,42 @@ def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None) -> npt.N
 def _stored(data: Buffer, header: ImageHeader) -> npt.NDArray[Any]:
     """The pixels as Pillow leaves them."""
     with opened(data, header.media) as image:
-        layout = layout_of(image)
-        kind, _, byte_order = layout.rpartition(";16")
-        halved = kind in _HALVED and byte_order in _OTHER_BYTE and not _in_planes(image)
+        layout, other = layout_of(image), _other_byte(image)
+        reason = without_all_bits(image)
+        if reason:
+            raise BadSampleError(reason)
         if layout == _GREY_ALPHA_16:
             _read_as(image, _FOUR_BYTES)
-        elif not halved and bits_of(image) > 8 and np.dtype(_array(image, 1).dtype).itemsize == 1:
-            raise BadSampleError(f"Pillow gives no more than 8 of its {bits_of(image)} bits a channel")
         image.load()
         check_size(image, header)
         upper = _array(image)
     if layout == _GREY_ALPHA_16:
         return upper.view(">u2").astype(np.uint16)
-    if not halved:
+    if not other:
         return upper
     with opened(data, header.media) as image:
-        _read_as(image, f"{kind};16{_OTHER_BYTE[byte_order]}")
+        _read_as(image, other)
         image.load()
         both: npt.NDArray[Any] = np.bitwise_or(upper.astype(np.uint16) << 8, _array(image))
         return both
 
 
-def _array(image: Image, sample: int = 0) -> npt.NDArray[Any]:
-    """The values of an image; with `sample`, those of an image of one pixel and the same mode."""
-    from PIL.Image import new
+def without_all_bits(image: Image) -> str:
+    """Why Pillow cannot give all bits of an image, "" where it can."""
+    short = bits_of(image) > 8 and image.mode in EIGHT_BITS and not _other_byte(image)
+    return f"holds {bits_of(image)} bits a channel, of which Pillow gives no more than 8" if short else ""
 
-    values = np.array(new(image.mode, (sample, sample)) if sample else image)
+
+def _other_byte(image: Image) -> str:
+    """The layout by which Pillow takes the other byte of values of 16 bits; "" where there is none."""
+    kind, _, byte_order = layout_of(image).rpartition(";16")
+    halved = kind in _HALVED and byte_order in _OTHER_BYTE and not _in_planes(image)
+    return f"{kind};16{_OTHER_BYTE[byte_order]}" if halved else ""
+
+
+def _array(image: Image) -> npt.NDArray[Any]:
+    """The values of an image."""
+    values = np.array(image)
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * 255
     if image.mode == "I" and image.format == "PNG":

@@ -18,7 +18,7 @@ import struct
 
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["parse"]
+__all__ = ["frames", "parse"]
 
 _SCREEN = struct.Struct("<6xHHB2x")
 _PLACE = struct.Struct("<xHHHH")
@@ -49,6 +49,22 @@ def parse(data: Buffer) -> ImageHeader:
         raise bad("gif", at, "an image before the trailer", "none")
     check_size("gif", 6, height, width)
     return ImageHeader("gif", height, width, 1, 0, 1)
+
+
+def frames(data: Buffer) -> int:
+    """Images up to the trailer, or to the damage."""
+    _, _, flags = unpack("gif", _SCREEN, data, 0)
+    at, count = _SCREEN.size + _palette_bytes(flags), 0
+    try:
+        while (block := data[at]) in (_EXTENSION, _IMAGE):
+            if block == _IMAGE:
+                count += 1
+                at = _skip(data, at + _IMAGE_BYTES + _palette_bytes(data[at + _IMAGE_FLAGS]) + 1)
+            else:
+                at = _skip(data, at + 2)
+    except IndexError:
+        pass
+    return count
 
 
 def _canvas(data: Buffer, at: int, height: int, width: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ import zlib
 from readers.headers.exif import UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["parse"]
+__all__ = ["exif_orientation", "frames", "parse"]
 
 _COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # A million of 8 kB, the smallest IDAT in common use, are 8 GB.
@@ -36,6 +36,7 @@ _MAX_TEXT_BYTES = 1 << 20  # Pillow's limit, for which it refuses the image
 
 _FIRST_CHUNK = struct.Struct(">I4sIIBB3xI")
 _CHUNK = struct.Struct(">I4s")
+_FRAMES = struct.Struct(">I")
 _CRC_BYTES = 4
 
 
@@ -51,6 +52,32 @@ def parse(data: Buffer) -> ImageHeader:
     if colour not in _COMPONENTS:
         raise bad("png", 25, "a colour type of 0, 2, 3, 4 or 6", colour)
     return ImageHeader("png", height, width, _COMPONENTS[colour], 0, _walk(data))
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by eXIf alone, without texts, of a PNG that `parse` takes."""
+    at = 8 + _FIRST_CHUNK.size
+    rotated = UPRIGHT
+    while True:
+        length, kind = _CHUNK.unpack_from(data, at)
+        if kind == b"eXIf":
+            rotated = orientation(data, at + _CHUNK.size, at + _CHUNK.size + length) or UPRIGHT
+        elif kind == b"IEND":
+            return rotated
+        at += _CHUNK.size + length + _CRC_BYTES
+
+
+def frames(data: Buffer) -> int:
+    """What acTL says, which comes before the pixels; 1 without it."""
+    at = 8 + _FIRST_CHUNK.size
+    for _ in range(_MAX_CHUNKS):
+        length, kind = unpack("png", _CHUNK, data, at)
+        if kind == b"acTL":
+            return int(unpack("png", _FRAMES, data, at + _CHUNK.size)[0])
+        if kind == b"IDAT":
+            break
+        at += _CHUNK.size + length + _CRC_BYTES
+    return 1
 
 
 def _walk(data: Buffer) -> int:

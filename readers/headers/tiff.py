@@ -25,7 +25,7 @@ from typing import NamedTuple
 from readers.headers.exif import UPRIGHT, number, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["parse"]
+__all__ = ["exif_orientation", "frames", "parse"]
 
 _WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES, _XMP = 256, 257, 274, 277, 700
 # The tags of the offsets and of the lengths.
@@ -83,6 +83,28 @@ def parse(data: Buffer) -> ImageHeader:
         raise bad("tiff", at, "1 to 255 samples per pixel", components)
     _check_pixels(data, layout, tags, at)
     return ImageHeader("tiff", height, width, components, 0, _orientation(data, layout, tags))
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by its tag alone, without XMP, of a TIFF that `parse` takes."""
+    layout = _LAYOUTS[bytes(data[:4])]
+    tags = _directory(data, layout, unpack("tiff", layout.head, data, 0)[0])
+    tags.pop(_XMP, None)
+    return _orientation(data, layout, tags)
+
+
+def frames(data: Buffer) -> int:
+    """Directories in the chain, which may be a ring."""
+    layout = _LAYOUTS[bytes(data[:4])]
+    at, seen = int(unpack("tiff", layout.head, data, 0)[0]), set[int]()
+    while at and at not in seen and len(seen) < _MAX_ENTRIES and at + layout.entries.size <= len(data):
+        seen.add(at)
+        entries = int(unpack("tiff", layout.entries, data, at)[0])
+        following = at + layout.entries.size + entries * layout.entry.size
+        if following + layout.offset.size > len(data):
+            break
+        at = int(layout.offset.unpack_from(data, following)[0])
+    return len(seen)
 
 
 def _directory(data: Buffer, layout: _Layout, at: int) -> dict[int, _Values]:

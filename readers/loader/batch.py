@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from readers.augment.recipe import Job
+from readers.augment.recipe import Job, Recipe
 from readers.blocks import BlockPool
 from readers.decode.streams import Ready
 from readers.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 
-__all__ = ["BadSample", "Batch", "ImageMemory"]
+__all__ = ["BadSample", "Batch", "ImageMemory", "checked_dtype"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +90,14 @@ class ImageMemory:
             block: Any = self._blocks.take(size * self._item_bytes)
             images = torch.frombuffer(block, dtype=self._dtype).view(shape)
         return images if self._planar else images.permute(0, 3, 1, 2)
+
+
+def checked_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
+    """The dtype of the images, by default what the recipe makes. Raises ValueError."""
+    if dtype is None:
+        return torch.uint8 if recipe.normalize is None else torch.float32
+    if dtype not in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype is torch.uint8, float32, float16 or bfloat16, not {dtype}")
+    if dtype == torch.uint8 and recipe.normalize is not None:
+        raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
+    return dtype

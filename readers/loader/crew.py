@@ -11,17 +11,26 @@ from collections import deque
 
 import torch
 
+from cache.forks import tell_after_fork
 from readers.augment.cpu import Renderer
+from readers.errors import TrainerError
 from readers.loader.batch import Batch
 from readers.loader.work import EpochWork
 
-__all__ = ["Crew", "Stopped"]
+__all__ = ["Crew", "Stopped", "ended_by_fork"]
 
 _JOIN_SECONDS = 10.0
 
 
 class Stopped(Exception):
     """There will be no more batches: the crew was stopped while somebody waited for one."""
+
+
+def ended_by_fork() -> TrainerError:
+    return TrainerError(
+        "this loop began before the process was forked, and its threads are the parent's; begin a new one in the "
+        "child:  for batch in loader"
+    )
 
 
 class Crew:
@@ -38,6 +47,7 @@ class Crew:
         names = (f"packer-loader-{number}" for number in range(threads))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         self._ready = threading.Barrier(threads + 1)
+        tell_after_fork(self)
         self._start()
 
     def take(self) -> Batch:
@@ -63,6 +73,13 @@ class Crew:
         for thread in self._threads:
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join(_JOIN_SECONDS)
+
+    def after_fork(self) -> None:
+        """In a forked child, which has none of the threads: this loop is the parent's."""
+        self._changed, self._threads = threading.Condition(), []
+        self._queue.clear()
+        self._done.clear()
+        self._failure = ended_by_fork()
 
     def _start(self) -> None:
         """Start the threads, each with torch operations on one core: the crew itself is the parallelism.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from cache.forks import tell_after_fork
 from readers.augment.cpu import Renderer
 from readers.augment.fused import BatchRenderer
 from readers.augment.ops import Normalize
@@ -29,7 +30,7 @@ from readers.decode.picture import Picture
 from readers.decode.route import routes, same_as_promised
 from readers.decode.streams import DecodeStream
 from readers.loader.batch import Batch
-from readers.loader.crew import Crew, Stopped
+from readers.loader.crew import Crew, Stopped, ended_by_fork
 from readers.loader.work import EpochWork
 from readers.sample import Buffer
 
@@ -142,6 +143,7 @@ class DeviceStage:
         self._made: deque[Batch] = deque()
         self._failure: BaseException | None = None
         self._stopped = False
+        tell_after_fork(self)
         self._thread = threading.Thread(target=self._run, name="packer-loader-device", daemon=True)
         self._thread.start()
 
@@ -167,6 +169,11 @@ class DeviceStage:
         self._crew.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
+
+    def after_fork(self) -> None:
+        """In a forked child: as `Crew.after_fork`."""
+        self._changed, self._failure = threading.Condition(), ended_by_fork()
+        self._made.clear()
 
     def _run(self) -> None:
         try:

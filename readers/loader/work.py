@@ -22,7 +22,7 @@ from readers.order import Order
 from readers.order.base import Int64s
 from readers.sample import Buffer, Reader
 
-__all__ = ["EpochWork", "OnError"]
+__all__ = ["EpochWork", "IndexWork", "OnError"]
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 # What is wrong with one sample only. Anything else is wrong with the set, and ends the epoch.
@@ -192,3 +192,20 @@ class EpochWork:
             fits = all(sizes[0]) and not plan.boxes.bad
             size = (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
             yield int(index[0]), plan.jobs()[0] if fits else None, sizes[0], size
+
+
+class IndexWork:
+    """In place of a crew where no image is asked for: which samples each batch holds, and nothing is read."""
+
+    def __init__(self, order: Order, epoch: int, positions: Callable[[int], Int64s]) -> None:
+        self._order, self._epoch, self._positions, self._step = order, epoch, positions, 0
+
+    def take(self) -> Batch:
+        """The next batch, without images."""
+        step, self._step = self._step, self._step + 1
+        positions = self._positions(step)
+        indices = self._order.indices(self._epoch, positions)
+        return Batch(step, positions, indices, [], [], {}, (), torch.empty((len(indices), 0)))
+
+    def stop(self) -> None:
+        """There is nothing to stop."""

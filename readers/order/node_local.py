@@ -25,8 +25,9 @@ __all__ = ["NodeLocal"]
 class NodeLocal(PlainOrder):
     """Permuted within each node's part, and over all samples in every `exchange_every`-th epoch.
 
-    Epochs exchange_every - 1, 2 * exchange_every - 1, … are those of `Shuffled`; 1 exchanges in each. Ranks must be
-    numbered node by node, as torchrun and Slurm's block distribution do it, for a node to get its own positions.
+    Epochs exchange_every - 1, 2 * exchange_every - 1, … are those of `Shuffled`; 1 exchanges in each. A node gets its
+    own positions where ranks are numbered node by node. Loaders that find out the rank themselves count so, with the
+    nodes' numbers that staging uses, too (`cache.ranks`); a rank that they are given must be of that kind.
     """
 
     samples: int

@@ -16,12 +16,16 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from readers.errors import ResumeError
 
+if TYPE_CHECKING:
+    from readers.order.base import Order
+
 __all__ = ["ResumeToken"]
 
+_Order = TypeVar("_Order", bound="Order")
 _KIND = "packer-resume"
 _VERSION = 1
 _COUNTS = {"seed": 1 << 64, "epoch": 1 << 64, "cursor": 1 << 62, "samples": 1 << 62}
@@ -79,6 +83,19 @@ class ResumeToken:
             raise ResumeError(f"resume token without {', '.join(missing)}: save it again from the run")
         values = {name: content[name] for name in names}
         return cls(**{**values, "order": _check_order(values["order"])})
+
+    def resumed(self, order: _Order) -> _Order:
+        """`order` as it was in the epoch of this token (see `Order.resumed`), for one of its seed.
+
+        Raises ResumeError for a cursor that is beyond the epoch's end.
+        """
+        found = cast("_Order", order.resumed(self.order))  # an order resumes as one of its own kind
+        if self.cursor > len(found):
+            raise ResumeError(
+                f"resume token: cursor {self.cursor} is beyond the {len(found)} positions of an epoch; no run of this "
+                f"order has written it"
+            )
+        return found
 
     def check(
         self, *, fingerprint: str, order_spec: Mapping[str, Any], decoder: str, samples: int | None = None

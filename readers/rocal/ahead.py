@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from cache.forks import tell_after_fork
+
 __all__ = ["Ahead"]
 
 _T = TypeVar("_T")
@@ -27,6 +29,7 @@ class Ahead(Generic[_T]):
         self._made: deque[_T] = deque()
         self._error: BaseException | None = None
         self._stopped = False
+        tell_after_fork(self)
         self._thread = threading.Thread(target=self._run, name="packer-rocal-ahead", daemon=True)
         self._thread.start()
 
@@ -51,6 +54,11 @@ class Ahead(Generic[_T]):
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
+
+    def after_fork(self) -> None:
+        """In a forked child, which has no such thread."""
+        self._changed = threading.Condition()
+        self._made.clear()
 
     def _run(self) -> None:
         for step in range(self._steps):

@@ -46,8 +46,8 @@ def external_source(
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
     limits = limits_for(reader, max_height, max_width)
-    rank, world_size = rank_and_world_size(rank, world_size)
     if order is None:
         order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader), seed)
+    rank, world_size = rank_and_world_size(rank, world_size, order.groups)
     options = SourceOptions(limits, seed, rank, world_size, tail, on_error, convert, quality, ahead, prefetch)
     return RocalSource(reader, batch_size, order, options)

@@ -66,7 +66,7 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetc
             'backend="cpu", or install a rocAL built with HIP (that of ROCm, /opt/rocm/lib)'
         )
     ranks = detect_ranks()
-    threads = machine.threads or max(1, usable_cpus() // ranks.local_world_size)
+    threads = machine.threads or usable_cpus()
     device_id = ranks.local_rank if machine.device_id is None else machine.device_id
     try:
         with _stdout_to_stderr():

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import ResumeError
 from readers.order import Order, ResumeToken, Schedule
 from readers.rocal.ahead import Ahead
 from readers.rocal.options import SourceOptions
@@ -191,11 +190,9 @@ class RocalSource:
         token = ResumeToken.from_dict(state)
         spec, samples = self.order.spec(), len(self.reader)
         token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
-        if token.cursor > len(self.order):
-            raise ResumeError(f"resume token: cursor {token.cursor} is beyond the {len(self.order)} of an epoch")
         self.stop()
         self.seed, self.order = token.seed, self.order.with_seed(token.seed)
-        self._seek(token.epoch, token.cursor, self.order.resumed(token.order))
+        self._seek(token.epoch, token.cursor, token.resumed(self.order))
 
     def __len__(self) -> int:
         """Batches of the epoch under way on this rank, or of the next one; padding does not count."""

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset
 from readers.augment import Recipe
 from readers.augment.draws import Draws
 from readers.augment.ops import Op
-from readers.decode import DECODER, Scratch, decode_image
+from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
 from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
+from readers.fields import checked_fields
 from readers.sample import Buffer, Reader
 from readers.torch.place import Place
 from readers.torch.rendering import OpRenderer, Task
@@ -30,41 +31,53 @@ _SUBSTITUTES = 16
 _SUBSTITUTE_STREAM = 1 << 20
 
 
-class ImageDataset(Dataset[tuple[Any, int]]):
+class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
+
+    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
+    sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as the Trainer
+    of transformers wants them. Without "image" no image is read.
 
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
     epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
-    transforms are called the way they want to be. decode: "RGB", or None for the encoded bytes. output: what a callable
-    gets and, without one, what comes out: "tensor" (uint8 [3, h, w]; torchvision.transforms.v2), "numpy" (uint8
-    [h, w, 3]; albumentations), or "pil" (torchvision.transforms). target_transform: applied to labels.
+    transforms are called the way they want to be. decode: "RGB"; "unchanged" for the depth and channels of the file,
+    such as uint16, float32 or the indices of a mask (see `readers.decode.unchanged`); or None for the encoded bytes.
+    output: what a callable gets and, without one, what comes out: "tensor" (uint8 [3, h, w], unchanged [channels, h,
+    w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms), which
+    is RGB only. target_transform: applied to labels.
 
-    on_error: "raise"; "skip", which makes batches smaller (with a DataLoader's batch_size, not with single samples); or
-    "substitute" (another sample). `bad_samples` counts both, in all workers; `report` tells and forgets, and
-    an `EpochSampler` that knows the data set calls it.
+    on_error: "raise"; "skip", which makes batches smaller, but cannot make one of no samples: that, and a single bad
+    sample, raises BadSampleError; or "substitute" (another sample). `bad_samples` counts both, in all workers; `report`
+    tells and forgets, and an `EpochSampler` that knows the data set calls it.
     """
 
     def __init__(
         self,
         reader: Reader,
         transform: Sequence[Op] | Callable[[Any], Any] | None = None,
-        decode: Literal["RGB"] | None = "RGB",
+        decode: Literal["RGB", "unchanged"] | None = "RGB",
         *,
         output: Output = "tensor",
         target_transform: Callable[[int], Any] | None = None,
+        fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
         on_error: Literal["raise", "skip", "substitute"] = "raise",
     ) -> None:
-        if decode not in ("RGB", None):
-            raise ValueError(f"decode is 'RGB' or None, not {decode!r}")
+        if decode not in ("RGB", "unchanged", None):
+            raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
         if output not in _OUTPUTS or on_error not in _ON_ERROR:
             raise ValueError(
                 f"output is one of {_OUTPUTS} and on_error of {_ON_ERROR}, not {output!r} and {on_error!r}"
             )
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
+        self.fields, self._named = checked_fields(fields, reader)
         self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
-        if self._ops is not None and decode is None:
-            raise ValueError("ops need decoded images: leave decode='RGB', or take the ops out")
+        if self._ops is not None and decode != "RGB":
+            raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
+        if decode == "unchanged":
+            if output == "pil":
+                raise ValueError("decode='unchanged' gives tensors or arrays: choose output='tensor' or 'numpy'")
+            _check_unchanged(reader)
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
         self._local = threading.local()
@@ -82,15 +95,26 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     def __len__(self) -> int:
         return len(self.reader)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        items = self._items((index,), (self._read_one(int(index)),))
+    def __getitem__(self, index: int) -> Any:
+        items = self._items((index,), (self._read_one(int(index)),) if self._reads else ())
         if not items:
-            raise BadSampleError(f"sample {int(index)} is bad and cannot be skipped by itself; ask for batches")
+            raise BadSampleError(
+                f"sample {int(index)} ({self.reader.keys[int(index)]}) is bad and cannot be skipped by itself: ask for "
+                f"batches, or take on_error='substitute'"
+            )
         return items[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Many samples, read together; what DataLoader calls for a batch."""
-        return self._items(indices, self._read(indices))
+        items = self._items(indices, self._read(indices) if self._reads else ())
+        if not items and len(indices):
+            first = int(indices[0])
+            raise BadSampleError(
+                f"all {len(indices)} samples of a batch are bad, so that on_error='skip' leaves none of it; the first "
+                f"is sample {first} ({self.reader.keys[first]}): find them with `packer verify --deep`, or take "
+                f"on_error='substitute'"
+            )
+        return items
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
@@ -107,7 +131,7 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _instead(self, index: int, error: Exception) -> tuple[Any, Any] | None:
+    def _instead(self, index: int, error: Exception) -> Any:
         """Another sample, None for none. Raises under on_error="raise"."""
         if self.on_error == "raise":
             advice = (
@@ -120,7 +144,7 @@ class ImageDataset(Dataset[tuple[Any, int]]):
             self._counts[1] = int(index) + 1
         return None if self.on_error == "skip" else self._substitute(index, error)
 
-    def _substitute(self, index: int, error: Exception) -> tuple[Any, Any]:
+    def _substitute(self, index: int, error: Exception) -> Any:
         """The same sample for the same place of the same epoch, in whatever worker."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
         u = Draws(place.seed, place.epoch, np.array([place.position])).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
@@ -157,6 +181,10 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         self._local = threading.local()
 
     # --- inside -------------------------------------------------------------------------------------------------
+    @property
+    def _reads(self) -> bool:
+        return "image" in self.fields
+
     def _read(self, indices: Sequence[int]) -> Sequence[Buffer | Exception]:
         numbers = [int(index) for index in indices]
         try:
@@ -173,27 +201,43 @@ class ImageDataset(Dataset[tuple[Any, int]]):
     def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
         return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
 
-    def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[tuple[Any, Any]]:
+    def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Any]:
+        if not self._reads:
+            return [self._item(int(index), None) for index in indices]
         items = []
         for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
             try:
-                item: tuple[Any, Any] | None = self._sample(int(index), encoded, task)
+                item: Any = self._sample(int(index), encoded, task)
             except _SAMPLE_ERRORS as error:
                 item = self._instead(index, error)
             if item is not None:
                 items.append(item)
         return items
 
-    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None) -> tuple[Any, Any]:
+    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None) -> Any:
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
-        label: Any = int(self.reader.labels[index])
-        if self.target_transform is not None:
-            label = self.target_transform(label)
         if self._ops is not None:
-            return self._ops.render(data, task), label  # type: ignore[arg-type]
-        return self._transformed(data), label  # type: ignore[arg-type]
+            return self._item(index, self._ops.render(data, task))  # type: ignore[arg-type]
+        return self._item(index, self._transformed(data))  # type: ignore[arg-type]
+
+    def _item(self, index: int, image: Any) -> Any:
+        values = (image if name == "image" else self._field(index, name) for name in self.fields)
+        return tuple(values) if self._named is None else dict(zip(self._named, values, strict=True))
+
+    def _field(self, index: int, name: str) -> Any:
+        if name == "label":
+            label = int(self.reader.labels[index])
+            return label if self.target_transform is None else self.target_transform(label)
+        if name == "index":
+            return index
+        if name == "key":
+            return self.reader.keys[index]
+        try:
+            return bytes(self.reader.read(index, name))
+        except UnknownNameError:
+            return None  # this sample lacks it
 
     def _transformed(self, data: Buffer) -> Any:
         image: Any = bytes(data) if self.decode is None else self._decoded(data)
@@ -203,6 +247,8 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         return call(image=image)["image"] if self._keywords else call(image)
 
     def _decoded(self, data: Buffer) -> Any:
+        if self.decode == "unchanged":
+            return self._unchanged(data)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()
@@ -213,6 +259,24 @@ class ImageDataset(Dataset[tuple[Any, int]]):
         if self.output == "numpy" or self._keywords:
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def _unchanged(self, data: Buffer) -> Any:
+        pixels = decode_unchanged(data)
+        if self.output == "numpy" or self._keywords:
+            return pixels
+        if pixels.dtype == np.uint16 and not hasattr(torch, "uint16"):
+            pixels = pixels.astype(np.int32)  # torch before 2.3
+        tensor = torch.from_numpy(pixels)
+        return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+
+
+def _check_unchanged(reader: Any) -> None:
+    """Raise ValueError for images that a cache has made 8-bit RGB of."""
+    while reader is not None:
+        kind = getattr(getattr(reader, "keep", None), "kind", "encoded")
+        if kind != "encoded":
+            raise ValueError(f"decode='unchanged' over a cache that keeps images {kind}: open it with keep='encoded'")
+        reader = getattr(reader, "base", None)
 
 
 def _wants_keyword(transform: object) -> bool:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from readers.errors import ResumeError, TrainerError
+from readers.order.choice import choose_tail
 from readers.torch.dataset import ImageDataset
-from readers.torch.sampler import EpochSampler
+from readers.torch.place import Place
+from readers.torch.sampler import EpochSampler, Start
+from readers.torch.shared_place import RESTORED, SharedPlace
+from readers.trainers import calling_package, check_epoch, find_trainer
 
 __all__ = ["ImageStream"]
 
-_EPOCH, _ITERATION = 0, 1
-_PATIENCE_SECONDS = 120.0
 _MODULUS = (1 << 62) - 1
+_STATEFUL = "StatefulDataLoader(stream, batch_size=None, …)  of torchdata.stateful_dataloader"
+_TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, world_size=1), batch_size)"
 
 
 class ImageStream(IterableDataset[Any]):
     """Batches of `dataset` in the order of `sampler`: for `DataLoader(stream, batch_size=None, num_workers=…)`.
 
     Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
-    depend on their number. drop_last: leave out a last batch that is not full. collate: default_collate.
+    depend on their number. drop_last: leave out a last batch that is not full; by default where the order
+    shuffles. collate: default_collate.
 
     Each iteration is the next epoch, with persistent workers or without: what the workers have begun stands in memory
-    that they share. The samplers they hold are copies, so go to another place with the methods of the stream.
+    that they share, and the sampler that was given reads it there. So `state_after` of either knows the epoch.
     """
 
     def __init__(
@@ -35,70 +40,184 @@ class ImageStream(IterableDataset[Any]):
         sampler: EpochSampler,
         batch_size: int,
         *,
-        drop_last: bool = True,
+        drop_last: bool | None = None,
         collate: Callable[[list[Any]], Any] = default_collate,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch has 1 sample or more, not {batch_size}")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
-        self.drop_last, self.collate = drop_last, collate
-        # The epoch, and a number for the iteration of a DataLoader that has begun it: 0 for none.
-        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self._shared[_EPOCH] = sampler.epoch
-        self._number, self._iterations, self._restored = 0, 0, False
+        self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
+        self.collate = collate
+        start = sampler.start
+        self._order, self._version = start.order, 0
+        self._place = SharedPlace(sampler.find_rank, start.epoch, start.cursor)
+        self._iterations = 0
+        self._restored: tuple[Start, int] | None = None
+        self._current: _Batches | None = None
+        self._loaded = False
+        sampler.follow_stream(self)
+        if not len(self):
+            raise ValueError(
+                f"an epoch has no batch of {batch_size} samples: rank {sampler.rank} of {sampler.world_size} has "
+                f"{len(sampler)}; give drop_last=False and tail='exact', or a smaller batch_size"
+            )
+
+    # --- where it is --------------------------------------------------------------------------------------------
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration begun last, or else of the next one."""
+        return self.start.epoch
+
+    @property
+    def start(self) -> Start:
+        """Where the iteration that was begun last began, or else the next one begins."""
+        epoch, cursor = self._place.current if self._place.begun else self._place.next
+        return Start(epoch, cursor, self._order if cursor else self.sampler.order)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration at the start of `epoch`, in all workers."""
-        self.sampler.set_epoch(epoch)
-        self._shared[_EPOCH], self._shared[_ITERATION] = epoch, 0
+        """Let the next iteration be of `epoch`, in all workers: from where a state has put it, or from its start.
+
+        Raises TrainerError where it is a framework that calls, and would lose samples or the place of a state.
+        """
+        if epoch < 0:
+            raise ValueError(f"an epoch is 0 or more, not {epoch}")
+        find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
+        check_epoch(epoch, self._place.next[0] if self._loaded and not self._place.begun else None)
+        if self._place.next[0] != epoch:
+            self._put(Start(epoch, 0, self.sampler.order))
 
     def __len__(self) -> int:
+        """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
         full, rest = divmod(len(self.sampler), self.batch_size)
-        return full if self.drop_last or not rest else full + 1
+        total = full if self.drop_last or not rest else full + 1
+        self._join_lightning(total)
+        return total
 
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        if info is not None and not self._restored:
-            # Persistent workers keep their seed, others come with a new one: with the count, neither comes twice.
-            self._iterations += 1
-            self._join_epoch(worker, (info.seed - worker + self._iterations) % _MODULUS + 1)
-        if not self._restored:
-            self._number = 0
-        self._restored = False
-        batch: list[int] = []
-        for index in self.sampler:
-            batch.append(index)
-            if len(batch) == self.batch_size:
-                number, full, batch = self._number, batch, []
-                self._number += 1
-                if number % workers == worker:
-                    yield self._collated(full)
-        if batch and not self.drop_last and self._number % workers == worker:
-            yield self._collated(batch)
+    # --- state --------------------------------------------------------------------------------------------------
+    def state_after(self, samples: int) -> dict[str, Any]:
+        """The place after `samples` samples, on every rank, of the iteration that was begun last."""
+        return self.sampler.token(self.sampler.place_after(self.start, samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the sampler, and the number of the next batch: which worker makes it."""
-        return {"sampler": self.sampler.state_dict(), "number": self._number}
+        """For StatefulDataLoader: the place of this copy, and the number of its next batch: which worker makes it.
+
+        Raises TrainerError where workers make the batches: this copy does not know which ones training has seen.
+        """
+        current = self._current
+        if current is None and self._place.begun and get_worker_info() is None and calling_package() != "torchdata":
+            raise TrainerError(
+                "the workers of the DataLoader are ahead of training, so this stream cannot say where training is; "
+                "write  stream.state_after(samples this rank has trained on)"
+            )
+        start, number = (self._start_at(*self._place.next), 0) if current is None else current.place
+        return {"sampler": self.sampler.token(start), "number": number}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration of this copy begin there. Raises ResumeError as `EpochSampler` does."""
-        self.sampler.load_state_dict(state["sampler"])
-        self._number, self._restored = int(state["number"]), True
+        """Let the next iteration begin there. Takes states of samplers and loaders, too. Raises ResumeError."""
+        place, number = state.get("sampler", state), state.get("number")
+        if not isinstance(place, Mapping) or not isinstance(number, int | None):
+            raise ResumeError("not the state of a stream: expected a sampler's place and a batch's number")
+        start = self.sampler.start_of(place)
+        if number is not None:  # of one copy of a stream: for the one iterator that is made next here
+            self._restored, self._order = (start, number), start.order
+            self._place.begin(RESTORED, start.epoch, start.cursor)
+            return
+        if start.cursor and not self.sampler.schedule_of(start).steps(start.cursor):
+            start = Start(start.epoch + 1, 0, self.sampler.order)
+        self._put(start)
+        self._version, self._loaded = self._place.renew(), True
 
-    def _collated(self, batch: list[int]) -> Any:
-        return self.collate(self.dataset.__getitems__(batch))
+    # --- inside -------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Any]:
+        """The next epoch; it begins when its first batch is asked for."""
+        info = get_worker_info()
+        self._iterations += 1
+        # Persistent workers keep their seed, others come with a new one: with the count, neither comes twice.
+        number = self._iterations if info is None else (info.seed - info.id + self._iterations) % _MODULUS + 1
+        restored, self._restored = self._restored, None
+        self._current = _Batches(self, number, restored)
+        return self._current
 
-    def _join_epoch(self, worker: int, iteration: int) -> None:
-        """Agree with the other workers of this iteration on the epoch: the first one says which it is."""
-        shared = self._shared
-        if worker == 0:
-            if int(shared[_ITERATION]) not in (0, iteration):
-                shared[_EPOCH] += 1
-            shared[_ITERATION] = iteration
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while int(shared[_ITERATION]) != iteration:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"worker {worker} has waited {_PATIENCE_SECONDS} s for worker 0 to begin an epoch")
-            time.sleep(0.001)
-        self.sampler.join_epoch(int(shared[_EPOCH]))
+    def begin(self, number: int) -> Start:
+        """Where the iteration of this number begins, whose first batch is asked for in this process now."""
+        info, place = get_worker_info(), self._place
+        if self._version != place.version:
+            raise ResumeError(
+                "a state was loaded while workers were running, who know nothing of it; make a new DataLoader after "
+                "load_state_dict, or leave persistent_workers out"
+            )
+        if info is None:
+            find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
+        if info is None or info.id == 0:
+            place.begin(number, *place.next)
+        return self._start_at(*place.join(number))
+
+    def start_of(self, number: int) -> Start:
+        """Where the iteration of this number, the last or the next one, begins."""
+        return self._start_at(*self._place.of(number))
+
+    def _start_at(self, epoch: int, cursor: int) -> Start:
+        return Start(epoch, cursor, self._order if cursor else self.sampler.order)
+
+    def _join_lightning(self, total: int) -> None:
+        """Lightning tells a stream nothing, but asks for its length before it begins or resumes."""
+        trainer, epoch = find_trainer(), self._place.next[0]
+        if trainer.name != "Lightning" or trainer.epoch is None or self._place.begun:
+            return
+        if trainer.at_end and trainer.keeps_account:
+            raise TrainerError(
+                f"Lightning resumes after the last batch of epoch {trainer.epoch - 1}, and takes the state of this "
+                f"stream for that of epoch {trainer.epoch}; write  StatefulDataLoader(dataset, batch_size, "
+                f"sampler=sampler, …)  in place of the stream"
+            )
+        if 0 < trainer.batches < total and not trainer.keeps_account:
+            raise TrainerError(
+                f"Lightning resumes after batch {trainer.batches} of epoch {trainer.epoch}, but a DataLoader has no "
+                f"state: it would begin with the first batches again and leave out the last; write  {_STATEFUL}"
+            )
+        if trainer.epoch != epoch:
+            check_epoch(trainer.epoch, epoch if self._loaded else None, trainer.name)
+            self._put(Start(trainer.epoch, 0, self.sampler.order))
+
+    def _put(self, start: Start) -> None:
+        self._order, self._restored, self._current = start.order, None, None
+        self._place.put_next(start.epoch, start.cursor)
+        self._loaded = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_current": None}
+
+
+class _Batches(Iterator[Any]):
+    """The batches of one epoch, or of the rest of one, that this worker makes."""
+
+    def __init__(self, stream: ImageStream, iteration: int, restored: tuple[Start, int] | None) -> None:
+        self._stream, self._iteration = stream, iteration
+        self._start: Start | None = None
+        self._number = 0
+        if restored is not None:
+            self._start, self._number = restored
+        self._taken = 0
+        self._indices: Iterator[Place] | None = None
+
+    @property
+    def place(self) -> tuple[Start, int]:
+        """The place after the last batch that was made here, and the number of the next one."""
+        start = self._stream.start_of(self._iteration) if self._start is None else self._start
+        return self._stream.sampler.place_after(start, self._taken), self._number
+
+    def __next__(self) -> Any:
+        stream, info = self._stream, get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if self._indices is None:
+            if self._start is None:
+                self._start = stream.begin(self._iteration)
+            self._indices = stream.sampler.places(self._start)
+        while batch := list(itertools.islice(self._indices, stream.batch_size)):
+            self._taken += len(batch)
+            if len(batch) < stream.batch_size and stream.drop_last:
+                break
+            self._number += 1
+            if (self._number - 1) % workers == worker:
+                return stream.collate(stream.dataset.__getitems__(batch))
+        raise StopIteration

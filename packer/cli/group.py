@@ -1,0 +1,162 @@
+"""The group of all commands, and how they end: errors become one line, or JSON, and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import json
+import os
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from cache.text import printable
+from packer.cli import INTERRUPTED, leave_at_once, started
+from packer.version import VERSION
+
+__all__ = ["cli", "message_of", "run"]
+
+_COMMANDS = {
+    "convert": "Pack a source into HDF5, TFRecord or tar shards.",
+    "index": "Adopt shards made elsewhere, or rebuild an index.",
+    "inspect": "Show what a packed set is.",
+    "verify": "Check every byte of a packed set.",
+    "extract": "Write the original files back.",
+    "export-index": "Write the index files of other readers.",
+    "stage": "Copy a packed set to this node's own disk.",
+    "order": "Compare ways to shuffle a packed set.",
+    "parity": "Compare decoders and resizers with Pillow.",
+    "cache": "Caches of this node: list, fill, remove.",
+}
+_ADVICE = {
+    errno.ENOSPC: "make room there and run the same command again; what is whole is kept",
+    errno.EDQUOT: "make room there (your quota is used up) and run the same command again; what is whole is kept",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f) or make smaller shards, and run the same command again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENOMEM: "free memory, or run with fewer --workers",
+}
+_INTERRUPTED_STATUS = 130
+_TRACEBACK = "PACKER_TRACEBACK"
+
+
+class _Commands(click.Group):
+    """Loads a command's file when it is used, so that `packer --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"packer.cli.{cmd_name.replace('-', '_')}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        found = super().resolve_command(ctx, args)
+        started()
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(VERSION, prog_name="packer")
+def cli() -> None:
+    """Pack image datasets into standard shards with one index; verify, inspect and extract them."""
+
+
+def run(arguments: list[str] | None = None) -> NoReturn:
+    """Run a command and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    before_command = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    _escape_what_cannot_be_shown()
+    try:
+        status = _status_of(arguments, "--json" in before_command)
+    except KeyboardInterrupt:  # once more, while the first was being seen to
+        status = _INTERRUPTED_STATUS
+    if status == _INTERRUPTED_STATUS:
+        leave_at_once()
+    sys.exit(status)
+
+
+def _status_of(arguments: list[str], as_json: bool) -> int:
+    """Run a command; its exit status. A failure has been told."""
+    try:
+        status: Any = cli.main(args=arguments, prog_name="packer", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
+        return _fail(kind, error.format_message(), error.exit_code, as_json, _shown(error))
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("KeyboardInterrupt", INTERRUPTED, _INTERRUPTED_STATUS, as_json)
+    except BrokenPipeError:
+        _give_up_stdout()  # whoever read our output has gone: leave quietly
+        return 1
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            traceback.print_exc()
+        return _fail(type(error).__name__, message_of(error), 1, as_json)
+    return int(status or 0)
+
+
+def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") -> int:
+    """Tell of a failure: on stderr, and with --json on stdout, too."""
+    text = shown or (message if message.startswith("packer: ") else f"packer: {message}")
+    click.echo(printable(text), err=True)
+    try:
+        if as_json:
+            document = {"error": {"type": kind, "message": message.removeprefix("packer: "), "status": status}}
+            click.echo(json.dumps(document, indent=1))
+        sys.stdout.flush()
+    except OSError:
+        _give_up_stdout()
+    return status
+
+
+def _shown(error: click.ClickException) -> str:
+    """What click says of a usage error: the usage line, where help is, the error."""
+    text = io.StringIO()
+    error.show(file=text)
+    return text.getvalue().rstrip("\n")
+
+
+def message_of(error: Exception) -> str:
+    """One message for an error: what, where, what to do."""
+    from readers.errors import PackerError
+
+    if isinstance(error, PackerError):
+        return str(error) or type(error).__name__
+    if isinstance(error, MemoryError):
+        return f"not enough memory; {_ADVICE[errno.ENOMEM]}"
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        advice = f"; {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+        return f"{where}{what}{advice}"
+    if isinstance(error, ValueError):
+        return str(error) or type(error).__name__
+    return (
+        f"unexpected {type(error).__name__}: {error}; this is a defect of packer: run the same command with "
+        f"{_TRACEBACK}=1 and report what it prints"
+    )
+
+
+def _escape_what_cannot_be_shown() -> None:
+    """Letters that a terminal's encoding lacks come out as escapes, not as an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _give_up_stdout() -> None:
+    """Keep Python from complaining at exit about what cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

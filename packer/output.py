@@ -1,0 +1,42 @@
+"""Where results go: a directory of this machine, and one way of saying what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cache.remote import SCHEMES
+from readers.errors import OutputError, PackerError
+
+__all__ = ["local_output", "output_errors"]
+
+_ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(SCHEMES)}):/")  # a Path has made one slash of two
+
+
+def local_output(place: str | os.PathLike[str]) -> Path:
+    """The directory to write to. Raises OutputError for an address, which would become a directory called "s3:"."""
+    text = os.fspath(place)
+    if _ADDRESS.match(text):
+        raise OutputError(
+            f"{re.sub('//[^/]*@', '//***@', text)!r} is not a directory of this machine. Results go to one; a set "
+            f"that is packed or uploaded also goes to an address, given as text: "
+            f"{', '.join(f'{name}://' for name in SCHEMES)}"
+        )
+    return Path(place)
+
+
+@contextmanager
+def output_errors() -> Iterator[None]:
+    """Have what the system says of the files of an output be an OutputError that names the file."""
+    try:
+        yield
+    except PackerError:
+        raise
+    except OSError as error:
+        told = f"{error.filename}: cannot be written: {error.strerror}" if error.filename is not None else str(error)
+        wrong = OutputError(told)
+        wrong.errno = error.errno
+        raise wrong from error

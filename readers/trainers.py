@@ -1,0 +1,193 @@
+"""What the training framework that is asking for batches does with them: seen from inside a loader or a sampler.
+
+Frameworks take loaders over without saying so. accelerate deals the batches of a sampler out to its processes a second
+time; Lightning counts the batches of an epoch by itself, and the first indices are asked for before it says which epoch
+it is in. A loader learns that only from who is calling, so the calls under way are looked at, once an epoch:
+
+    accelerate   BatchSamplerShard, IterableDatasetShard, DataLoaderDispatcher: share out among `num_processes`
+                 DataLoaderShard, DataLoaderDispatcher: `iteration` is the epoch
+    Lightning    _FitLoop: `epoch_progress.current.processed` is the epoch, `batch_progress.current.ready` its batches
+                 so far; what runs inside an _EvaluationLoop is not counted
+    torch        _MultiProcessingDataLoaderIter asks for indices long before training has their samples
+    torchdata    its iterators do so too, and keep account of it
+
+No framework is imported here; a version that lacks these names counts as no framework.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from readers.errors import TrainerError
+
+__all__ = ["LIGHTNING", "Trainer", "calling_package", "check_epoch", "find_trainer"]
+
+LIGHTNING = ("lightning", "pytorch_lightning")
+_FRAMEWORKS = {
+    "accelerate": "accelerate",
+    "lightning": "Lightning",
+    "pytorch_lightning": "Lightning",
+    "transformers": "transformers",
+}
+_LINES = {
+    "accelerate": "loader.set_epoch({epoch})",
+    "Lightning": "trainer.fit(model, loader, ckpt_path=…)",
+    "transformers": "trainer.train(resume_from_checkpoint=True)",
+}
+_SHARING = ("BatchSamplerShard", "IterableDatasetShard")
+_MOST_FRAMES = 100
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Who asks for the samples of an iteration.
+
+    epoch: the one that the framework is in; None where it has not said. at_end: whether it is there because the epoch
+    of the state that it resumes from had no batch left. batches: of that epoch, trained on before, of
+    the `limit` that it means to run. processes: among how many it shares out what it is given. batch_size: of the
+    DataLoader; partial: whether its last batch may be smaller. keeps_account: whether a state of the sampler is saved
+    with each batch. asks_ahead: whether samples are asked for before training has them.
+    """
+
+    name: str = ""
+    epoch: int | None = None
+    at_end: bool = False
+    batches: int = 0
+    limit: float = math.inf
+    processes: int = 1
+    batch_size: int = 1
+    partial: bool = True
+    keeps_account: bool = False
+    asks_ahead: bool = False
+
+    def check_sharing(self, world_size: int, line: str) -> None:
+        """Raises TrainerError where samples of one rank of `world_size` would be shared out once more."""
+        if self.processes > 1 and world_size > 1:
+            raise TrainerError(
+                f"accelerate shares the batches of this loader out among {self.processes} processes, but they are "
+                f"those of one rank of {world_size} already: samples would be lost; leave the sharing to accelerate, "
+                f"with  {line}"
+            )
+
+    def check_resume(self, left: int, total: int, line: str = "") -> None:
+        """Raises TrainerError where `left` of the `total` batches of an epoch are not those that Lightning waits for.
+
+        line: what to write where the loader stands at the start because nothing keeps its state.
+        """
+        if not self.batches or self.batches >= self.limit:
+            return
+        if line and left == total:
+            raise TrainerError(
+                f"Lightning resumes after batch {self.batches} of epoch {self.epoch}, but a DataLoader has no state: "
+                f"it would begin with the first batches again and leave out the last; write  {line}"
+            )
+        waits_for = min(self.limit, total) - self.batches
+        if left < waits_for or (left > waits_for and self.limit >= total):
+            raise TrainerError(
+                f"{left} of the {total} batches of epoch {self.epoch} are left, but Lightning has counted "
+                f"{self.batches} and would run {waits_for:.0f}: a batch stands for other samples with another batch "
+                f"size or number of ranks; resume with those of the checkpoint, or from the end of an epoch:  "
+                f"ModelCheckpoint(save_on_train_epoch_end=True)"
+            )
+
+    def batches_of(self, samples: int) -> int:
+        """How many batches the DataLoader makes of the samples of one rank."""
+        full, rest = divmod(samples, self.batch_size)
+        return full + (self.partial and rest > 0)
+
+
+def find_trainer() -> Trainer:
+    """The framework in whose calls this one is."""
+    found: dict[str, Any] = {}
+    for frame in _callers():
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("torchdata.stateful_dataloader"):
+            found.update(keeps_account=True, asks_ahead=True, **_batches(frame.f_locals.get("self")))
+        elif module == "torch.utils.data.dataloader":
+            kind = type(frame.f_locals.get("self"))
+            if kind.__name__ == "_MultiProcessingDataLoaderIter":
+                found.update(asks_ahead=True)
+            elif kind.__module__.startswith("torchdata."):
+                found.update(keeps_account=True)
+        elif module == "torch.utils.data.sampler":
+            found.update(_batches(frame.f_locals.get("self")))
+        elif module == "accelerate.data_loader":
+            found.update(name="accelerate", asks_ahead=True, **_accelerate(frame.f_locals.get("self")))
+        elif module.endswith(".loops.evaluation_loop"):
+            break
+        elif module.endswith(".loops.fit_loop"):
+            found.update(_lightning(frame.f_locals.get("self")))
+            break
+    return Trainer(**found)
+
+
+def calling_package() -> str:
+    """The package whose code called into this project: "lightning", "torchdata", "__main__", …"""
+    for frame in _callers():
+        top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if top != "readers":
+            return top
+    return ""
+
+
+def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
+    """What `set_epoch(wanted)` must not do to a place that a state has just put at epoch `loaded`.
+
+    Raises TrainerError where a framework counts from 0 again and knows nothing of the state.
+    """
+    name = trainer or _FRAMEWORKS.get(calling_package(), "")
+    if loaded is None or wanted == loaded or not name:
+        return
+    raise TrainerError(
+        f"{name} begins epoch {wanted}, but the state that was loaded stands in epoch {loaded}: samples would be "
+        f"repeated; say where training is, with  {_LINES[name].format(epoch=loaded)}"
+    )
+
+
+def _accelerate(myself: Any) -> dict[str, Any]:
+    kind = type(myself).__name__
+    try:
+        if kind in _SHARING:
+            return {"processes": int(myself.num_processes)}
+        if kind == "DataLoaderDispatcher":
+            return {"processes": int(myself.state.num_processes), "epoch": int(myself.iteration)}
+        return {"epoch": int(myself.iteration)} if kind == "DataLoaderShard" else {}
+    except (AttributeError, TypeError):
+        return {}
+
+
+def _lightning(loop: Any) -> dict[str, Any]:
+    try:
+        epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
+        epoch, batches = int(epochs.current.processed), int(progress.current.ready) if loop.restarting else 0
+        # Saved with the last batch of an epoch, which Lightning counts as done after it has made the iterator.
+        at_end = bool(
+            loop.restarting
+            and progress.is_last_batch
+            and progress.total.completed == progress.total.processed - 1
+            and epochs.total.processed == epochs.total.started - 1
+        )
+        limit = max(loop._combined_loader.limits or [math.inf])
+    except (AttributeError, TypeError):
+        return {}
+    place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
+    return {"name": "Lightning", "at_end": at_end, "limit": limit, **place}
+
+
+def _batches(sampler: Any) -> dict[str, Any]:
+    size, drop_last = getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", None)
+    return {"batch_size": size, "partial": not drop_last} if isinstance(size, int) and size > 0 else {}
+
+
+def _callers() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,273 @@
+"""The batch scripts of examples/slurm, and what else runs in jobs, on a real Slurm; see two_nodes.py.
+
+Run by `make test-slurm`, as root. It takes minutes: Slurm keeps time limits to within a minute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_jpeg
+from two_nodes import NODES, Cluster, missing
+
+import packer
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = 36  # to train on
+TINY = "--model small --size 16 --batch-size 2 --val-split train"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    lacks = missing()
+    if lacks:
+        pytest.skip(lacks)
+    folder = Path(tempfile.mkdtemp(prefix="packer-slurm-"))
+    try:
+        with Cluster(folder) as running:
+            (running.work / "examples").symlink_to(ROOT / "examples")
+            yield running
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cluster: Cluster) -> Iterator[None]:
+    """After each test: no job, no process of one, and no file on the nodes' own disks and in their memory."""
+    yield
+    cluster.run("scancel", "--user=root")
+    cluster.wait(lambda: not cluster.run("squeue", "--noheader"), 60, "all jobs to end")
+    cluster.wait(lambda: not cluster.processes(), 30, "processes to end", cluster.processes)
+
+
+@pytest.fixture(scope="module")
+def source(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small set on what all nodes share."""
+    tree = tmp_path_factory.mktemp("tree")
+    make_tree(tree)
+    out = cluster.folder / "set"
+    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=1)
+    return out
+
+
+def make_tree(tree: Path) -> None:
+    for number in range(SAMPLES):
+        path = tree / "train" / "abc"[number % 3] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_jpeg(number))
+
+
+def assert_clean(cluster: Cluster) -> None:
+    left = {node: cluster.left(node) for node in NODES}
+    assert [
+        path for paths in left.values() for path in paths if Path(path).name not in (".packer-staged", "lock")
+    ] == []
+
+
+def staged(cluster: Cluster) -> list[str]:
+    """The copies on both nodes that are whole."""
+    return [path for node in NODES for path in cluster.left(node) if path.endswith("/dataset.json")]
+
+
+def traced(cluster: Cluster, name: str) -> list[tuple[int, int]]:
+    """(epoch, sample) of all steps of all ranks."""
+    lines = [line.split() for path in cluster.work.glob(f"{name}.*") for line in path.read_text().splitlines()]
+    return [(int(epoch), int(sample)) for epoch, sample in lines]
+
+
+def every_sample(epochs: int) -> list[tuple[int, int]]:
+    return list(itertools.product(range(epochs), range(SAMPLES)))
+
+
+def submitted(cluster: Cluster, script: str, *options: str, **environ: object) -> str:
+    """A job of a script of examples/slurm, as it is."""
+    return cluster.submit(*options, f"examples/slurm/{script}", environ={k: str(v) for k, v in environ.items()})
+
+
+def steps_of(cluster: Cluster, name: str, samples: int, job: str) -> None:
+    """Wait until that many samples were trained on."""
+    cluster.wait(lambda: len(traced(cluster, name)) >= samples, 180, "training", lambda: cluster.output(job))
+
+
+def test_the_cpus_of_a_task(cluster: Cluster) -> None:
+    """The machine has fewer than the nodes say, so the mask is made up."""
+    script = cluster.work / "cpus.py"
+    script.write_text(
+        "import os; os.sched_getaffinity = lambda pid: range(32); import cache; print(cache.usable_cpus())"
+    )
+    job = cluster.submit("-N1", "-n4", "--exclusive", f"--wrap=python {script}; srun python {script}")
+    assert cluster.ended(job, 60) == "COMPLETED"
+    told = {
+        "eight each": cluster.run("srun", "-N1", "-n4", "-c8", "python", script),
+        "one each": cluster.run("srun", "-N1", "-n4", "python", script),
+        "the script and four tasks": cluster.output(job),
+    }
+    assert {name: out.split() for name, out in told.items()} == {
+        "eight each": ["8"] * 4,
+        "one each": ["1"] * 4,
+        "the script and four tasks": ["32"] + ["8"] * 4,
+    }
+
+
+NODE_PARTS = """
+import json, os, sys
+import readers
+from readers.order import NodeLocal
+from readers.torch import EpochSampler
+reader = readers.open(os.environ["PACKER_STAGED"], "train", fallback=sys.argv[1])
+samples = [int(i) for i in EpochSampler(NodeLocal(len(reader), nodes=2))]
+for i in samples:
+    reader.read(i)
+stats = reader.stats()
+print("READ", json.dumps({"slurm": os.environ["SLURM_NODEID"], "torchrun": os.environ["GROUP_RANK"],
+                          "samples": samples, "source": stats.source}), flush=True)
+"""
+
+
+def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source: Path) -> None:
+    """Also where torchrun numbers the nodes the other way round, as it does with these names."""
+    script = cluster.work / "parts.py"
+    script.write_text(NODE_PARTS)
+    out = cluster.run(
+        *("srun", "-N2", "--ntasks-per-node=1", "packer", "stage", source, "--to", cluster.local, "--part", "node"),
+        *("--cleanup", "atexit", "--", "torchrun", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"),
+        *("--rdzv-id=parts", "--rdzv-endpoint=n9:29500", script, source),
+    )
+    told = [json.loads(line.partition("READ ")[2]) for line in out.splitlines() if "READ " in line]
+    assert len(told) == 4, out
+    assert all(one["slurm"] != one["torchrun"] for one in told), "the names are to make torchrun's numbers differ"
+    assert [one["source"] for one in told] == [0] * 4, "each read the other's part"
+    assert sorted(sample for one in told for sample in one["samples"]) == list(range(SAMPLES))
+    assert_clean(cluster)
+
+
+def test_convert_and_train_with_one_task_a_rank(cluster: Cluster) -> None:
+    """Four tasks on two nodes: every sample of every epoch once."""
+    tree, epochs = cluster.folder / "tree", 3
+    make_tree(tree)
+    script = cluster.work / "train.sh"
+    script.write_text(
+        "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=n9 MASTER_PORT=29501\n"
+        f"exec python examples/train_imagenette.py {cluster.folder}/converted {TINY.replace('2 ', '3 ')}"
+        f" --epochs {epochs} --trace four\n"
+    )
+    wrapped = f"srun -n1 -N1 packer convert {tree} --to hdf5 -o {cluster.folder}/converted && srun bash {script}"
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=2", f"--wrap={wrapped}")
+    assert cluster.ended(job, 180) == "COMPLETED", cluster.output(job)
+    assert sorted(traced(cluster, "four")) == every_sample(epochs), cluster.output(job)
+
+
+def test_one_node_stages_trains_and_cleans_up(cluster: Cluster, source: Path) -> None:
+    """When it ends by itself, and when it is cancelled in the middle."""
+    options = ("--gpus-per-node=1", "--nodelist=n9", "--time=10")
+    environ = {"SET": source, "TMPDIR": cluster.local}
+    job = submitted(
+        cluster, "one_node.sbatch", *options, **environ, TRAIN_OPTIONS=f"{TINY} --epochs 2 --trace one-whole"
+    )
+    assert cluster.ended(job, 180) == "COMPLETED", cluster.output(job)
+    assert sorted(traced(cluster, "one-whole")) == every_sample(2)
+    assert_clean(cluster)
+    job = submitted(cluster, "one_node.sbatch", *options, **environ, TRAIN_OPTIONS=f"{TINY} --epochs 999 --trace one")
+    steps_of(cluster, "one", SAMPLES, job)
+    assert cluster.left("n9"), "the copy is there while it trains"
+    cluster.run("scancel", job)
+    assert cluster.ended(job, 60) == "CANCELLED", cluster.output(job)
+    assert_clean(cluster)
+
+
+def test_many_nodes_clean_up_when_the_time_is_up(cluster: Cluster, source: Path) -> None:
+    """The last checkpoint is saved, and the next job goes on from it."""
+    options = f"{TINY} --save-every 1000000 --trace many"
+    environ = {"SET": source, "TMPDIR": cluster.local, "TRAIN_OPTIONS": f"{options} --epochs 999"}
+    job = submitted(
+        cluster, "many_nodes.sbatch", "--nodes=2", "--gpus-per-node=1", "--time=1", "--signal=TERM@1", **environ
+    )
+    steps_of(cluster, "many", SAMPLES, job)
+    assert cluster.ended(job, 200) in ("TIMEOUT", "FAILED"), cluster.output(job)
+    assert_clean(cluster)
+    checkpoint = torch.load(cluster.work / f"run-{job}.pt", weights_only=True)
+    assert checkpoint["step"] * 4 == len(traced(cluster, "many")), (
+        "the last step that was made is the one that is saved"
+    )
+
+
+def test_time_limits_of_an_array_leave_nothing(cluster: Cluster, source: Path) -> None:
+    """Five jobs of two nodes, each with a copy of its own on both; Slurm ends all of them, with many signals."""
+    script = f"""#!/bin/bash
+#SBATCH --array=1-5
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=1
+export TO={cluster.local}/$SLURM_ARRAY_TASK_ID
+srun bash -c 'mkdir -p $TO; exec packer stage {source} --to $TO --cleanup atexit -- sleep 600'
+"""
+    path = cluster.work / "array.sbatch"
+    path.write_text(script)
+    job = cluster.submit(path)
+    jobs = [f"{job}_{number}" for number in range(1, 6)]
+    cluster.wait(lambda: len(staged(cluster)) == 10, 60, "ten copies", lambda: cluster.output(job))
+    states = [cluster.ended(one, 200) for one in jobs]
+    assert states == ["TIMEOUT"] * 5, cluster.output(job)
+    assert_clean(cluster)
+
+
+def test_two_signals_at_once(cluster: Cluster, source: Path) -> None:
+    """Eight times two SIGTERM 3 ms apart to all processes of a step; not to srun, which would kill them."""
+    kills = "for p in $(pgrep -f '^[^ ]*python[^ ]* [^ ]*packer stage'; pgrep -x sleep); do kill -TERM $p; done"
+    for trial in range(8):
+        job = cluster.submit(
+            *("--nodes=1", "--nodelist=n9"),
+            f"--wrap=srun packer stage {source} --to {cluster.local} --cleanup atexit -- sleep 600",
+        )
+        cluster.wait(lambda: cluster.on("n9", "pgrep", "-x", "sleep", check=False), 60, "the command")
+        cluster.on("n9", "bash", "-c", f"{kills}; sleep 0.003; {kills}", check=False)
+        cluster.ended(job, 60)
+        assert_clean(cluster)
+        assert "Traceback" not in cluster.output(job), (trial, cluster.output(job))
+
+
+def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> None:
+    """The last checkpoint is saved, the copies are found again, no sample is lost or comes twice."""
+    epochs = 60
+    options = f"{TINY} --epochs {epochs} --save-every 1000000 --trace requeued"
+    environ = {"SET": source, "LOCAL": cluster.local, "TRAIN_OPTIONS": options}
+    job = submitted(cluster, "requeue.sbatch", "--gpus-per-node=1", "--time=20", **environ)
+    steps_of(cluster, "requeued", 4 * SAMPLES, job)
+    cluster.run("scancel", "--signal=USR1", "--batch", job)
+    cluster.wait(lambda: cluster.state(job) == "PENDING", 60, "the requeue", lambda: cluster.output(job))
+    before = len(traced(cluster, "requeued"))
+    assert 0 < before < epochs * SAMPLES, "it was to be stopped in the middle"
+    assert all(cluster.left(node) for node in NODES), "the copies wait on the nodes"
+    assert cluster.ended(job, 240) == "COMPLETED", cluster.output(job)
+    said = cluster.output(job)
+    assert "resumed at epoch" in said and "0 B in 0 files copied" in said, said
+    assert sorted(traced(cluster, "requeued")) == every_sample(epochs), said
+    assert_clean(cluster)
+
+
+def test_a_node_fails(cluster: Cluster, source: Path) -> None:
+    """Slurm puts the job back by itself; it goes on from the last checkpoint, and only the new node copies."""
+    epochs = 60
+    options = f"{TINY} --epochs {epochs} --save-every 10 --trace failing"
+    environ = {"SET": source, "LOCAL": cluster.local, "TRAIN_OPTIONS": options}
+    job = submitted(cluster, "requeue.sbatch", "--gpus-per-node=1", "--time=20", **environ)
+    steps_of(cluster, "failing", 2 * SAMPLES, job)
+    cluster.switch_off("n10")
+    cluster.wait(lambda: cluster.state(job) == "PENDING", 120, "the requeue", lambda: cluster.output(job))
+    before = len(traced(cluster, "failing"))
+    assert before < epochs * SAMPLES, "it was to be stopped in the middle"
+    cluster.switch_on("n10")
+    assert cluster.ended(job, 300) == "COMPLETED", cluster.output(job)
+    said = cluster.output(job)
+    assert "resumed at epoch" in said and "0 B in 0 files copied" in said, said
+    assert set(traced(cluster, "failing")) == set(every_sample(epochs)), said
+    assert_clean(cluster)

@@ -1,0 +1,249 @@
+"""How commands fail, and what they show: one message, JSON where asked for, no traceback, nothing for the terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_jpeg
+
+import packer as library
+from cache.text import json_printable, plural, printable
+from packer.cli.progress import progress_line
+
+PACKER = [sys.executable, "-m", "packer"]
+
+
+def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "timeout": 60, "check": False} | more
+    return subprocess.run([*PACKER, *map(str, arguments)], **options)
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("packed") / "set"
+    library.convert(tree, "tar", out, workers=1)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "kind", "text"),
+    [
+        (("convert", "{bad}", "--to", "tar", "-o", "{out}"), 1, "BadSampleError", "a/1.jpg"),
+        (("convert", "{bad}", "--to", "zip"), 2, "UsageError", "'zip' is not"),
+        (("convert", "{bad}"), 2, "UsageError", "--to"),
+        (("convert", "/nowhere", "--to", "tar"), 2, "UsageError", "/nowhere"),
+        (("convert", "{bad}", "--to", "tar", "--shard-size", "x"), 2, "UsageError", "x"),
+        (("index", "{bad}/a/1.jpg"), 1, "FormatError", "1.jpg"),
+        (("inspect", "{bad}"), 1, "DatasetError", "dataset.json"),
+        (("verify", "{bad}"), 1, "DatasetError", "dataset.json"),
+        (("extract", "{bad}", "-o", "{out}"), 1, "DatasetError", "dataset.json"),
+        (("export-index", "{bad}", "--for", "dali"), 1, "DatasetError", "dataset.json"),
+        (("order", "{bad}"), 1, "DatasetError", "dataset.json"),
+        (("stage", "{bad}", "--to", "{out}"), 1, "DatasetError", "dataset.json"),
+        (("cache", "warm", "{bad}"), 1, "DatasetError", "dataset.json"),
+        (("cache", "ls", "--directory", "/nowhere"), 2, "UsageError", "/nowhere"),
+        (("nonsense",), 2, "UsageError", "nonsense"),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_failure_is_json_where_json_was_asked_for(
+    tmp_path: Path, arguments: tuple[str, ...], status: int, kind: str, text: str
+) -> None:
+    (tmp_path / "bad/a").mkdir(parents=True)
+    (tmp_path / "bad/a/1.jpg").write_bytes(b"no image")
+    filled = [argument.format(bad=tmp_path / "bad", out=tmp_path / "out") for argument in arguments]
+    done = run(*filled, "--json", cwd=tmp_path)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["status"], error["type"]) == (status, status, kind), done.stderr
+    assert text in error["message"] and "Traceback" not in done.stderr
+    assert run(*filled, cwd=tmp_path).stdout == "", "without --json, stdout is for results"
+
+
+def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tmp_path: Path) -> None:
+    script = (
+        "import sys, packer.inspection as i, packer.cli.inspect as c\n"
+        "def broken(path): raise ZeroDivisionError('by zero')\n"
+        "c.inspect = broken\n"
+        "from packer.cli import main\n"
+        f"main(['inspect', {str(tmp_path)!r}])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "unexpected ZeroDivisionError: by zero; this is a defect of packer" in done.stderr
+    shown = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PACKER_TRACEBACK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" in shown.stderr
+
+
+@pytest.mark.parametrize("stage", ["numpy", "h5py", "packer.cli.convert", "click"])
+def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(tree: Path, tmp_path: Path, stage: str) -> None:
+    """Interrupted in the middle of the import of `stage`."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {stage!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    done = run(
+        *("convert", tree, "--to", "hdf5", "-o", tmp_path / "out"), env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.strip().splitlines()[-1] == "packer: interrupted; run the same command again to continue"
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_again_and_again_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "in" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / f"{number % 3}" / f"{number}.jpg").write_bytes(make_jpeg(number % 7))
+    line = [*PACKER, "convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / "out", "--samples-per-shard", "1"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        first = child.stderr.readline()
+        while child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            try:
+                child.wait(0.02)
+            except subprocess.TimeoutExpired:
+                continue
+        rest = child.stderr.read()
+    assert "listing" in first and "Traceback" not in rest, rest
+    assert child.returncode == 130, rest
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+def test_closed_streams_are_no_error(packed: Path, closed: str) -> None:
+    numbers = {"stdout": (1,), "stderr": (2,), "both": (1, 2)}[closed]
+    command = " ".join([*PACKER, "verify", str(packed), *(f"{number}>&-" for number in numbers)])
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_shard_never_takes_the_place_of_a_closed_stream(tree: Path, tmp_path: Path) -> None:
+    command = " ".join([*PACKER, "convert", str(tree), "--to", "hdf5", "-o", str(tmp_path / "out"), ">&-", "2>&-"])
+    assert subprocess.run(["/bin/sh", "-c", command], timeout=60, check=False).returncode == 0
+    assert library.verify(tmp_path / "out", deep=True, workers=1).ok
+
+
+def test_a_full_stdout_is_named(packed: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = run("inspect", packed, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert done.stderr == "packer: No space left on device; " + done.stderr.partition("; ")[2]
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_a_limit_of_file_sizes_is_named_with_the_file_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "in/a").mkdir(parents=True)
+    for number in range(40):
+        (tmp_path / "in/a" / f"{number}.jpg").write_bytes(make_jpeg(number, (256, 256)))
+    for to in ("tar", "hdf5", "tfrecord"):
+        done = run(
+            *("convert", tmp_path / "in", "--to", to, "-o", tmp_path / to, "--workers", 1),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        )
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 1 and str(tmp_path / to) in last, done.stderr
+        assert "File too large" in last and "run the same command again" in last, done.stderr
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egpj.exe\x9b31m"
+
+
+def test_names_of_files_and_classes_do_nothing_to_a_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "in" / HOSTILE
+    folder.mkdir(parents=True)
+    (folder / f"{HOSTILE}.jpg").write_bytes(make_jpeg(1))
+    (tmp_path / "in/b").mkdir()
+    (tmp_path / "in/b/1.jpg").write_bytes(make_jpeg(2))
+    (tmp_path / "in/b/2.jpg").write_bytes(b"")
+    outputs = [
+        run("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}"),
+        run("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}", "--on-error", "skip"),
+        run("convert", tmp_path / HOSTILE, "--to", "tar"),
+        run("inspect", tmp_path / f"x{HOSTILE}"),
+        run("verify", tmp_path / f"x{HOSTILE}"),
+        run("inspect", tmp_path / f"x{HOSTILE}", "--json"),
+        run("extract", tmp_path / f"x{HOSTILE}", "-o", tmp_path / "back"),
+    ]
+    assert [done.returncode for done in outputs] == [1, 0, 2, 0, 0, 0, 0], [done.stderr for done in outputs]
+    for done in outputs:
+        for text in (done.stdout, done.stderr):
+            assert not set(text) & set("\x1b\x07\u202e\x9b"), repr(text)
+    assert "\\x1b[2J" in outputs[3].stdout
+    assert HOSTILE in json.loads(outputs[5].stdout)["classes"], "for machines a name is what it is"
+
+
+def test_one_function_escapes_and_one_counts() -> None:
+    assert printable("a\tb\nü…") == "a\tb\nü…"
+    assert printable("\x1b\x00\x7f\x9b\u202e\udcff") == r"\x1b\x00\x7f\x9b\u202e\udcff"
+    assert json.loads(json_printable(json.dumps("\x9b\u202e", ensure_ascii=False))) == "\x9b\u202e"
+    counts = [plural(1, "shard"), plural(2, "class"), plural(0, "match"), plural(1000, "copy"), plural(3, "day")]
+    assert counts == ["1 shard", "2 classes", "0 matches", "1,000 copies", "3 days"]
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    (tmp_path / "in/a").mkdir(parents=True)
+    (tmp_path / "in/a/1.jpg").write_bytes(make_jpeg(1))
+    out = tmp_path / "out"
+    shown = [
+        run("convert", tmp_path / "in", "--to", "tar", "-o", out),
+        run("inspect", out),
+        run("verify", out),
+        run("index", out),
+        run("extract", out, "-o", tmp_path / "back"),
+    ]
+    text = "\n".join(done.stdout for done in shown)
+    for wrong in ("1 shards", "1 samples", "1 classes", "1 files", "1 tar shards"):
+        assert f" {wrong}" not in text, text
+    assert "1 sample (train 1), 1 class, " in text and "in 1 tar shard" in text
+
+
+@pytest.mark.parametrize("columns", [1, 10, 20, 40, 60, 79, 80, 200])
+def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
+    line = progress_line(1_281_167, 140_000_000_000, 640_000, 70_000_000_000, 3000.0, columns)
+    assert len(line) < columns
+    assert ("█" in line) == (columns > 69), line
+
+
+def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    script = (
+        "import sys, threading\n"
+        "from packer.cli.progress import ProgressDisplay\n"
+        "drawn = threading.Event()\n"
+        "def done():\n"
+        "    drawn.set()\n"
+        "    return 640000, 70000000000\n"
+        "display = ProgressDisplay(sys.stderr)\n"
+        "display.packing(1281167, 140000000000, done)\n"
+        "assert drawn.wait(30)\n"
+        "display.packed()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], stderr=theirs, timeout=60, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    lines = [line.removesuffix("\x1b[K") for line in shown.split("\r") if "%" in line]
+    assert lines and all(len(line) < 30 for line in lines), shown

@@ -1,0 +1,338 @@
+"""Writing where something is already: nothing of others is written to, moved or removed, whatever a set there says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from conftest import Hanging, files_of, make_jpeg
+
+import packer
+from packer.watch import Silent
+from readers.errors import OutputError
+
+
+class Notes(Silent):
+    """Keeps what a command tells."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The tree in a format; nobody may write to it."""
+    made: dict[str, Path] = {}
+
+    def pack(to: str = "tar") -> Path:
+        if to not in made:
+            made[to] = tmp_path_factory.mktemp("packed") / to
+            packer.convert(tree, to=to, output=made[to], workers=1, samples_per_shard=12)
+        return made[to]
+
+    return pack
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """Files of somebody else, which must be there afterwards."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    for name in ("x.npy", "train-000000.tar", "thesis.tex"):
+        (folder / name).write_bytes(name.encode())
+    before = files_of(folder)
+    yield folder
+    assert files_of(folder) == before, "files outside the output were changed"
+
+
+def edited(root: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Change a set's dataset.json."""
+    path = root / "dataset.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def replace(source: Path, out: Path, **options: object) -> packer.ConvertResult:
+    return packer.convert(source, to="tar", output=out, workers=1, overwrite=True, **options)
+
+
+@pytest.mark.parametrize("hostile", ["index", "shard", "whole index", "working folder", "elsewhere"])
+def test_overwrite_removes_nothing_outside_the_set(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path, outside: Path, hostile: str
+) -> None:
+    """Where dataset.json leads through a link or out of the set, the set stays as it is and the user is told."""
+    out = tmp_path / "out"
+    shutil.copytree(packed(), out)
+    (out / "link").symlink_to(outside)
+    path = {"shard": "link/thesis.tex", "whole index": "link", "working folder": ".packing", "elsewhere": "../outside"}
+
+    def change(content: dict[str, object]) -> None:
+        split = content["splits"]["train"]  # type: ignore[index]
+        if hostile == "shard":
+            split["shards"][0]["path"] = path[hostile]
+        else:
+            split["index"] = path.get(hostile, "link/x")
+
+    edited(out, change)
+    before = files_of(out)
+    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*nobody can say what"):
+        replace(tree, out)
+    assert files_of(out) == before, "the old set is not what it was"
+
+
+def test_overwrite_removes_nothing_but_columns_from_an_index(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An index that is a folder of the user's own."""
+    out = tmp_path / "out"
+    shutil.copytree(packed(), out)
+    (out / "train.index").rename(out / "photos")
+    (out / "photos/holiday.jpg").write_bytes(b"precious")
+    edited(out, lambda content: content["splits"]["train"].update(index="photos"))  # type: ignore[index]
+    replace(tree, out)
+    assert (out / "photos/holiday.jpg").read_bytes() == b"precious"
+    (out / "train.index/notes.txt").write_bytes(b"precious")
+    before = files_of(out)
+    with pytest.raises(OutputError, match=r"train.index: is in the way.*move it"):
+        replace(tree, out, split="train")
+    assert files_of(out) == before
+
+
+@pytest.mark.parametrize("kind", ["shard", "linked shard", "manifest", "image", "quarantined"])
+def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    bad = tmp_path / "bad"
+    shutil.copytree(tree, bad)
+    (bad / "train/cat/broken.jpg").write_bytes(b"\xff\xd8\xff no image")
+    packer.convert(bad, to="tfrecord", output=out, workers=1, on_error="quarantine")
+    shard = next(out.glob("train-*.tfrecord"))
+    source: Path = shard
+    if kind == "manifest":
+        source = out / "left-out.jsonl"
+        source.write_text(json.dumps({"path": str(tree / "train/cat/cat_000.JPEG")}) + "\n")
+    elif kind == "image":
+        source = tmp_path / "m.csv"
+        source.write_text(f"path\n{out}/quarantine/train/cat/broken.jpg\n{tree}/val/cat/cat_000.JPEG\n")
+    elif kind == "linked shard":
+        source = tmp_path / "link.tfrecord"
+        source.symlink_to(shard)
+    elif kind == "quarantined":
+        source = out / "quarantine"
+    before = files_of(out)
+    with pytest.raises(OutputError, match=r"belongs to the set in .*out, which --overwrite would remove"):
+        replace(source, out, on_error="skip")
+    assert files_of(out) == before
+
+
+def test_overwrite_leaves_shards_that_packer_did_not_write(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    """An adopted folder of somebody's shards; links to shards elsewhere are packer's own, the shards are not."""
+    out, notes = tmp_path / "out", Notes()
+    out.mkdir()
+    for shard in packed("tfrecord").glob("*.tfrecord"):
+        shutil.copy(shard, out / f"theirs-{shard.name}")
+    shards = files_of(out)
+    packer.index([out], workers=1)
+    replace(tree, out, watcher=notes)
+    assert {name: data for name, data in files_of(out).items() if name in shards} == shards
+    assert any("these shards stay, because packer did not write them: theirs-" in line for line in notes.lines)
+    assert packer.verify(out, against=tree, workers=1).ok
+
+    linked = tmp_path / "linked"
+    packer.index([packed()], linked, workers=1)
+    before = files_of(packed())
+    packer.convert(tree, to="hdf5", output=linked, workers=1, overwrite=True)
+    assert not [path for path in linked.iterdir() if path.is_symlink()] and files_of(packed()) == before
+    assert packer.verify(linked, against=tree, workers=1).ok
+
+
+def test_overwrite_refuses_at_once_where_a_shard_that_stays_is_in_the_way(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(packed() / "train-000000.tar", out)
+    packer.index([out], accept_loss=True, workers=1)
+    before = files_of(out)
+    with pytest.raises(OutputError, match=r"train-000000.tar: is in the way of the new set"):
+        replace(tree, out)
+    assert files_of(out) == before
+
+
+def test_overwrite_tells_what_goes(tree: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "out", Notes()
+    packer.convert(tree, to="tar", output=out, workers=1)
+    less = tmp_path / "less"
+    shutil.copytree(tree / "train", less / "train", ignore=shutil.ignore_patterns("owl"))
+    replace(less, out, watcher=notes)
+    told = "\n".join(notes.lines)
+    assert f"replacing the set in {out}: 45 samples (train 36, val 9), 3 classes, by 24 samples, 2 classes" in told
+    assert "splits that the new set does not have: val" in told
+    assert "classes that the new set does not have: owl" in told
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"kind": "packer-dataset", "version": 99}', None], ids=["cut", "newer", "FIFO"]
+)
+def test_overwrite_does_not_replace_what_cannot_be_read(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path, hanging: Hanging, content: str | None
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(packed(), out)
+    (out / "dataset.json").unlink()
+    if content is None:
+        os.mkfifo(out / "dataset.json")
+    else:
+        (out / "dataset.json").write_text(content)
+    before = files_of(out)
+    with pytest.raises(OutputError, match="nobody can say what --overwrite would remove; repair the set"):
+        hanging(partial(replace, tree, out))
+    if content is not None:
+        assert files_of(out) == before
+
+
+SLOW_INDEX = """
+import os, sys
+import packer.adoption
+def stop(*args):
+    os.kill(os.getpid(), 9)
+packer.adoption.run_shards = stop
+packer.index([sys.argv[1]], workers=1)
+"""
+
+
+def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "theirs"
+    out.mkdir()
+    for shard in packed().glob("*.tar"):
+        shutil.copy(shard, out)
+    before = files_of(out)
+    killed = subprocess.run([sys.executable, "-c", SLOW_INDEX, out], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL and (out / ".packing").is_dir()
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="not empty and not a packed set"):
+            packer.convert(tree, to="tar", output=out, workers=1, overwrite=overwrite)
+    assert files_of(out) == before
+    assert packer.index([out], workers=1).samples == 45
+
+
+@pytest.mark.parametrize("name", ["lock", "plan.json", "train-000000.tar.tmp", "train-000000.tar.part", "."])
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
+    tree: Path, tmp_path: Path, outside: Path, hanging: Hanging, name: str, kind: str
+) -> None:
+    """Links to files of others are not written through; a FIFO hangs nothing. Either it is refused, or put away."""
+    out = tmp_path / "out"
+    work = out / ".packing"
+    (out if name == "." else work).mkdir(parents=True)
+    place = work if name == "." else work / name
+    if kind == "link":
+        place.symlink_to(outside if name == "." else outside / "thesis.tex")
+    else:
+        os.mkfifo(place)
+    pack = partial(packer.convert, tree, to="tar", output=out, workers=1, samples_per_shard=36)
+    if name in ("lock", "plan.json", "."):
+        with pytest.raises(OutputError, match=rf"{place}: is a "):
+            hanging(pack)
+    else:
+        hanging(pack)
+        assert packer.verify(out, against=tree, workers=1).ok
+
+
+def test_a_prepared_plan_that_is_being_written_is_not_followed(tree: Path, tmp_path: Path, outside: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".packing").mkdir(parents=True)
+    (out / ".packing/plan.json.new").symlink_to(outside / "thesis.tex")
+    packer.convert(tree, to="tar", output=out, workers=1)
+    assert packer.verify(out, against=tree, workers=1).ok
+
+
+def test_nobody_converts_under_the_lock_of_a_removed_folder(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In forced order: the second opens the lock, the first ends and removes its folder, the second gets its lock."""
+    import fcntl
+
+    out, real, ended = tmp_path / "out", fcntl.flock, []
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not ended:
+            ended.append(True)
+            shutil.rmtree(out / ".packing")
+        real(descriptor, operation)
+
+    class Busy(Silent):
+        def packing(self, *args: object) -> None:
+            with pytest.raises(OutputError, match="another conversion is writing here"):
+                packer.convert(tree, to="tar", output=out, workers=1)
+            refused.append(True)
+
+    refused: list[bool] = []
+    monkeypatch.setattr(fcntl, "flock", flock)
+    packer.convert(tree, to="tar", output=out, workers=1, watcher=Busy())
+    assert ended and refused, "the order was not the one that matters"
+    assert packer.verify(out, against=tree, workers=1).ok
+
+
+@pytest.mark.parametrize("name", ["x" * 247 + ".jpg", "猫" * 81 + ".jpg"], ids=["ASCII", "UTF-8"])
+def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
+    """Quarantined and extracted: no name of ours is longer than the file's own."""
+    source = tmp_path / "src/cat"
+    source.mkdir(parents=True)
+    (source / name).write_bytes(make_jpeg(1))
+    (source / f"b{name[1:]}").write_bytes(b"\xff\xd8\xff broken")
+    out = packer.convert(tmp_path / "src", to="tar", output=tmp_path / "out", workers=1, on_error="quarantine").output
+    assert list(files_of(Path(out) / "quarantine")) == [f"train/cat/b{name[1:]}"]
+    packer.extract(out, tmp_path / "back")
+    assert files_of(tmp_path / "back") == {f"cat/{name}": make_jpeg(1)}
+
+
+def test_names_that_no_file_can_have_are_put_aside_and_extracted_under_shorter_ones(tmp_path: Path) -> None:
+    archive, notes = tmp_path / "a.tar", Notes()
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name in (f"{'猫' * 100}good.jpg", f"{'é' * 200}1.jpg", f"{'é' * 200}2.jpg"):
+            member = tarfile.TarInfo(name)
+            payload = make_jpeg(1) if "good" in name else b"\xff\xd8\xff broken"
+            member.size = len(payload)
+            tar.addfile(member, io.BytesIO(payload))
+    out = packer.convert(archive, to="hdf5", output=tmp_path / "out", workers=1, on_error="quarantine").output
+    kept = list(files_of(Path(out) / "quarantine"))
+    assert len(kept) == 2 and all(name.startswith("train/éé") and name.endswith(".jpg") for name in kept), kept
+    assert packer.extract(out, tmp_path / "back", watcher=notes).renamed == 1 and "shorter" in notes.lines[-1]
+    ((name, payload),) = files_of(tmp_path / "back").items()
+    assert name.startswith("猫猫") and name.endswith(".jpg") and payload == make_jpeg(1)
+    assert packer.extract(out, tmp_path / "back").kept == 1
+
+
+@pytest.mark.parametrize("address", ["s4://b/x", "file:///tmp/x", "hdfs://h/x", Path("s3://b/x")], ids=str)
+def test_an_address_of_another_kind_becomes_no_directory(
+    tree: Path, packed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shard = packed() / "train-000000.tar"
+    for call in (
+        lambda: packer.convert(tree, "tar", address, workers=1),
+        lambda: packer.extract(packed(), address),
+        lambda: packer.index([shard], address, workers=1),
+        lambda: packer.export_index(packed(), "wids", output=address),
+    ):
+        with pytest.raises(OutputError, match=r"is not a directory of this machine.* s3://, gs://, az://"):
+            call()
+    assert list(tmp_path.iterdir()) == []

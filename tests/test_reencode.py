@@ -1,0 +1,235 @@
+"""Packing looks at what an image is: what readers could not decode is refused by name, what they decode in part is
+told; and what is encoded anew is upright, with its colours, its depth and a name of its own."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_cases import XMP_PREFIX, chunk, encoded, exif_blob, picture, pillow_rgb, with_chunks, with_segments, xmp
+from PIL import Image
+from test_unusual_images import DEEP, deep, grey16, patched
+
+import packer
+import readers
+from packer import Reencode
+from readers.decode import decode_image, decode_unchanged
+from readers.errors import BadSampleError, SourceError
+from readers.headers import read_header
+from readers.headers.frames import frames
+
+
+def tree(root: Path, **images: bytes) -> Path:
+    """A folder of images; "_" in a name stands for the dot."""
+    root.mkdir()
+    for name, data in images.items():
+        (root / name.replace("_", ".")).write_bytes(data)
+    return root
+
+
+def packed(source: Path, **options: Any) -> tuple[packer.ConvertResult, list[bytes]]:
+    result = packer.convert(source, "tar", source.parent / "set", workers=1, **options)
+    with readers.open(result.output) as reader:
+        return result, [bytes(reader.read(i)) for i in range(len(reader))]
+
+
+def one(tmp_path: Path, name: str, data: bytes, **options: Any) -> bytes:
+    return packed(tree(tmp_path / "src", **{name: data}), **options)[1][0]
+
+
+# --- what is refused, and what is told ------------------------------------------------------------------------------
+FLOATS = encoded(Image.fromarray(grey16().astype(np.float32)), "TIFF")
+
+
+def test_what_has_no_rgb_form_is_refused_when_packing_and_packed_for_unchanged(tmp_path: Path) -> None:
+    source = tree(tmp_path / "src", a_tif=FLOATS, b_jpg=encoded(picture(20, 30), "JPEG"))
+    with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*--decode unchanged"):
+        packed(source)
+    result, images = packed(source, decode="unchanged", check="decode", overwrite=True)
+    assert result.warnings == () and images[0] == FLOATS
+    assert packer.verify(result.output, deep=True).ok, "what is packed for unchanged is checked so"
+    with readers.open(result.output) as reader:
+        assert decode_unchanged(reader.read(0)).dtype == np.float32
+    assert packed(source, decode="none", overwrite=True)[1][0] == FLOATS
+
+
+def test_a_set_made_for_rgb_is_checked_as_the_loader_decodes(tmp_path: Path) -> None:
+    """Stray bytes stop simplejpeg, not the loader; 12 bits stop both."""
+    good = encoded(picture(48, 64), "JPEG").replace(b"\xff\xda", b"stray\xff\xda")
+    result, _ = packed(tree(tmp_path / "src", a_jpg=good), check="decode")
+    assert packer.verify(result.output, deep=True).ok
+    with readers.open(result.output) as reader:
+        assert np.array_equal(decode_image(reader.read(0)), pillow_rgb(good))
+    twelve = patched(encoded(picture(48, 64), "JPEG", progressive=True), b"\xff\xc2", 4, 12)
+    with pytest.raises(BadSampleError, match=r"b\.jpg: jpeg image: has 12 bits a sample"):
+        packer.convert(tree(tmp_path / "other", b_jpg=twelve), "tar", tmp_path / "set2", workers=1)
+
+
+def animation(kind: str, count: int = 3, **options: Any) -> bytes:
+    first, *others = (picture(20, 30).rotate(9 * number) for number in range(count))
+    return encoded(first, kind, save_all=True, append_images=others, **options)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_further_frames_are_counted(kind: str) -> None:
+    media = kind.lower()
+    data = animation(kind)
+    assert frames(data, media) == frames(memoryview(b"x" + data)[1:], media) == 3
+    assert frames(encoded(picture(20, 30), kind), media) == 1
+    for cut in range(0, len(data), 7):
+        assert 1 <= frames(data[:cut], media) <= 3
+
+
+def test_a_ring_of_pages_ends() -> None:
+    data = bytearray(animation("TIFF", 2))
+    first = int.from_bytes(data[4:8], "little")
+    entries = int.from_bytes(data[first : first + 2], "little")
+    data[first + 2 + 12 * entries :][:4] = b""
+    link = first + 2 + 12 * entries
+    data[link : link + 4] = first.to_bytes(4, "little")
+    assert frames(bytes(data), "tiff") == 1
+
+
+def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
+    source = tree(
+        tmp_path / "src",
+        a_gif=animation("GIF"),
+        b_tif=animation("TIFF"),
+        c_png=DEEP["rgb png"][0],
+        d_png=encoded(picture(20, 30), "PNG")[:-12],
+        e_jpg=encoded(picture(20, 30), "JPEG"),
+    )
+    result, images = packed(source)
+    assert images == [path.read_bytes() for path in sorted(source.iterdir())], "bytes are kept"
+    told = "\n".join(result.warnings)
+    assert "1 damaged where it costs no pixels (the first: d.png)" in told
+    assert "1 image of more than 8 bits a channel (the first: c.png)" in told
+    assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in told
+    assert len(result.warnings) == 3
+    again = packer.convert(source, "tar", result.output, workers=1)
+    assert again.already_done and again.warnings == result.warnings
+    assert packer.verify(result.output, deep=True).ok
+    assert not any("8 bits" in line for line in packed(source, decode="unchanged", overwrite=True)[0].warnings)
+
+
+# --- encoded anew ------------------------------------------------------------------------------------------------
+SMALLER = Reencode(max_side=24)
+
+
+def smooth() -> Image.Image:
+    """Colours that no codec changes much, and another one in each corner."""
+    return picture(4, 6).resize((56, 40), Image.Resampling.BICUBIC)
+
+
+def rotated(medium: str, orientation: int) -> bytes:
+    blob, image = exif_blob(orientation), smooth()
+    if medium == "jpeg xmp":
+        return with_segments(encoded(image, "JPEG", quality=95), XMP_PREFIX + xmp(orientation))
+    if medium == "png xmp":
+        return with_chunks(encoded(image, "PNG"), chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(orientation)))
+    if medium == "webp":
+        return encoded(image, "WEBP", lossless=True, exif=blob)
+    if medium == "tiff":
+        return encoded(image, "TIFF", tiffinfo={0x0112: orientation})
+    return encoded(image, medium.upper(), exif=b"Exif\0\0" + blob)
+
+
+@pytest.mark.parametrize("medium", ["jpeg", "png", "webp", "tiff", "jpeg xmp", "png xmp"])
+@pytest.mark.parametrize("codec", ["keep", "jpeg", "webp", "png"])
+def test_what_is_encoded_anew_is_upright(tmp_path: Path, medium: str, codec: str) -> None:
+    for orientation in (1, 2, 6, 8):
+        data = rotated(medium, orientation)
+        expected = Image.fromarray(pillow_rgb(data))
+        expected.thumbnail((24, 24), Image.Resampling.LANCZOS)
+        folder = tmp_path / str(orientation)
+        folder.mkdir()
+        made = one(folder, "a_jpg", data, reencode=Reencode(codec, 24, None, 95))
+        pixels = decode_image(made)
+        assert pixels.shape[:2] == (expected.height, expected.width), "squashed or lying on its side"
+        assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() < 9
+        assert read_header(made).orientation == 1
+
+
+def test_exif_stays_with_every_codec(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "the maker"
+    for number, kind in enumerate(("JPEG", "PNG", "WEBP")):
+        for codec in ("jpeg", "png", "webp"):
+            folder = tmp_path / f"{number}{codec}"
+            folder.mkdir()
+            data = encoded(picture(40, 56), kind, exif=exif.tobytes())
+            with Image.open(io.BytesIO(one(folder, "a_jpg", data, reencode=Reencode(codec, 24)))) as made:
+                assert made.getexif()[0x010F] == "the maker", (kind, codec)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_grey_of_16_bits_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
+    smooth = (np.add.outer(np.arange(40), np.arange(56)) * 680).astype(np.uint16)
+    data = encoded(Image.fromarray(smooth), kind)
+    (tmp_path / "png").mkdir()
+    (tmp_path / "jpeg").mkdir()
+    kept = decode_unchanged(one(tmp_path / "png", "a_png", data, reencode=Reencode("png", 28)))
+    assert kept.dtype == np.uint16 and kept.shape == (20, 28)
+    assert abs(float(kept.mean()) - float(smooth.mean())) < 300
+    shifted = decode_image(one(tmp_path / "jpeg", "a_png", data, reencode=Reencode("jpeg", quality=95)))
+    assert np.abs(shifted[:, :, 0].astype(int) - (smooth >> 8)).max() <= 4
+
+
+def test_cielab_becomes_rgb(tmp_path: Path) -> None:
+    lab = Image.frombytes("LAB", (50, 40), np.full((40, 50, 3), (150, 30, 220), np.uint8).tobytes())
+    data = encoded(lab, "TIFF")
+    made = one(tmp_path, "a_tif", data, reencode=Reencode("png"))
+    with Image.open(io.BytesIO(made)) as image:
+        assert image.mode == "RGB"
+    assert np.array_equal(decode_image(made), pillow_rgb(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "codec", "message"),
+    [
+        ("a_gif", animation("GIF"), "webp", "holds 3 frames or pages, of which re-encoding would keep one"),
+        ("a_webp", animation("WEBP"), "jpeg", "holds 3 frames"),
+        ("a_tif", animation("TIFF"), "keep", "holds 3 frames"),
+        ("a_png", png16_rgb := DEEP["rgb png"][0], "keep", "16 bits a channel, of which Pillow writes no more than 8"),
+        ("a_tif", DEEP["rgb tiff"][0], "png", "16 bits a channel, of which Pillow writes no more than 8"),
+    ],
+)
+def test_what_would_lose_more_than_its_size_is_refused(
+    tmp_path: Path, name: str, data: bytes, codec: str, message: str
+) -> None:
+    with pytest.raises(BadSampleError, match=message):
+        one(tmp_path, name, data, reencode=Reencode(codec, 12))
+
+
+def test_colours_of_16_bits_become_8_in_a_jpeg(tmp_path: Path) -> None:
+    made = one(tmp_path, "a_png", DEEP["rgb png"][0], reencode=Reencode("webp", quality=100))
+    assert abs(float(decode_image(made).mean()) - float((deep(3) >> 8).mean())) < 5
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+def test_files_that_differ_in_their_suffix_alone_stay_apart_and_come_out_again(tmp_path: Path) -> None:
+    jpeg, png = encoded(picture(20, 30), "JPEG"), encoded(picture(30, 20), "PNG")
+    source = tree(tmp_path / "src", x_jpg=jpeg, x_png=png, y_png=png, z_webp=encoded(picture(20, 30), "WEBP"))
+    result, images = packed(source, reencode=Reencode("webp"))
+    extracted = packer.extract(result.output, tmp_path / "out")
+    assert extracted.files == 4
+    names = sorted(path.name for path in (tmp_path / "out").rglob("*.webp"))
+    assert names == ["x.jpg.webp", "x.png.webp", "y.webp", "z.webp"]
+    found = sorted(path.read_bytes() for path in (tmp_path / "out").rglob("*.webp"))
+    assert found == sorted(images)
+    assert packer.verify(result.output, deep=True).ok
+
+
+def test_a_name_that_another_file_has_is_refused_before_packing(tmp_path: Path) -> None:
+    image = encoded(picture(20, 30), "PNG")
+    names = {"x.jpg": image, "x.png": image, "x.jpg.webp": image, "x.jpg.gif": image}
+    source = tmp_path / "src"
+    source.mkdir()
+    for name, data in names.items():
+        (source / name).write_bytes(data)
+    with pytest.raises(SourceError, match=r"would both be called x\.jpg\.webp when encoded anew; rename one"):
+        packed(source, reencode=Reencode("webp"))
+    assert not (tmp_path / "set").exists() or not list((tmp_path / "set").glob("*.tar"))
