@@ -8,6 +8,10 @@ went wrong: padding is fed, the last of it as the end of the sequence, and run t
     fed       in the middle of an epoch     → end, which drains
     drained   StopIteration has come        → begin, which resets; close, which releases
 
+While a batch is fed, rocAL's thread that takes it may be woken too early, take an image twice and show all those after
+it one row late, to the end of the epoch, under the labels of others. So the first padding batch is looked at: its rows
+are one grey image, and a row that is not is an image that should have come before.
+
 Of the iterator `amd.rocal.plugin.generic.ROCALGenericIterator` this uses next, reset, and its attributes index,
 num_batches and eos: reset leaves those as they are, and they say whether a further batch is fed at all. The iterator of
 plugin.pytorch is of no use, as it calls the extension with one argument too many.
@@ -20,6 +24,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from readers.errors import PipelineError
@@ -29,6 +34,7 @@ from readers.rocal.source import PADDING_BATCHES, RocalSource
 __all__ = ["Arrays", "Feeder"]
 
 Arrays = list[npt.NDArray[Any]]
+_GREY = 0.1  # of normalised values: 6 of 255 or more
 _taken: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, and by one
 
 
@@ -44,6 +50,7 @@ class Feeder:
         _taken.add(pipeline)
         self._source = source
         self._state: Literal["waiting", "fed", "drained"] = "waiting"
+        self._late = 0  # rows of the padding of the last epoch that show images
 
     @property
     def closed(self) -> bool:
@@ -72,6 +79,15 @@ class Feeder:
         if self._state == "fed":
             self._drain()
 
+    def check(self) -> None:
+        """Raises PipelineError, once, where the epoch that has ended showed images under the labels of others."""
+        late, self._late = self._late, 0
+        if late:
+            raise PipelineError(
+                f"rocAL took {late} images twice in this epoch, and showed those after them {late} rows late: labels, "
+                f"keys and indices were those of other images from some batch on; go back to a checkpoint from before"
+            )
+
     def close(self) -> None:
         """Drain and release. Where that fails the pipeline is never released, as that would not return."""
         iterator, self._iterator = self._iterator, None
@@ -94,9 +110,11 @@ class Feeder:
         iterator = self._iterator
         iterator.eos, iterator.num_batches = False, iterator.index + PADDING_BATCHES
         most = PADDING_BATCHES + 2 * self._source.options.prefetch + 2  # what all queues of rocAL hold at most
-        for _ in range(most):
+        for step in range(most):
             try:
-                self._guarded(iterator.__next__)
+                outputs, _ = self._guarded(iterator.__next__)
+                if step == 0 and self._state == "fed" and self._source.grey_is_grey:
+                    self._late = max(_rows_with_images(output) for output in outputs)
             except StopIteration:
                 if iterator.eos:  # otherwise a failed run, of which rocAL says no more, and its threads wait on
                     self._state = "drained"
@@ -110,3 +128,10 @@ class Feeder:
             raise
         except Exception as error:
             raise PipelineError(f"rocAL failed: {error}") from error
+
+
+def _rows_with_images(output: npt.NDArray[Any]) -> int:
+    """How many rows of a padding batch, float [n, 3, h, w] and normalised, are not the grey image of the last one."""
+    flat = output.reshape(*output.shape[:2], -1)
+    grey = np.abs(flat.mean(axis=2) - flat[-1].mean(axis=1)).max(axis=1) < _GREY
+    return int(np.count_nonzero(~(grey & (flat.std(axis=2).max(axis=1) < _GREY))))

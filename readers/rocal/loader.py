@@ -34,7 +34,8 @@ class RocalLoader:
 
     A loop that is left early ends its epoch: the next one begins the next. `state_dict` names the first batch that has
     not been handed out. Close the loader when done with it, or use `with`; one that is dropped closes itself.
-    Raises MissingRocalError, and PipelineError for what goes wrong inside rocAL.
+    Raises MissingRocalError, and PipelineError for what goes wrong inside rocAL: at the end of an epoch, or where the
+    next loop begins after one that was left, also for images that came out under the labels of others.
     """
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
@@ -81,6 +82,7 @@ class RocalLoader:
         self._end()
         if self._feeder.closed:
             raise PipelineError("the loader is closed: build the pipeline and the loader anew")
+        self._feeder.check()
         self.source.start()
         epoch = _Epoch(self._feeder, self.source, self.fields)
         self._running = weakref.ref(epoch)
@@ -121,6 +123,7 @@ class _Epoch(Iterator[tuple[Any, ...]]):
             if batch is None:
                 self.close()
                 self._source.finish()
+                self._feeder.check()
                 raise StopIteration
             return self._collect(batch, self._feeder.run())
         except BaseException:

@@ -179,7 +179,9 @@ def _over(source: RocalSource, ops: Ops, machine: Machine, seed: int) -> Any:
     def graph(rocal: Library) -> Any:
         return ops(rocal, encoded_images(rocal, source))
 
-    return built(graph, machine, batch_size=source.batch_size, seed=seed, prefetch=source.options.prefetch)
+    pipeline = built(graph, machine, batch_size=source.batch_size, seed=seed, prefetch=source.options.prefetch)
+    source.grey_is_grey = True
+    return pipeline
 
 
 def _check_box(source: RocalSource, crop: Crop) -> None:

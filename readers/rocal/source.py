@@ -47,6 +47,7 @@ class RocalSource:
     def __init__(self, reader: Reader, batch_size: int, order: Order, options: SourceOptions) -> None:
         self.reader, self.batch_size, self.order, self.options = reader, batch_size, order, options
         self.seed = options.seed
+        self.grey_is_grey = False  # whether the pipeline makes normalised images, and of grey ones grey ones
         self._epoch = self._cursor = 0
         self._resumed: Order | None = None
         self._bad: list[BadSample] = []
@@ -56,7 +57,7 @@ class RocalSource:
         self._steps = self._left = 0  # batches of the epoch under way, and those of them that have not been taken
         self._running = self._begun = False
         self._ready: SourceBatch | None = None
-        self._padding = padding_batch(batch_size)
+        self._padding = padding_batch(batch_size, options.limits)
         self._held: deque[Fed] = deque(maxlen=_HELD_PER_DEPTH * options.prefetch + _HELD_MORE)
         self._schedule(order)
 

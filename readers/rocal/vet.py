@@ -69,9 +69,9 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
     return Vetted(np.frombuffer(_encoded(data, header, limits, quality), np.uint8), reason)
 
 
-def blank() -> npt.NDArray[np.uint8]:
-    """A small grey JPEG, for rows that nobody will see."""
-    grey = np.full((16, 16, 3), 128, np.uint8)
+def blank(size: Limits) -> npt.NDArray[np.uint8]:
+    """A grey JPEG, for rows that nobody will see."""
+    grey = np.full((size.height, size.width, 3), 128, np.uint8)
     return np.frombuffer(simplejpeg.encode_jpeg(grey, 95, "RGB", "444"), np.uint8)
 
 

@@ -28,6 +28,7 @@ OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 # What is wrong with one sample only. Anything else is wrong with the set, and ends the epoch.
 _SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 _INT32 = np.iinfo(np.int32)
+_SMALL = Limits(16, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ class SourceBatch:
         return self.images, self.labels, [len(image) for image in self.images]
 
 
-def padding_batch(batch_size: int) -> SourceBatch:
-    """A batch without a sample."""
-    return _filled([], [], batch_size, cursor=0)
+def padding_batch(batch_size: int, limits: Limits) -> SourceBatch:
+    """A batch without a sample: grey images, so large that a box of any other image lies within them."""
+    return _filled([], [], batch_size, cursor=0, size=limits)
 
 
 @dataclass(slots=True)
@@ -160,9 +161,10 @@ def _filled(
     labels: Sequence[int] = (),
     bad: Sequence[BadSample] = (),
     converted: Counter[str] | None = None,
+    size: Limits = _SMALL,
 ) -> SourceBatch:
     missing = batch_size - len(images)
-    filler = images[0] if images else blank()
+    filler = images[0] if images else blank(size)
     told = np.array([*labels, *[NO_LABEL] * missing], np.int32)
     every = [*images, *[filler] * missing]
     return SourceBatch(every, told, np.array(indices, np.int64), cursor, tuple(bad), converted or Counter())

@@ -7,6 +7,7 @@ Where rocAL would wait for ever, this raises DoubleHang; where it reads wrong me
 
 from rocal_pybind.engine import (
     FAULTS,
+    SLIPS,
     DoubleAbort,
     DoubleHang,
     ROIxywh,
@@ -31,6 +32,7 @@ from rocal_pybind.engine import (
 
 __all__ = [
     "FAULTS",
+    "SLIPS",
     "DoubleAbort",
     "DoubleHang",
     "ROIxywh",
