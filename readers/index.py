@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.files import open_regular
 from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
@@ -187,7 +188,7 @@ _NO_HEADER = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxE
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Map a one-dimensional .npy of a known dtype; every lie of its header is a DatasetError."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             version = np.lib.format.read_magic(file)
             if version != (1, 0):
                 raise ValueError(f"format version {version}, expected (1, 0)")
