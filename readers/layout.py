@@ -59,6 +59,7 @@ FORMATS = ("hdf5", "tfrecord", "tar")
 FIELD_KINDS = ("image", "file", "json")
 MAX_JSON_BYTES = 1 << 30
 _ALIASES = (("val", "valid", "validation"),)
+_CRC = re.compile("[0-9a-fA-F]{8}")
 _T = TypeVar("_T")
 _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
 
@@ -317,10 +318,13 @@ def _parse_columns(split: _Object, fields: Mapping[str, str]) -> dict[str, Colum
     listed: dict[str, Any] = split.get("columns", dict)
     columns = {}
     for name in sorted(column_names(fields)):
-        if name not in listed:
-            raise DatasetError(f"{split.where}: columns lacks {name}")
-        column = _Object(listed[name], f"{split.where}: column {name}")
-        columns[name] = ColumnFile(column.count("bytes"), column.checksum())
+        value = listed.get(name)
+        size, crc = (value.get("bytes"), value.get("crc32c")) if isinstance(value, dict) else (None, None)
+        if type(size) is not int or not 0 <= size < 1 << 63 or not isinstance(crc, str) or not _CRC.fullmatch(crc):
+            raise DatasetError(
+                f"{split.where}: column {name} is {value!r:.80}, expected its bytes and its crc32c of 8 hex digits"
+            )
+        columns[name] = ColumnFile(size, int(crc, 16))
     return columns
 
 
@@ -370,7 +374,7 @@ class _Object:
 
     def checksum(self) -> int:
         crc = self.get("crc32c", str)
-        if not re.fullmatch("[0-9a-fA-F]{8}", crc):
+        if not _CRC.fullmatch(crc):
             raise DatasetError(f"{self.where}: crc32c is {crc!r:.80}, expected 8 hex digits")
         return int(crc, 16)
 

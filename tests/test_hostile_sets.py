@@ -5,6 +5,7 @@ The long loop is marked `faults`; TRIALS (default 1000) is its length, SEED make
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -139,7 +140,7 @@ def spoil_json(text: str, choice: random.Random) -> str:
         if isinstance(container, dict) and choice.random() < 0.15:
             del container[key]
         else:
-            container[key] = choice.choice(VALUES)
+            container[key] = copy.deepcopy(choice.choice(VALUES))
     return json.dumps(content)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import packer
 import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
+from readers.order import ResumeToken, Shuffled
 from readers.sample import NO_LABEL
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media", "image.name")
@@ -132,6 +134,23 @@ def test_sets_that_read_the_same_shard_otherwise_have_other_fingerprints(tmp_pat
     for root in (left, right):
         without_checksums(root)
     assert readers.open(left).fingerprint != readers.open(right).fingerprint, "so do those without checksums"
+
+
+def test_a_cache_and_a_token_of_one_do_not_serve_the_other(tmp_path: Path, place: dict[str, Any]) -> None:
+    shard = two_images(tmp_path / "shards")
+    roots = [
+        packer.index([shard], tmp_path / key, image_key=f"{key}/encoded", workers=1).output
+        for key in ("image", "right")
+    ]
+    with readers.open(roots[0]) as left, readers.open(roots[1]) as right:
+        with readers.cached(left, 1.0, **place) as kept:
+            assert [bytes(data) for data in kept.read_many(range(4))] == [make_jpeg(i) for i in range(4)]
+            with readers.cached(right, 1.0, **place) as other:
+                assert [bytes(data) for data in other.read_many(range(4))] == [make_jpeg(100 + i) for i in range(4)]
+        order = Shuffled(4, seed=1)
+        token = ResumeToken(1, 0, 2, left.fingerprint, "", order.spec(), 4)
+        with pytest.raises(readers.ResumeError):
+            token.check(fingerprint=right.fingerprint, order_spec=order.spec(), decoder="", samples=4)
 
 
 def test_a_set_adopted_with_keys_of_its_own_verifies_and_is_rebuilt_with_them(tmp_path: Path) -> None:
