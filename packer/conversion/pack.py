@@ -21,7 +21,7 @@ from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenSha
 from packer.sources.base import PickledSlice, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
-from readers.errors import BadSampleError, OutputError
+from readers.errors import BadSampleError, OutputError, SourceError
 from readers.layout import ShardInfo
 from readers.names import WORK_FOLDER
 from readers.sample import Buffer
@@ -120,6 +120,11 @@ class _Packing:
                     arena.begin(samples.bytes[i] + 1)
                     payloads = reader.read(place, arena)
                     self._add(samples, i, payloads, writer)
+            except MemoryError as error:
+                raise SourceError(
+                    f"{self._task.source.title}: {_name(samples, i)}: takes more memory than there is; remove it, or "
+                    f"free memory (fewer --workers need less)"
+                ) from error
             except BadSampleError as error:
                 self._leave_out(samples, i, payloads, error)
             pending_samples += 1

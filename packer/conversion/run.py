@@ -168,8 +168,14 @@ class _Conversion:
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_places()
         self._watcher.note(f"listing {self._source.title}")
-        with no_search_for_cycles():
-            listing = self._source.list(self._options.split)
+        try:
+            with no_search_for_cycles():
+                listing = self._source.list(self._options.split)
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
         listing.warnings += link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")

@@ -27,6 +27,7 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _PARQUET = (".parquet", ".pq")
 TABLE_SUFFIXES = (*_DELIMITERS, *_JSON_LINES, *_PARQUET)
 _MAX_VALUE_BYTES = 64 << 20
+_MAX_LINE = 64 << 20
 _BATCH_ROWS = 4096
 
 
@@ -88,12 +89,22 @@ def _open_text(path: Path) -> TextIO:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file, none of which may be longer than all values of a row need."""
+    number = 0
+    while text := file.readline(_MAX_LINE):
+        number += 1
+        if len(text) == _MAX_LINE and not text.endswith(("\n", "\r")):
+            raise SourceError(f"{path}: line {number}: longer than {_MAX_LINE:,} characters; is this a manifest?")
+        yield text
+
+
 def _delimited(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """(first line, values) of every record that is not a blank line; names in the first are stripped of blanks."""
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_VALUE_BYTES))
     line, is_header = 1, True
     with _open_text(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        reader = csv.reader(_lines(file, path), delimiter=delimiter, strict=True)
         try:
             for values in reader:
                 if values:
@@ -125,7 +136,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     line = 0
     with _open_text(path) as file:
         try:
-            for line, text in enumerate(file, 1):
+            for line, text in enumerate(_lines(file, path), 1):
                 if not text.strip():
                     continue
                 row = json.loads(text)
