@@ -13,7 +13,7 @@ from cache.text import plural
 from packer.conversion.options import ConvertOptions
 from packer.conversion.reencode import reencode
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.jpeg import check_bits
+from readers.decode.jpeg import check_coding
 from readers.decode.pillow import bits_of, without_rgb
 from readers.decode.region import check_pixels
 from readers.decode.unchanged import without_all_bits
@@ -74,7 +74,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
         return header, remarks
     check_pixels(header.height, header.width)
     if frame:
-        check_bits(image, frame)
+        check_coding(image, header, frame)
         return header, remarks
     bits = image[_PNG_BITS] if media == "png" else 8
     if media == "tiff" or header.height * header.width > _FAST_PIXELS:
