@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 from crc32c import crc32c
 
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
+from packer.conversion.images import adopted_image
 from packer.formats import format_named
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.watch import Counter
-from readers.errors import BadSampleError, FormatError
-from readers.headers import ImageHeader, read_header
+from readers.errors import FormatError
 from readers.index import ABSENT
 from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
@@ -49,6 +49,7 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     payloads = {name: Payloads() for name in fields}
     unreadable = done = 0
     class_names: dict[str, str] = {}
+    remarks: dict[str, tuple[int, str]] = {}
     conflict = ""
     with Window(path) as window:
         file_crc = window.checksum()
@@ -60,8 +61,11 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                 payloads[name].append(offset, length, crc32c(payload))
                 done += length
                 if name == "image" and offset != ABSENT:
-                    header = _header(payload)
+                    header, kinds = adopted_image(payload)
                     unreadable += header is None
+                    for kind in kinds:
+                        before, first = remarks.get(kind, (0, sample.key))
+                        remarks[kind] = (before + 1, first)
             if sample.label != NO_LABEL and sample.class_name:
                 name = class_names.setdefault(str(sample.label), sample.class_name)
                 if name != sample.class_name:
@@ -76,7 +80,7 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     _check_labels(located, path)
     size = sum(sum(column.length) for column in payloads.values())
     max_label = max((sample.label for sample in located), default=NO_LABEL)
-    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label)
+    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label, remarks)
     save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
 
@@ -110,13 +114,6 @@ def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
         keys = [f"{name}/{key}" for key in Strings(arrays["key"], arrays["key.offset"])]
         save_part(path, arrays | string_columns("key", keys), load_meta(path))
     return True
-
-
-def _header(payload: bytes) -> ImageHeader | None:
-    try:
-        return read_header(payload)
-    except BadSampleError:
-        return None
 
 
 def _check_labels(located: Sequence[Located], path: Path) -> None:

@@ -25,6 +25,7 @@ from cache.text import plural
 from packer.adopted_shard import AdoptTask, key_prefix, locate_shard, make_keys_unique
 from packer.class_names import class_names
 from packer.columns import PartMeta
+from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.engines.local import run_shards
 from packer.existing_set import listed, losses
@@ -123,6 +124,7 @@ class _Adoption:
         unreadable = sum(meta.unreadable for meta in metas.values())
         if unreadable:
             self._warnings.append(f"{plural(unreadable, 'image')} without a readable header")
+        self._warnings += remarks_of(meta.remarks for meta in metas.values())
         return IndexResult(
             output=out,
             format=self._found.format,

@@ -315,7 +315,10 @@ def test_names_that_no_file_can_have_are_put_aside_and_extracted_under_shorter_o
     out = packer.convert(archive, to="hdf5", output=tmp_path / "out", workers=1, on_error="quarantine").output
     kept = list(files_of(Path(out) / "quarantine"))
     assert len(kept) == 2 and all(name.startswith("train/éé") and name.endswith(".jpg") for name in kept), kept
-    assert packer.extract(out, tmp_path / "back", watcher=notes).renamed == 1 and "1 name too long for a file, and shortened" in notes.lines[-1]
+    assert (
+        packer.extract(out, tmp_path / "back", watcher=notes).renamed == 1
+        and "1 name too long for a file, and shortened" in notes.lines[-1]
+    )
     ((name, payload),) = files_of(tmp_path / "back").items()
     assert name.startswith("猫猫") and name.endswith(".jpg") and payload == make_jpeg(1)
     assert packer.extract(out, tmp_path / "back").kept == 1

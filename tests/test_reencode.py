@@ -4,6 +4,7 @@ told; and what is encoded anew is upright, with its colours, its depth and a nam
 from __future__ import annotations
 
 import io
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
     assert again.already_done and again.warnings == result.warnings
     assert packer.verify(result.output, deep=True).ok
     assert not any("8 bits" in line for line in packed(source, decode="unchanged", overwrite=True)[0].warnings)
+
+
+def test_shards_made_elsewhere_are_looked_at_too_and_nothing_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "made.tar", "w") as tar:
+        for name, data in (("a.gif", animation("GIF")), ("b.tif", FLOATS), ("c.png", DEEP["rgb png"][0])):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    told = "\n".join(packer.index([tmp_path / "made.tar"], workers=1).warnings)
+    assert "1 image with further frames or pages (the first: a)" in told
+    assert "1 image that readers cannot decode to RGB (the first: b)" in told
+    assert "1 image of more than 8 bits a channel (the first: c)" in told
+    with readers.open(tmp_path) as reader:
+        assert len(reader) == 3 and reader.info.height.all()
 
 
 # --- encoded anew ------------------------------------------------------------------------------------------------

@@ -264,9 +264,9 @@ def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
     images = {number: solid(number) if number % 5 else solid(number)[:-2] for number in range(20)}
     reader = folder_of(tmp_path / "images", images)
     options: dict[str, Any] = {"seed": 5, "on_error": "substitute", **ONE}
-    ours = ImageLoader(reader, BATCH, augment=[Resize((8, 8))], fields=["index"], threads=1, **options)
+    ours = ImageLoader(reader, BATCH, augment=[Resize((8, 8))], fields=["image", "index"], threads=1, **options)
     with pytest.warns(UserWarning, match="4 bad samples were replaced"):
-        wanted = [indices.tolist() for (indices,) in ours]
+        wanted = [indices.tolist() for _, indices in ours]
     source = external_source(reader, BATCH, **options)
     assert [labels.tolist() for _, labels, _ in close_after(source, 5)] == wanted
     assert [bad.index for bad in source.bad_samples] == [bad.index for bad in ours.bad_samples]

@@ -27,6 +27,7 @@ from image_cases import (
 )
 from PIL import Image
 
+from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.raw import with_header
 from readers.errors import BadSampleError
@@ -96,6 +97,24 @@ def test_what_libjpeg_gives_up_on_is_refused_and_no_other_image_s_pixels() -> No
 def test_a_jpeg_of_other_than_8_bits_is_refused(bits: int) -> None:
     with pytest.raises(BadSampleError, match=rf"has {bits} bits a sample"):
         decode_image(patched(JPEG, b"\xff\xc0", 4, bits))
+
+
+@pytest.mark.parametrize(("at", "value", "what"), [(1, 0xC5, "process SOF5"), (1, 0xCB, "process SOF11")])
+def test_a_jpeg_of_a_coding_that_nobody_reads_is_refused_by_name(at: int, value: int, what: str) -> None:
+    data = patched(JPEG, b"\xff\xc0", at, value)
+    with pytest.raises(OSError):
+        pillow_rgb(data)
+    for check in (decode_image, lambda image: check_image(image, "RGB")):
+        with pytest.raises(BadSampleError, match=what):
+            check(data)
+
+
+def test_grey_with_premultiplied_alpha_is_read() -> None:
+    image = Image.fromarray(np.dstack([np.full((20, 30), 50, np.uint8), np.full((20, 30), 100, np.uint8)]), "LA")
+    data = bytearray(encoded(image, "TIFF"))
+    entry = data.index(struct.pack("<HHI", 338, 3, 1))
+    data[entry + 8] = 1  # associated
+    assert decode_image(bytes(data)).tolist() == [[[127] * 3] * 30] * 20
 
 
 # --- depth ------------------------------------------------------------------------------------------------------

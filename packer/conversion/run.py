@@ -13,10 +13,9 @@ from typing import Any
 
 from cache.node import usable_cpus
 from cache.remote import is_remote
-from cache.text import plural
 from packer.columns import PartMeta
 from packer.conversion.commit import commit
-from packer.conversion.images import REMARKS
+from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
@@ -204,7 +203,7 @@ class _Conversion:
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
-            for warning in remarks_of(metas):
+            for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
                 refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
@@ -270,7 +269,7 @@ class _Conversion:
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
             "left_out": _count_left_out(metas),
-            **({"remarks": list(remarks)} if (remarks := remarks_of(metas)) else {}),
+            **({"remarks": list(remarks)} if (remarks := remarks_of(meta.remarks for meta in metas)) else {}),
         }
 
     def _planned(self, plan: Plan, listing: SourceListing) -> ConvertResult:
@@ -317,19 +316,6 @@ class _Conversion:
             warnings=(*listing.warnings, *map(str, info.made.get("remarks", ()))),
             already_done=not metas,
         )
-
-
-def remarks_of(metas: Sequence[PartMeta]) -> tuple[str, ...]:
-    """What to say of images that were packed, by kind of remark."""
-    found: dict[str, tuple[int, str]] = {}
-    for meta in metas:
-        for kind, (count, first) in meta.remarks.items():
-            so_far, earliest = found.get(kind, (0, first))
-            found[kind] = (so_far + count, earliest)
-    return tuple(
-        REMARKS[kind].format(count=plural(count, "image"), first=first)
-        for kind, (count, first) in sorted(found.items())
-    )
 
 
 def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:

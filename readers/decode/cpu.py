@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from readers.decode.jpeg import check_bits, decode_rows
+from readers.decode.jpeg import check_coding, decode_rows
 from readers.decode.orient import upright, upright_size
 from readers.decode.pillow import decode_whole
 from readers.decode.raw import pixels_of
@@ -45,7 +45,7 @@ def decode_image(
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
     pixels = None
     if frame:
-        check_bits(data, frame)
+        check_coding(data, header, frame)
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())

@@ -30,10 +30,11 @@ from readers.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 
-__all__ = ["check_bits", "decode_rows", "has_clean_header"]
+__all__ = ["check_coding", "decode_rows", "has_clean_header"]
 
 _MARGIN_ROWS = 16
 _BITS = 8
+_PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 _SEQUENTIAL = (0xC0, 0xC1)
 _height = struct.Struct(">H")
 # simplejpeg raises what libjpeg said first of all, or what it failed on. Bytes before the end marker follow all pixels,
@@ -73,11 +74,19 @@ def decode_rows(
     return pixels
 
 
-def check_bits(data: Buffer, frame: int) -> None:
-    """Raise BadSampleError for a JPEG of other than 8 bits a sample, which it states before its height at `frame`."""
+def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
+    """Raise BadSampleError for what neither TurboJPEG nor Pillow takes.
+
+    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
+    JPEGs, and lossless ones of arithmetic coding.
+    """
     bits = data[frame - 1]
     if bits != _BITS:
         raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
+    if header.components == 2:
+        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
+    if header.process not in _PROCESSES:
+        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
 
 
 def has_clean_header(source: Any) -> bool:

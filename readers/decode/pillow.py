@@ -58,7 +58,8 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         if bits:
             grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
             return upright(np.repeat(grey[:, :, None], 3, axis=2), as_stored(header))
-        return upright(np.array(image.convert("RGB")), as_stored(header))
+        plain = image.convert("LA") if image.mode == "La" else image  # which Pillow converts to nothing else
+        return upright(np.array(plain.convert("RGB")), as_stored(header))
 
 
 def without_rgb(image: Image) -> str:
