@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -51,7 +51,8 @@ class Trainer:
     of the state that it resumes from had no batch left. batches: of that epoch, trained on before, of
     the `limit` that it means to run. processes: among how many it shares out what it is given. batch_size: of the
     DataLoader; partial: whether its last batch may be smaller. keeps_account: whether a state of the sampler is saved
-    with each batch. asks_ahead: whether samples are asked for before training has them.
+    with each batch. asks_ahead: whether samples are asked for before training has them. states: of ours, which
+    Lightning has read from a checkpoint and not loaded.
     """
 
     name: str = ""
@@ -64,6 +65,20 @@ class Trainer:
     partial: bool = True
     keeps_account: bool = False
     asks_ahead: bool = False
+    states: tuple[Mapping[str, Any], ...] = ()
+
+    def place_in(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
+        """The state of a checkpoint that Lightning has not loaded, for it counts the epoch as one that begins.
+
+        That happens in a run that was resumed at an epoch's end. None where there is no such state of this epoch; the
+        end of the epoch of `samples` where the state is the one after it.
+        """
+        last = max(self.states, key=lambda state: (state["epoch"], state["cursor"]), default=None)
+        if last is None or self.epoch != epoch:
+            return None
+        if (last["epoch"], last["cursor"]) == (epoch + 1, 0):
+            return {**last, "epoch": epoch, "cursor": samples}
+        return last if last["epoch"] == epoch and last["cursor"] else None
 
     def check_sharing(self, world_size: int, line: str) -> None:
         """Raises TrainerError where samples of one rank of `world_size` would be shared out once more."""
@@ -87,11 +102,11 @@ class Trainer:
                 f"it would begin with the first batches again and leave out the last; write  {line}"
             )
         waits_for = min(self.limit, total) - self.batches
-        if left < waits_for or (left > waits_for and self.limit >= total):
+        if left > waits_for and self.limit >= total:  # where fewer are left, the epoch just ends with them
             raise TrainerError(
                 f"{left} of the {total} batches of epoch {self.epoch} are left, but Lightning has counted "
-                f"{self.batches} and would run {waits_for:.0f}: a batch stands for other samples with another batch "
-                f"size or number of ranks; resume with those of the checkpoint, or from the end of an epoch:  "
+                f"{self.batches} and would leave out all but {waits_for:.0f}: a batch stands for other samples with "
+                f"another batch size or number of ranks; resume with those of the checkpoint, or from an epoch's end:  "
                 f"ModelCheckpoint(save_on_train_epoch_end=True)"
             )
 
@@ -173,10 +188,20 @@ def _lightning(loop: Any) -> dict[str, Any]:
             and epochs.total.processed == epochs.total.started - 1
         )
         limit = max(loop._combined_loader.limits or [math.inf])
+        states = () if loop.restarting else tuple(_tokens(loop._combined_loader_states_to_load))
     except (AttributeError, TypeError):
         return {}
     place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
-    return {"name": "Lightning", "at_end": at_end, "limit": limit, **place}
+    return {"name": "Lightning", "at_end": at_end, "limit": limit, "states": states, **place}
+
+
+def _tokens(states: Any) -> Iterator[Mapping[str, Any]]:
+    """The resume tokens somewhere in the states of loaders."""
+    if isinstance(states, Mapping) and states.get("kind") == "packer-resume":
+        yield states
+    elif isinstance(states, (Mapping, list)):
+        for part in states.values() if isinstance(states, Mapping) else states:
+            yield from _tokens(part)
 
 
 def _batches(sampler: Any) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +156,9 @@ def test_lightning_resumes_in_mid_epoch(lightning: Any, reader: Any, tmp_path: P
             trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
         return
     if stop == 14 and kind == "stateful stream 2":
-        with pytest.raises(TrainerError, match=r"after the last batch of epoch 1.*write  StatefulDataLoader\(dataset"):
+        with pytest.raises(
+            TrainerError, match=r"Lightning begins epoch 2, .* at the end of one.*write  StatefulDataLoader\(dataset"
+        ):
             trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
         return
     trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
@@ -178,8 +184,13 @@ def test_lightning_with_other_batches_in_mid_epoch_is_refused(
     trainer_of(lightning, tmp_path, 9).fit(module_of(lightning), make(reader, kind))
     with pytest.raises(TrainerError, match=r"Lightning has counted 2 .*another batch size or number of ranks"):
         trainer_of(lightning, tmp_path).fit(
-            module_of(lightning), make(reader, kind, 2), ckpt_path=tmp_path / "stopped.ckpt"
+            module_of(lightning), make(reader, kind, 8), ckpt_path=tmp_path / "stopped.ckpt"
         )
+    smaller = module_of(lightning)
+    trainer_of(lightning, tmp_path, max_epochs=2).fit(
+        smaller, make(reader, kind, 2), ckpt_path=tmp_path / "stopped.ckpt"
+    )
+    assert [i for _, batch in smaller.seen for i in batch] == ORDER.indices(1, np.arange(8, COUNT)).tolist()
     resumed = module_of(lightning)
     trainer = trainer_of(lightning, tmp_path, max_epochs=2)
     trainer.fit(resumed, make(reader, kind, 2), ckpt_path=tmp_path / "ended.ckpt")
@@ -371,6 +382,8 @@ def hf_trainer(reader: Any, folder: Path, ours: bool, stop: int = 0, **options: 
 @pytest.fixture
 def transformers(accelerate: Any) -> Any:
     module = pytest.importorskip("transformers", reason="transformers is not installed")
+    from transformers import Trainer  # noqa: F401  # loaded once, before ranks are forked
+
     module.logging.set_verbosity_error()
     return module
 
@@ -410,3 +423,71 @@ def test_the_trainer_of_transformers_on_two_ranks(
         check([step for part in parts for step in part[number]], EPOCHS, ranks=2)
     for part in parts:
         assert part[2] == [batch for _, batch in part[0]], "resumed in mid-epoch"
+
+
+# --- the documentation --------------------------------------------------------------------------------------------
+DOCS = Path(__file__).parent.parent / "docs" / "training.md"
+BLOCKS = re.findall(r"^```python (\w+)\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("framework", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
+def test_the_documented_lines_train(
+    framework: str, code: str, reader: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    module = request.getfixturevalue(framework)
+    names: dict[str, Any] = {**globals(), "reader": reader, "model": torch.nn.Linear(1, 1)}
+    if framework == "lightning":
+        names.update(model=module_of(module), trainer=trainer_of(module, tmp_path, max_epochs=1))
+    elif framework == "accelerate":
+        names["accelerator"] = module.Accelerator(cpu=True)
+    else:
+        trainer = hf_trainer(reader, tmp_path, ours=False)
+        names.update(Trainer=module.Trainer, model=trainer.model, arguments=trainer.args)
+    exec(code, names)
+    seen = getattr(names["model"], "seen", None)
+    assert len(BLOCKS) == 4 and (seen is None or len(seen) >= 7), "an epoch of 30 samples was trained on"
+
+
+# --- longer -------------------------------------------------------------------------------------------------------
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful 2"])
+def test_lightning_stops_at_random(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """Each run resumes the one before it, from a checkpoint of any batch."""
+    draw, stops = random.Random(1), 0
+    for _ in range(6 if kind == "stateful 2" else 20):
+        seen: Seen = []
+        done, checkpoint = 0, None
+        while done < 7 * EPOCHS:
+            stop = done + draw.randint(1, 9)
+            module, trainer = module_of(lightning), trainer_of(lightning, tmp_path, min(stop, 7 * EPOCHS))
+            trainer.fit(module, make(reader, kind), ckpt_path=checkpoint)
+            assert module.seen, f"nothing was trained on after batch {done}"
+            seen += module.seen
+            done, checkpoint, stops = len(seen), tmp_path / "stopped.ckpt", stops + 1
+        check(seen, EPOCHS)
+    print(f"\n{stops} stops of Lightning over {kind}: 0 lost, 0 twice")
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import lightning, readers, test_trainers as tests
+from lightning.pytorch.plugins.environments import LightningEnvironment
+folder = Path(sys.argv[3])
+with readers.open(sys.argv[2]) as reader:
+    module = tests.module_of(lightning)
+    loader = tests.make(reader, sys.argv[4])  # before the ranks are started
+    tests.trainer_of(lightning, folder, devices=2, strategy="ddp").fit(module, loader)
+    (folder / f"script-{module.global_rank}.json").write_text(json.dumps(module.seen))
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["loader", "plain 2"])
+def test_lightning_starts_the_script_for_each_rank(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, tmp_path / "script.py", Path(__file__).parent, reader.path, tmp_path, kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    check([step for part in told(tmp_path, "script") for step in part], EPOCHS, ranks=2)

@@ -97,10 +97,12 @@ class DaliLoader:
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
         ended = epoch + 1 == self.epoch and not self._source.start.cursor  # as in ImageLoader
-        if self._loaded and (epoch == self.epoch or (ended and calling_package() in LIGHTNING)):
-            return
+        if self._loaded and ended and calling_package() in LIGHTNING:
+            return self._restart(self._source.starting(epoch, len(self._source.order)))
+        if self._loaded and epoch == self.epoch:
+            return None
         check_epoch(epoch, self.epoch if self._loaded else None)
-        self._restart(self._source.starting(epoch))
+        return self._restart(self._source.starting(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """A small dictionary of plain values; the same on every rank, and good for any number of ranks."""

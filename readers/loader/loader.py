@@ -166,10 +166,12 @@ class ImageLoader:
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
         ended = epoch + 1 == self._epoch and not self._cursor  # Lightning names it once more after a validation
-        if self._loaded and (epoch == self._epoch or (ended and calling_package() in LIGHTNING)):
-            return
+        if self._loaded and ended and calling_package() in LIGHTNING:
+            return self._seek(epoch, len(self.order), None)
+        if self._loaded and epoch == self._epoch:
+            return None
         check_epoch(epoch, self._epoch if self._loaded else None)
-        self._seek(epoch, 0, None)
+        return self._seek(epoch, 0, None)
 
     def state_dict(self) -> dict[str, Any]:
         """A small dictionary of plain values; the same on every rank, and good for any number of ranks."""
@@ -218,7 +220,12 @@ class ImageLoader:
                 running.overtaken()
             self._seek(self._epoch + 1, 0, None)
         _check_batches(self)
-        find_trainer().check_resume(self.left, len(self))
+        trainer = find_trainer()
+        missed = trainer.place_in(self._epoch, len(self.order)) if not self._cursor else None
+        if missed is not None:
+            self.load_state_dict(missed)
+            self._seek(missed["epoch"], missed["cursor"], self._resumed)
+        trainer.check_resume(self.left, len(self))
         self._begun, self._loaded, self._running, self._bad = True, False, weakref.ref(epoch), []
 
     def _ranks(self) -> tuple[int, int]:

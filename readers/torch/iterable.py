@@ -164,11 +164,12 @@ class ImageStream(IterableDataset[Any]):
         trainer, epoch = find_trainer(), self._place.next[0]
         if trainer.name != "Lightning" or trainer.epoch is None or self._place.begun:
             return
-        if trainer.at_end and trainer.keeps_account:
+        at_end = trainer.at_end or trainer.place_in(trainer.epoch, 0) is not None
+        if at_end and trainer.keeps_account:
             raise TrainerError(
-                f"Lightning resumes after the last batch of epoch {trainer.epoch - 1}, and takes the state of this "
-                f"stream for that of epoch {trainer.epoch}; write  StatefulDataLoader(dataset, batch_size, "
-                f"sampler=sampler, …)  in place of the stream"
+                f"Lightning begins epoch {trainer.epoch}, but the state of this stream in the checkpoint stands in the "
+                f"middle or at the end of one: samples would be lost or repeated; write  "
+                f"StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  in place of the stream"
             )
         if 0 < trainer.batches < total and not trainer.keeps_account:
             raise TrainerError(

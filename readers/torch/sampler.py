@@ -218,6 +218,8 @@ class EpochSampler(DistributedSampler[int]):
             check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
             self._put(Start(trainer.epoch, 0, self.order))
         start = self._next
+        missed = trainer.place_in(start.epoch, len(self.order)) if not start.cursor else None
+        start = start if missed is None else self.start_of(missed)
         self._check_batches(start, trainer)
         self._report()
         self.follow(iteration, start, trainer)
