@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DECODERS := .venv-decoders
+DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-slurm lint format clean
+.PHONY: demo test test-faults test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -14,6 +16,14 @@ test: $(VENV)/.ready-test
 # Thousands of kills, full disks and fuzzed files: half an hour and more. Each test prints how many trials it made.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
+
+# torchvision and torchcodec as they are, on the CPU: an environment of its own, of several GB.
+test-decoders: $(DECODERS)/.ready
+	PACKER_TEST_DECODERS=required $(DECODERS)/bin/python -m pytest -q $(DECODER_TESTS)
+
+# Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.
+test-corpora: $(VENV)/.ready-test
+	CORPORA='$(CORPORA)' $(BIN)/python -m pytest -q -s -m corpora tests/test_corpora.py
 
 # The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
 # Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.
@@ -31,7 +41,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DECODERS) demo-out build *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "packer needs Python 3.10 or later"'
@@ -53,4 +63,9 @@ $(VENV)/.ready-test: $(VENV)/.ready tests/requirements-dali.txt
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(DECODERS)/.ready: pyproject.toml constraints-decoders.txt
+	$(PYTHON) -m venv $(DECODERS)
+	$(DECODERS)/bin/pip install -q --disable-pip-version-check -c constraints-decoders.txt -e '.[gpu,torchvision,test]'
 	touch $@

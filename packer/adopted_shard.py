@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter as Counted
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from crc32c import crc32c
 
@@ -21,7 +21,9 @@ from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
 from readers.strings import Strings
 
-__all__ = ["AdoptTask", "locate_shard", "make_keys_unique"]
+__all__ = ["SHARD_SUFFIXES", "AdoptTask", "key_prefix", "locate_shard", "make_keys_unique"]
+
+SHARD_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
 
 _REPORT_SAMPLES = 256
 
@@ -77,6 +79,12 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label)
     save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
+
+
+def key_prefix(shard: str) -> str:
+    """What stands, with a slash, before the keys of a shard (its path in the set) where several shards share keys."""
+    path = PurePosixPath(shard)  # x.tfrecord-00000-of-00008 has no such suffix, and no two are alike without theirs
+    return str(path.with_suffix("")) if path.suffix in SHARD_SUFFIXES else shard
 
 
 def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:

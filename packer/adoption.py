@@ -15,14 +15,14 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cache.node import usable_cpus
 from cache.text import plural
-from packer.adopted_shard import AdoptTask, locate_shard, make_keys_unique
+from packer.adopted_shard import AdoptTask, key_prefix, locate_shard, make_keys_unique
 from packer.class_names import class_names
 from packer.columns import PartMeta
 from packer.conversion.journal import Journal
@@ -154,13 +154,13 @@ class _Adoption:
         self, journal: Journal, metas: Mapping[FoundShard, PartMeta], classes: Sequence[str] | None
     ) -> DatasetInfo:
         """The set as it would be, with its indexes in the working folder under the names `<split>.index`."""
-        names, warnings = class_names(self._found, metas, classes)
+        names, warnings = class_names(self._found, metas, classes, self._label_offset)
         self._warnings += warnings
         kinds = self._fields(metas)
         known, parts = self._found.known, {shard: _part(journal, n) for n, shard in enumerate(self._found.shards)}
         splits = {}
         for name, shards in self._found.splits.items():
-            if make_keys_unique([(_stem(shard), parts[shard]) for shard in shards]):
+            if make_keys_unique([(key_prefix(shard.name), parts[shard]) for shard in shards]):
                 self._warnings.append(f"{name}: shards share keys, so each key got its shard's name in front")
             counts = [metas[shard].shard.samples for shard in shards]
             mine = [parts[shard] for shard in shards]
@@ -257,10 +257,6 @@ class _Adoption:
 
 def _part(journal: Journal, number: int) -> Path:
     return journal.folder / f"{number}.part"
-
-
-def _stem(shard: FoundShard) -> str:
-    return PurePosixPath(shard.name).with_suffix("").as_posix()
 
 
 def _label_offset(found: FoundShards, given: int | None) -> int:

@@ -14,7 +14,7 @@ _NAMED = 5
 
 
 def class_names(
-    found: FoundShards, metas: Mapping[FoundShard, PartMeta], given: Sequence[str] | None
+    found: FoundShards, metas: Mapping[FoundShard, PartMeta], given: Sequence[str] | None, label_offset: int
 ) -> tuple[tuple[str, ...], list[str]]:
     """The names by label, () where there are none, and warnings.
 
@@ -23,11 +23,12 @@ def class_names(
     if given is not None:
         _check_enough(given, metas, "--classes has")
         return tuple(given), []
-    if found.known and not found.new:
-        return found.known.classes, []
+    # With another offset, other names belong to the labels.
+    known = found.known.classes if found.known and found.known.label_offset == label_offset else ()
+    if known and not found.new:
+        return known, []
     told = _told(found, metas)
-    if found.known and found.known.classes:
-        known = found.known.classes
+    if known:
         for label, name in told.items():
             if label < len(known) and name != known[label]:
                 raise FormatError(

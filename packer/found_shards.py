@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from packer.adopted_shard import SHARD_SUFFIXES
 from packer.existing_set import ExistingSet, find_set
 from packer.formats import format_named, format_of_file
 from packer.formats.base import ShardSpec
@@ -19,8 +20,6 @@ from readers.names import ShardPath, SplitName
 from readers.tree import SPLIT_NAMES
 
 __all__ = ["FoundShard", "FoundShards", "find_shards", "split_of_name"]
-
-_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +83,9 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
     """Look at what there is. Raises SourceError, FormatError, OutputError (links that cannot be made)."""
     files = list(dict.fromkeys(Path(os.path.abspath(path)) for path in _files(paths)))
     if not files:
-        raise SourceError(f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(_SUFFIXES)})")
+        raise SourceError(
+            f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(SHARD_SUFFIXES)})"
+        )
     out = output if output is not None else _common_folder(paths, files)
     there = find_set(out)
     candidates = [there, *(find_set(folder) for folder in dict.fromkeys(file.parent for file in files))]
@@ -93,6 +94,8 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
         place = {path: number for number, path in enumerate(origin.split_of)}
         files.sort(key=lambda file: place.get(os.path.realpath(file), len(place)))
     format_name = _one_format(files)
+    if origin and origin.info:
+        image_key = image_key or origin.info.adopted.image_key
     shards = []
     for file in files:
         spec = None if image_key else _spec(format_name, file, origin)
@@ -113,7 +116,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             known = find_set(path)
             splits = known.info.splits.values() if known and known.info else ()
             yield from (path / s.path for part in splits for s in part.shards if os.path.lexists(path / s.path))
-            yield from sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES or "tfrecord" in p.name)
+            yield from sorted(p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES or "tfrecord" in p.name)
         elif path.is_file():
             yield path
         else:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import readers
+from packer.adopted_shard import key_prefix
 from packer.columns import header_row
 from packer.formats.base import Located
 from packer.formats.window import Window
@@ -82,10 +83,10 @@ def _remedy(root: Path) -> str:
     return f"; rebuild it with  packer index {root}"
 
 
-def sample_difference(reader: readers.ShardReader, index: int, sample: Located, shard_stem: str) -> str:
+def sample_difference(reader: readers.ShardReader, index: int, sample: Located, shard: str) -> str:
     """How what the index says of a sample differs from what its shard says; "" where it does not."""
     # keys that several adopted shards shared carry the name of their shard
-    if reader.keys[index] not in (sample.key, f"{shard_stem}/{sample.key}"):
+    if reader.keys[index] not in (sample.key, f"{key_prefix(shard)}/{sample.key}", f"{Path(shard).stem}/{sample.key}"):
         return f"the shard says the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
         return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"

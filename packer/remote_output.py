@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cache.files import Folder
 from cache.remote import Remote
 from packer.conversion.run import ConvertResult, convert
 from packer.sources import Source
@@ -56,7 +56,8 @@ def convert_to_address(
     watcher.note(f"uploading {place} to {remote.url}")
     done = upload(place, remote.url, overwrite=overwrite, watcher=watcher)
     if work is None:
-        shutil.rmtree(place)
+        with Folder(place.parent) as here:
+            here.remove_tree(place.name)
     return replace(made, output=str(remote.url), already_done=done.sent == 0, uploaded_bytes=done.sent_bytes)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from crc32c import crc32c
 
+from cache.files import open_regular, read_regular
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -100,7 +101,7 @@ class _Upload:
     def run(self) -> UploadResult:
         manifest = set_files(self._directory).manifest
         files = [file for file in manifest.files if file.path != DATASET_FILE]
-        text = (self._directory / DATASET_FILE).read_bytes()
+        text = read_regular(self._directory / DATASET_FILE, MAX_JSON_BYTES)
         there = committed(self._remote)
         if there is not None and there != text:
             if not self._overwrite:
@@ -216,8 +217,8 @@ def _another(remote: Remote) -> OutputError:
 
 
 def _checksum(path: Path) -> int:
-    crc, buffer = 0, memoryview(bytearray(_READ_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            crc = crc32c(buffer[:count], crc)
+    crc = 0
+    with open_regular(path) as file:
+        while part := file.read(_READ_BYTES):
+            crc = crc32c(part, crc)
     return crc

@@ -163,7 +163,7 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
             if count > task.shard.samples:
                 continue
             try:
-                what = sample_difference(reader, index, sample, path.stem)
+                what = sample_difference(reader, index, sample, task.shard.path)
             except DatasetError as error:
                 what = str(error)
             if what:

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.files import open_regular
 from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
@@ -93,6 +94,7 @@ class Index:
         self.directory = Path(directory)
         self.samples = samples
         self._mapped: dict[str, npt.NDArray[Any]] = {}
+        self._texts: dict[str, Strings] = {}
 
     def __reduce__(self) -> tuple[type[Index], tuple[Path, int]]:
         return Index, (self.directory, self.samples)
@@ -147,6 +149,8 @@ class Index:
         return array
 
     def _strings(self, name: str) -> Strings:
+        if name in self._texts:
+            return self._texts[name]
         blob = _map_npy(self.directory / f"{name}.npy", "|u1")
         offsets = _map_npy(self.directory / f"{name}.offset.npy", "<u8")
         if len(offsets) != self.samples + 1:
@@ -154,9 +158,10 @@ class Index:
                 f"{self.directory / name}.offset.npy: {len(offsets)} entries, expected {self.samples + 1}; {_REBUILD}"
             )
         try:
-            return Strings(blob, offsets)
+            self._texts[name] = Strings(blob, offsets)
         except DatasetError as error:
             raise DatasetError(f"{self.directory / name}.npy: {error}") from error
+        return self._texts[name]
 
 
 class FieldColumns:
@@ -183,7 +188,7 @@ _NO_HEADER = (ArithmeticError, LookupError, MemoryError, RecursionError, SyntaxE
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
     """Map a one-dimensional .npy of a known dtype; every lie of its header is a DatasetError."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             version = np.lib.format.read_magic(file)
             if version != (1, 0):
                 raise ValueError(f"format version {version}, expected (1, 0)")

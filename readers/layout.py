@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cache.files import read_regular
+from cache.files import PathError, read_regular
 from readers.errors import BadNameError, DatasetError, UnknownNameError
 from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
@@ -203,8 +203,10 @@ def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
         raise DatasetError(_no_dataset(Path(directory))) from error
     except NotADirectoryError as error:
         raise DatasetError(f"{directory} is a file, not a packed set; adopt a shard with  packer index") from error
+    except PathError as error:
+        raise DatasetError(f"{error}; it is not the description of a packed set") from error
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read as JSON: {error}") from error
+        raise DatasetError(f"{path}: cannot be read: {error.strerror}") from error
     return parse_dataset_info(text, path)
 
 

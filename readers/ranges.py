@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GAP_BYTES", "RUN_BYTES", "ReadPlan", "plan_reads"]
+__all__ = ["GAP_BYTES", "RUN_BYTES", "ReadPlan", "first_outside", "plan_reads"]
 
 GAP_BYTES = 16 << 10
 RUN_BYTES = 8 << 20
@@ -30,6 +30,14 @@ class ReadPlan(NamedTuple):
     run_place: npt.NDArray[np.int64]
     place: npt.NDArray[np.int64]
     total_bytes: int
+
+
+def first_outside(
+    offset: npt.NDArray[np.uint64], length: npt.NDArray[np.uint64], size: npt.NDArray[np.uint64]
+) -> int | None:
+    """The first of k ranges that does not end inside its file: an index is not trusted to be honest."""
+    bad = (length > size) | (offset > size - np.minimum(length, size))
+    return int(np.flatnonzero(bad)[0]) if bad.any() else None
 
 
 def plan_reads(

@@ -30,7 +30,7 @@ from readers.criteria import checked_indices
 from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.index import ABSENT, FieldColumns, Index, decode_name
 from readers.layout import DatasetInfo, read_dataset_info
-from readers.ranges import GAP_BYTES, ReadPlan, plan_reads
+from readers.ranges import GAP_BYTES, ReadPlan, first_outside, plan_reads
 from readers.replaced import as_replaced, failed_read
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.selection import Selectable
@@ -321,26 +321,14 @@ class ShardReader(Selectable):
         shard = self.index.column("shard")[wanted]
         raw_offset, raw_length = columns.offsets[wanted], columns.lengths[wanted]
         if wanted.size:
-            self._check_ranges(wanted, shard, raw_offset, raw_length, field)
+            if int(shard.max()) >= len(self._shards):
+                raise self._no_such_shard(int(shard.max()))
+            sizes = np.array([s.bytes for s in self.split_info.shards], np.uint64)[shard]
+            i = first_outside(raw_offset, raw_length, sizes)
+            if i is not None:
+                raise self._bad_range(int(wanted[i]), field, int(raw_offset[i]), int(raw_length[i]), int(shard[i]))
         offset, length = raw_offset.astype(np.int64), raw_length.astype(np.int64)
         return wanted, plan_reads(shard, offset, length, self._gap_bytes), length
-
-    def _check_ranges(
-        self,
-        wanted: npt.NDArray[np.int64],
-        shard: npt.NDArray[Any],
-        offset: npt.NDArray[Any],
-        length: npt.NDArray[Any],
-        field: str,
-    ) -> None:
-        """Every range must end inside its shard: an index is not trusted to be honest."""
-        if int(shard.max()) >= len(self._shards):
-            raise self._no_such_shard(int(shard.max()))
-        sizes = np.array([s.bytes for s in self.split_info.shards], np.uint64)[shard]
-        bad = (length > sizes) | (offset > sizes - np.minimum(length, sizes))
-        if bad.any():
-            i = int(np.flatnonzero(bad)[0])
-            raise self._bad_range(int(wanted[i]), field, int(offset[i]), int(length[i]), int(shard[i]))
 
     def _told_path(self, number: int) -> Path | str:
         return self._shard_path(number)

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cache.files import read_regular
 from cache.staging import FolderSource, Manifest, StagedFile, total_bytes
 from readers.errors import DatasetError, StagingError
 from readers.index import Index
-from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
 from readers.order.node_local import NodeLocal
 from readers.order.staged import shard_starts
@@ -145,7 +146,7 @@ def column_checksum(split: SplitInfo, path: str) -> int | None:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, MAX_JSON_BYTES)
     except OSError:
         return b""  # read_dataset_info says what is wrong
 

@@ -47,7 +47,8 @@ _MOST_FRAMES = 100
 class Trainer:
     """Who asks for the samples of an iteration.
 
-    epoch: the one that the framework is in; None where it has not said. batches: of that epoch, trained on before, of
+    epoch: the one that the framework is in; None where it has not said. at_end: whether it is there because the epoch
+    of the state that it resumes from had no batch left. batches: of that epoch, trained on before, of
     the `limit` that it means to run. processes: among how many it shares out what it is given. batch_size: of the
     DataLoader; partial: whether its last batch may be smaller. keeps_account: whether a state of the sampler is saved
     with each batch. asks_ahead: whether samples are asked for before training has them.
@@ -55,6 +56,7 @@ class Trainer:
 
     name: str = ""
     epoch: int | None = None
+    at_end: bool = False
     batches: int = 0
     limit: float = math.inf
     processes: int = 1
@@ -161,14 +163,20 @@ def _accelerate(myself: Any) -> dict[str, Any]:
 
 def _lightning(loop: Any) -> dict[str, Any]:
     try:
-        return {
-            "name": "Lightning",
-            "epoch": int(loop.epoch_progress.current.processed),
-            "batches": int(loop.epoch_loop.batch_progress.current.ready) if loop.restarting else 0,
-            "limit": max(loop._combined_loader.limits or [math.inf]),
-        }
+        epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
+        epoch, batches = int(epochs.current.processed), int(progress.current.ready) if loop.restarting else 0
+        # Saved with the last batch of an epoch, which Lightning counts as done after it has made the iterator.
+        at_end = bool(
+            loop.restarting
+            and progress.is_last_batch
+            and progress.total.completed == progress.total.processed - 1
+            and epochs.total.processed == epochs.total.started - 1
+        )
+        limit = max(loop._combined_loader.limits or [math.inf])
     except (AttributeError, TypeError):
         return {}
+    place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
+    return {"name": "Lightning", "at_end": at_end, "limit": limit, **place}
 
 
 def _batches(sampler: Any) -> dict[str, Any]:

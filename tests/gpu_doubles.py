@@ -18,7 +18,7 @@ from readers.decode.orient import upright
 from readers.headers import parse_header
 from readers.headers.jpeg import exif_orientation
 
-__all__ = ["Double", "install"]
+__all__ = ["Double", "hide", "install"]
 
 
 class Double:
@@ -49,6 +49,13 @@ class Double:
         if self.wrong_shape:
             pixels = pixels[:-1]
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As where a package is not installed, its modules that are loaded already included."""
+    loaded = [module for module in sys.modules if module.startswith(f"{name}.")]
+    for module in (name, *loaded):
+        monkeypatch.setitem(sys.modules, module, None)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str) -> Double:

@@ -12,7 +12,10 @@ from conftest import files_of, make_jpeg
 
 import packer
 import readers
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import split_of_name
+from readers.sample import NO_LABEL
 
 
 def wds_shard(path: Path, members: dict[str, bytes]) -> Path:
@@ -38,6 +41,24 @@ def test_shards_that_share_keys(tmp_path: Path) -> None:
     assert packer.verify(shards, deep=True, workers=1).ok
     packed = packer.convert(shards, to="hdf5", output=tmp_path / "out-hdf5", workers=1)
     assert packed.samples == 6
+
+
+@pytest.mark.parametrize("names", [("a/x.tar", "b/x.tar"), ("x.tfrecord-00000-of-00002", "x.tfrecord-00001-of-00002")])
+def test_shards_whose_names_begin_alike_get_keys_of_their_own(tmp_path: Path, names: tuple[str, str]) -> None:
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        writer = format_named("tar" if name.endswith("tar") else "tfrecord").open_writer(
+            path, ShardSpec("train", {"image": "image"})
+        )
+        writer.add(PackedSample("k", NO_LABEL, (make_jpeg(number),), ("k.jpg",), None))
+        writer.finish()
+    out = packer.index([tmp_path / name for name in names], tmp_path, workers=1).output
+    with readers.open(out) as reader:
+        assert len(set(reader.keys)) == 2 and bytes(reader.read(1)) == make_jpeg(1)
+    assert packer.verify(out, deep=True, workers=1).ok
+    packer.index([out], workers=1)
+    assert packer.verify(out, deep=True, workers=1).samples == 2
 
 
 def test_a_key_twice_in_one_shard(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg
+from image_cases import XMP_PREFIX, encoded, with_segments, xmp
 from PIL import Image
 
 import packer
@@ -216,6 +217,26 @@ def test_all_media_that_both_decode() -> None:
     for one, theirs in zip(data, decoded(data), strict=True):
         ours = decode_image(one)
         assert np.array_equal(ours, theirs), one[:16]
+    deep = np.random.default_rng(1).integers(0, 65536, (20, 30), np.uint16)
+    grey = [encoded(Image.fromarray(deep), kind) for kind in ("PNG", "TIFF")]
+    for one, theirs in zip(grey, decoded(grey), strict=True):
+        assert np.abs(decode_image(one).astype(int) - theirs).max() <= 1
+
+
+def test_what_dali_would_not_turn_or_stumbles_over_is_named(tmp_path: Path) -> None:
+    odd = {
+        "its orientation is not told by EXIF": with_segments(make_jpeg(1), XMP_PREFIX + xmp(6)),
+        "stray bytes or a damaged segment": make_jpeg(2).replace(b"\xff\xda", b"stray\xff\xda"),
+        "our decoder goes past this damage": encoded(Image.new("RGB", (32, 24)), "PNG")[:-12],
+    }
+    for number, (reason, data) in enumerate(odd.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "a.jpg").write_bytes(make_jpeg(3))
+        (folder / "b.jpg").write_bytes(data)
+        loader = DaliLoader(readers.open_folder(folder), 2, augment=CROPS, shuffle=False)
+        with pytest.raises(BadSampleError, match=rf"sample 1 \(b\): .*{reason}"):
+            list(loader)
 
 
 # --- epochs, tails, resume ----------------------------------------------------------------------------------------

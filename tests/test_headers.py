@@ -260,7 +260,15 @@ def test_what_is_no_image_is_not_taken_for_one(data: bytes) -> None:
 
 
 def test_public_names() -> None:
-    functions = {"foreign_medium", "parse_header", "parse_held", "read_frame", "read_header", "sniff"}
+    functions = {
+        "exif_orientation",
+        "foreign_medium",
+        "parse_header",
+        "parse_held",
+        "read_frame",
+        "read_header",
+        "sniff",
+    }
     assert set(headers.__all__) == {"FOREIGN_SUFFIXES", "MEDIA", "SUFFIX", "ImageHeader", *functions}
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
     assert tuple(SUFFIX) == MEDIA[1:-1]

@@ -29,15 +29,7 @@ VALUES += [[], [1], ["a"], {}, {"a": 1}, "a" * 5000, [[[]]]]
 HOSTILE_MADE: list[Any] = [{"left_out": 5}, {"left_out": {"a": "b"}}, {"payload_bytes": "x"}, {"options": 7}]
 HOSTILE_MADE += [{"options": {"split": 3}}, {"plan": []}, {"by": {}, "source": ["x"]}]
 VALUES += HOSTILE_MADE
-REPORTS = [
-    b"[]\n",
-    b"{}\n",
-    b"null\n",
-    b"\xff\xfe\n",
-    b'{"name": 1}\n',
-    b"[" * 100_000,
-    b'{"name": "a", "action": []}\n',
-]
+REPORTS = [b"[]\n", b"{}\n", b"null\n", b"\xff\xfe\n", b"[" * 100_000]
 COLUMN_BYTES = [b"\xff" * 8, b"\0" * 8, b"\x01" + b"\0" * 7]
 
 

@@ -165,6 +165,17 @@ def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
         assert int(theirs["cls"]) == ours.label
 
 
+@needs_tar
+def test_what_a_shard_says_of_its_set_is_seen_by_no_reader(packed: Callable[[str], Path]) -> None:
+    """It stands behind the end of the archive; only a tar that is told to read on finds it, and it is a member then."""
+    shard = shards(packed("tar"), "train")[0]
+    names = tar("tf", shard).splitlines()
+    assert "__packer__" not in names
+    assert tar("-tif", shard).splitlines() == [*names, "__packer__"]
+    streamed = read_with_webdataset([f"pipe:cat {shard}"])
+    assert [sample["__key__"] for sample in streamed] == [name[:-4] for name in names if name.endswith(".jpg")]
+
+
 # --- tar: adopted -------------------------------------------------------------------------------------------------
 @needs_tar
 @pytest.mark.parametrize("kind", ["ustar", "gnu", "pax", "v7"])

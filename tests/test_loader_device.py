@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_doubles import Double, install
+from gpu_doubles import Double, hide, install
 from PIL import Image
 from test_device_decode import jpeg, png, turned
 
@@ -290,7 +290,7 @@ def test_without_such_a_device_or_decoder(reader: readers.ShardReader, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"device 'cuda': torch .* finds no GPU here"):
         ImageLoader(reader, 4, augment=CROP, device="cuda")
-    monkeypatch.setitem(__import__("sys").modules, "torchcodec", None)
+    hide(monkeypatch, "torchcodec")
     with pytest.raises(MissingExtraError, match="torchcodec"):
         ImageLoader(reader, 4, augment=CROP, decoder="torchcodec")
     with pytest.raises(ValueError, match="decoder is one of"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_jpeg
-from gpu_doubles import install
+from gpu_doubles import hide, install
 from test_device_decode import jpeg, png, turned
 
 import packer
@@ -49,7 +49,7 @@ def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.M
         return (one(data).to(torch.int16) + 2).clamp(0, 255).to(torch.uint8)
 
     monkeypatch.setattr(double, "_one", off_by_two)
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+    hide(monkeypatch, "torchvision")
     with readers.open(packed) as reader:
         rows = by_name(compare_with_pillow(reader, size=24, device="cpu"))
     cpu, codec = rows["decoder", "cpu"], rows["decoder", "torchcodec/cpu"]

@@ -112,7 +112,7 @@ def test_a_hostile_index(address: str, proxy: Proxy, tmp_path: Path) -> None:
     for bad, message in [
         (good[:-8], "train.index.*label.npy"),
         (b"x" * 500, "train.index.*label.npy"),
-        (bytes(36 * (1 << 16) + (2 << 20)), "bytes are too many for 36 samples"),
+        (bytes(36 * (1 << 16) + (2 << 20)), "label.npy: has 4456448 bytes, dataset.json says"),
         (None, "missing index column"),
     ]:
         remote.store.delete("train.index/label.npy")

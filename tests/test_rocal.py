@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import io
+import random
 import subprocess
 import sys
 import threading
@@ -341,6 +342,27 @@ def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip:
         assert np.abs(pixels.transpose(1, 2, 0) - wanted).max() < 2, "another box, or another image"
 
 
+@pytest.mark.faults
+def test_every_image_is_that_of_its_label_in_many_epochs_and_broken_ones(rocal: Any, tmp_path: Path) -> None:
+    """By what is seen in each: nothing else tells whether rocAL mixes batches up."""
+    sizes = [(96, 80), (60, 120), (128, 64), (40, 40)]
+    reader = folder_of(tmp_path / "images", {i: mapped(i, sizes[i % 4]) for i in range(38)})
+    source = external_source(reader, BATCH, tail="exact", rank=0, world_size=1, seed=4)
+    chance, seen = random.Random(8), 0
+    with RocalLoader(resnet_train(source, size=32, threads=2), source) as loader:
+        for epoch in range(120):
+            stop = chance.choice([1, 3, 10, 99])
+            numbers: list[int] = []
+            for number, _ in boxes_of(loader, sizes, MEAN, STD):
+                numbers.append(number)
+                if len(numbers) == stop * BATCH:
+                    break
+            assert len(set(numbers)) == len(numbers) == min(38, stop * BATCH), f"epoch {epoch}"
+            seen += len(numbers)
+    print(f"{seen} images in 120 epochs")
+    assert seen > 2000
+
+
 def test_packed_shards_of_any_format(rocal: Any, reader: Any, tmp_path: Path) -> None:
     for to in ("hdf5", "tfrecord", "tar"):
         packer.convert(tmp_path / "images", to=to, output=tmp_path / to, workers=1)
@@ -492,7 +514,7 @@ def test_a_gpu_that_this_rocal_does_not_know_is_refused(
     assert library.gpu_backend() is None
 
 
-def test_the_cpu_build_of_rocal_is_recognised(reader: Any) -> None:
+def test_the_build_of_rocal_is_recognised() -> None:
     if not Path("/proc/self/maps").exists() or importlib.util.find_spec("rocal_pybind") is None:
         pytest.skip("needs rocAL itself")
     importlib.import_module("rocal_pybind")

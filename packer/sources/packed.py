@@ -34,7 +34,7 @@ class PackedSource:
     @staticmethod
     def fits(root: Path) -> bool:
         """Whether a directory is a packed set."""
-        return (root / DATASET_FILE).is_file()
+        return (root / DATASET_FILE).exists()
 
     def list(self, split: str | None) -> SourceListing:
         info = read_dataset_info(self.root)

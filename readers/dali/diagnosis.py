@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from readers.dali.source import Source, foreign_media
 from readers.decode import decode_image
+from readers.decode.jpeg import has_clean_header
 from readers.errors import BadSampleError, PackerError, WorkerError
-from readers.headers import read_header
+from readers.headers import parse_header, read_header
 from readers.sample import Buffer
 
 __all__ = ["diagnose"]
@@ -43,12 +44,24 @@ def diagnose(source: Source, epoch: int, steps: range, error: Exception) -> Exce
 
 def _reason(data: Buffer) -> str:
     try:
-        reason = foreign_media(read_header(data).media)
+        media = read_header(data).media
+        reason = foreign_media(media)
         if not reason:
             decode_image(data)
     except BadSampleError as error:
         return str(error)
-    return reason
+    return reason or _damage(data, media)
+
+
+def _damage(data: Buffer, media: str) -> str:
+    """What stops DALI and not us."""
+    try:
+        parse_header(data)
+    except BadSampleError as error:
+        return f"{error}: our decoder goes past this damage, DALI does not"
+    if media == "jpeg" and not has_clean_header(data):
+        return "jpeg image: stray bytes or a damaged segment before its pixels, which our decoder goes past, not DALI"
+    return ""
 
 
 def _essence(error: Exception) -> str:

@@ -35,7 +35,7 @@ from readers.augment.geometry import GEOMETRIC
 from readers.augment.ops import Op, Resize
 from readers.augment.recipe import Plan, Recipe
 from readers.errors import BadSampleError
-from readers.headers import MEDIA
+from readers.headers import MEDIA, exif_orientation
 from readers.order import Order, ResumeToken, Schedule
 from readers.order.base import Int64s
 from readers.order.choice import choose_order, choose_tail
@@ -153,6 +153,7 @@ class Source:
         """A batch as described at the top of this module. Raises StopIteration, BadSampleError, and what readers do."""
         positions, indices = self.samples_of(epoch, step)
         data = self.reader.read_many(indices)
+        self._check_turns(indices, data)
         arrays = [self._array(*pair) for pair in zip(indices.tolist(), data, strict=True)]
         return (arrays, *self.columns(epoch, positions, indices))
 
@@ -165,7 +166,9 @@ class Source:
         here = slice(row, row + 1)
         index = int(indices[row])
         columns = self.columns(epoch, positions[here], indices[here])
-        return (self._array(index, self.reader.read(index)), *(column[0] for column in columns))
+        data = self.reader.read(index)
+        self._check_turns(indices[here], [data])
+        return (self._array(index, data), *(column[0] for column in columns))
 
     def columns(self, epoch: int, positions: Int64s, indices: Int64s) -> Columns:
         """All parts of a batch but the encoded images. Reads headers, where there are ops, and no payload."""
@@ -208,6 +211,15 @@ class Source:
         if not len(data):
             raise self.bad(index, "its image has no bytes")
         return np.frombuffer(data, np.uint8)
+
+    def _check_turns(self, indices: Int64s, data: Sequence[Buffer]) -> None:
+        """The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else."""
+        if self.recipe is None:
+            return
+        orientation = self.reader.image_info(indices).orientation
+        for row in np.flatnonzero(orientation > 1).tolist():
+            if exif_orientation(data[row]) != orientation[row]:
+                raise self.bad(int(indices[row]), "its orientation is not told by EXIF, and DALI reads no XMP or text")
 
     def _check_headers(self, info: ImageInfo, indices: Int64s) -> None:
         for row in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():

@@ -20,8 +20,7 @@ from readers.decode.orient import upright_size
 from readers.decode.picture import Picture
 from readers.decode.raw import lent
 from readers.errors import BadSampleError
-from readers.headers import ImageHeader
-from readers.headers.jpeg import exif_orientation
+from readers.headers import ImageHeader, exif_orientation
 from readers.sample import Buffer
 
 __all__ = ["CpuDecoder", "Decoded", "Decoder", "ListDecoder"]

@@ -12,6 +12,7 @@ the pixels.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 from readers.errors import BadSampleError
@@ -24,6 +25,7 @@ __all__ = [
     "MEDIA",
     "SUFFIX",
     "ImageHeader",
+    "exif_orientation",
     "foreign_medium",
     "parse_header",
     "parse_held",
@@ -39,6 +41,12 @@ _PARSERS: dict[str, Callable[[Buffer], ImageHeader]] = {
     "gif": gif.parse,
     "bmp": bmp.parse,
     "tiff": tiff.parse,
+}
+_BY_EXIF: dict[str, Callable[[Buffer], int]] = {
+    "jpeg": jpeg.exif_orientation,
+    "png": png.exif_orientation,
+    "webp": webp.exif_orientation,
+    "tiff": tiff.exif_orientation,
 }
 _HEAD_BYTES = 18
 
@@ -107,3 +115,12 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
             return pillow.parse(data, media), 0
         except BadSampleError:
             raise error from None
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by EXIF alone, of an image with a header: by what other libraries turn it, which read no XMP."""
+    read = _BY_EXIF.get(sniff(data))
+    try:
+        return read(data) if read is not None else 1
+    except (BadSampleError, struct.error):
+        return 1  # an image with damage, which other libraries do not read at all

@@ -23,7 +23,7 @@ import zlib
 from readers.headers.exif import UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["frames", "parse"]
+__all__ = ["exif_orientation", "frames", "parse"]
 
 _COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # A million of 8 kB, the smallest IDAT in common use, are 8 GB.
@@ -52,6 +52,19 @@ def parse(data: Buffer) -> ImageHeader:
     if colour not in _COMPONENTS:
         raise bad("png", 25, "a colour type of 0, 2, 3, 4 or 6", colour)
     return ImageHeader("png", height, width, _COMPONENTS[colour], 0, _walk(data))
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by eXIf alone, without texts, of a PNG that `parse` takes."""
+    at = 8 + _FIRST_CHUNK.size
+    rotated = UPRIGHT
+    while True:
+        length, kind = _CHUNK.unpack_from(data, at)
+        if kind == b"eXIf":
+            rotated = orientation(data, at + _CHUNK.size, at + _CHUNK.size + length) or UPRIGHT
+        elif kind == b"IEND":
+            return rotated
+        at += _CHUNK.size + length + _CRC_BYTES
 
 
 def frames(data: Buffer) -> int:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from readers.headers.exif import UPRIGHT, number, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["frames", "parse"]
+__all__ = ["exif_orientation", "frames", "parse"]
 
 _WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES, _XMP = 256, 257, 274, 277, 700
 # The tags of the offsets and of the lengths.
@@ -83,6 +83,14 @@ def parse(data: Buffer) -> ImageHeader:
         raise bad("tiff", at, "1 to 255 samples per pixel", components)
     _check_pixels(data, layout, tags, at)
     return ImageHeader("tiff", height, width, components, 0, _orientation(data, layout, tags))
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by its tag alone, without XMP, of a TIFF that `parse` takes."""
+    layout = _LAYOUTS[bytes(data[:4])]
+    tags = _directory(data, layout, unpack("tiff", layout.head, data, 0)[0])
+    tags.pop(_XMP, None)
+    return _orientation(data, layout, tags)
 
 
 def frames(data: Buffer) -> int:

@@ -17,7 +17,7 @@ import struct
 from readers.headers.exif import UPRIGHT, orientation, xmp_orientation
 from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated, unpack
 
-__all__ = ["frames", "parse"]
+__all__ = ["exif_orientation", "frames", "parse"]
 
 _FIRST = 12
 _MAX_CHUNKS = 1 << 20
@@ -42,6 +42,18 @@ def parse(data: Buffer) -> ImageHeader:
     check_size("webp", start, height, width)
     rotated = _walk(data, after, end) if kind == b"VP8X" else 1
     return ImageHeader("webp", height, width, components, 0, rotated)
+
+
+def exif_orientation(data: Buffer) -> int:
+    """The orientation by the EXIF chunk alone, without XMP, of a WebP that `parse` takes."""
+    end = 8 + unpack("webp", _RIFF, data, 0)[0]
+    at = _FIRST
+    while at < end:
+        start = at
+        kind, at = _chunk(data, at, end)
+        if kind == b"EXIF":
+            return orientation(data, start + _CHUNK.size, at) or UPRIGHT
+    return UPRIGHT
 
 
 def frames(data: Buffer) -> int:

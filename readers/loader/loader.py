@@ -128,11 +128,11 @@ class ImageLoader:
     # --- where it is --------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:
-        return rank_and_world_size(*self._given, self.order.groups)[0]
+        return self._ranks()[0]
 
     @property
     def world_size(self) -> int:
-        return rank_and_world_size(*self._given, self.order.groups)[1]
+        return self._ranks()[1]
 
     @property
     def epoch(self) -> int:
@@ -220,6 +220,10 @@ class ImageLoader:
         _check_batches(self)
         find_trainer().check_resume(self.left, len(self))
         self._begun, self._loaded, self._running, self._bad = True, False, weakref.ref(epoch), []
+
+    def _ranks(self) -> tuple[int, int]:
+        """As given, or as the launcher says now."""
+        return rank_and_world_size(*self._given, self.order.groups)
 
     def _schedule(self, order: Order) -> Schedule:
         return Schedule(order, self.batch_size, self.rank, self.world_size, self.tail)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -27,6 +28,7 @@ Graph: TypeAlias = Callable[[Library], Any]
 # With deeper queues rocAL's reset waits for a thread that waits for input, and holds the interpreter's lock meanwhile.
 PREFETCH = 2
 _STDOUT, _STDERR = 1, 2
+_redirected = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,19 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int, prefetc
 def _stdout_to_stderr() -> Iterator[None]:
     """For the whole process, as C++ has one stdout only: what other threads print meanwhile goes to stderr as well."""
     libc = ctypes.CDLL(None)
-    sys.stdout.flush()
-    libc.fflush(None)
-    try:
-        kept = os.dup(_STDOUT)
-    except OSError:  # closed: nothing can be printed to it
-        yield
-        return
-    try:
-        os.dup2(_STDERR, _STDOUT)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
+    with _redirected:
         libc.fflush(None)
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+        try:
+            sys.stdout.flush()
+            kept = os.dup(_STDOUT)
+            os.dup2(_STDERR, _STDOUT)
+        except (OSError, ValueError, AttributeError):  # one of them is closed, or there is none: leave them as they are
+            yield
+            return
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            libc.fflush(None)
+            os.dup2(kept, _STDOUT)
+            os.close(kept)

@@ -50,7 +50,7 @@ class ImageStream(IterableDataset[Any]):
         self.collate = collate
         start = sampler.start
         self._order, self._version = start.order, 0
-        self._place = SharedPlace(start.epoch, start.cursor)
+        self._place = SharedPlace(sampler.find_rank, start.epoch, start.cursor)
         self._iterations = 0
         self._restored: tuple[Start, int] | None = None
         self._current: _Batches | None = None
@@ -164,6 +164,12 @@ class ImageStream(IterableDataset[Any]):
         trainer, epoch = find_trainer(), self._place.next[0]
         if trainer.name != "Lightning" or trainer.epoch is None or self._place.begun:
             return
+        if trainer.at_end and trainer.keeps_account:
+            raise TrainerError(
+                f"Lightning resumes after the last batch of epoch {trainer.epoch - 1}, and takes the state of this "
+                f"stream for that of epoch {trainer.epoch}; write  StatefulDataLoader(dataset, batch_size, "
+                f"sampler=sampler, …)  in place of the stream"
+            )
         if 0 < trainer.batches < total and not trainer.keeps_account:
             raise TrainerError(
                 f"Lightning resumes after batch {trainer.batches} of epoch {trainer.epoch}, but a DataLoader has no "

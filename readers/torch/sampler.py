@@ -77,7 +77,7 @@ class EpochSampler(DistributedSampler[int]):
         self.order = order
         self.tail: Tail = tail
         self._given = (rank, world_size)
-        self._found = rank_and_world_size(rank, world_size, order.groups)
+        self._found, self._carried = rank_and_world_size(rank, world_size, order.groups), False
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
         self._fingerprint = reader.fingerprint if reader is not None else ""
@@ -94,6 +94,9 @@ class EpochSampler(DistributedSampler[int]):
     # --- where it is --------------------------------------------------------------------------------------------
     @property
     def rank(self) -> int:  # type: ignore[override]
+        return self.find_rank()
+
+    def find_rank(self) -> int:
         return self._ranks()[0]
 
     @property
@@ -220,12 +223,15 @@ class EpochSampler(DistributedSampler[int]):
         self.follow(iteration, start, trainer)
         return start
 
-    def restored(self, iteration: _Iteration, start: Start) -> None:
+    def restored(self, iteration: _Iteration, start: Start) -> Start:
         """The same for an iteration that begins where a state says."""
         trainer = find_trainer()
+        if trainer.at_end and trainer.epoch == start.epoch + 1:
+            start = Start(start.epoch + 1, 0, self.order)
         trainer.check_sharing(self.world_size, _TO_ACCELERATE)
         self._check_batches(start, trainer)
         self.follow(iteration, start, trainer)
+        return start
 
     def places(self, start: Start) -> Iterator[Place]:
         """The samples of this rank from there to the end of the epoch."""
@@ -256,8 +262,8 @@ class EpochSampler(DistributedSampler[int]):
             yield schedule.positions(whole, first)
 
     def _ranks(self) -> tuple[int, int]:
-        """As given, or as the launcher says now. A worker of a DataLoader has the rank of the process it works for."""
-        if self._given[0] is None and get_worker_info() is None:
+        """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
+        if self._given[0] is None and not (self._carried and get_worker_info() is not None):
             self._found = rank_and_world_size(None, None, self.order.groups)
         return self._found
 
@@ -287,7 +293,7 @@ class EpochSampler(DistributedSampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._ranks()
-        return {**self.__dict__, "_current": None}
+        return {**self.__dict__, "_current": None, "_carried": True}
 
 
 class _Iteration(Iterator[int]):
@@ -336,5 +342,4 @@ class _Iteration(Iterator[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there, in that epoch only. Raises ResumeError."""
-        self._start = self._sampler.start_of(state)
-        self._sampler.restored(self, self._start)
+        self._start = self._sampler.restored(self, self._sampler.start_of(state))

@@ -1,0 +1,134 @@
+"""Decodes the files named on its standard input by Pillow and by us, within 2 GiB of address space, and says of each,
+as a line of JSON, whether they agree. Run by `test_corpora`, many files a process; a file that ends the process is
+known by its having begun.
+
+    same            the pixels are Pillow's, whole and in part, in the size and orientation that the header says
+    refused         Pillow reads it, we do not, or packing does not take it
+    differs         other pixels than Pillow's
+    by name         it has no 8-bit RGB form, and we say so; Pillow's would be wrong
+    neither         damaged, or no image
+    ours alone      we read it, Pillow does not
+    not ours        Pillow reads it, in a format that is none of ours
+    crashed         an exception that is no BadSampleError
+
+What "Pillow's pixels" are: `exif_transpose`, then `convert("RGB")`; of grey with more than 8 bits, where that turns
+nearly all to white, the upper 8 bits.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from packer.conversion.images import check_image
+from readers.decode import Region, Scratch, decode_image, decode_unchanged
+from readers.decode.orient import upright_size
+from readers.errors import BadSampleError
+from readers.headers import read_header, sniff
+
+LIMIT_BYTES = 2 << 30
+OURS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF"}
+_BITS_PER_SAMPLE, _PLANAR = 258, 284
+
+
+def by_pillow(data: bytes) -> tuple[str, Any]:
+    """(format, pixels); pixels None where there is no 8-bit RGB form. Raises what Pillow raises."""
+    with Image.open(io.BytesIO(data)) as image:
+        tags = getattr(image, "tag_v2", {})
+        bits = max(tags.get(_BITS_PER_SAMPLE, (8,)), default=8)
+        kind = str(image.format)
+        in_planes = bits > 8 and tags.get(_PLANAR) == 2 and image.mode not in ("I;16", "I;16B", "I", "F")
+        if in_planes and image.info.get("compression") == "raw":
+            image.load()
+            return kind, None
+        turned = ImageOps.exif_transpose(image)
+        if turned.mode.startswith("I;16"):
+            shift = (bits if bits > 8 else 16) - 8
+            return kind, np.repeat((np.asarray(turned) >> shift).astype(np.uint8)[:, :, None], 3, axis=2)
+        return kind, None if turned.mode in ("I", "F") and kind in OURS else np.asarray(turned.convert("RGB"))
+
+
+def compared(data: bytes, pixels: Any, scratch: Scratch) -> str:
+    """What is wrong with our pixels, "" for nothing; raises BadSampleError."""
+    header = read_header(data)
+    size = upright_size(header.height, header.width, header.orientation)
+    found = decode_image(data, None, scratch, size)
+    if found.shape != pixels.shape:
+        return f"{found.shape} instead of {pixels.shape}"
+    if not np.array_equal(found, pixels):
+        return f"differs by up to {int(np.abs(found.astype(np.int16) - pixels).max())}"
+    height, width = size
+    top, left = height // 5, width // 7
+    region = Region(top, left, max(1, height // 3), max(1, width // 2))
+    part = decode_image(data, region, scratch, size)
+    expected = pixels[top : top + region.height, left : left + region.width]
+    return "" if np.array_equal(part, expected) else "a part differs"
+
+
+def verdict(data: bytes, scratch: Scratch) -> tuple[str, str]:
+    """(one of the words above, the reason)."""
+    pixels: Any = None
+    kind, failure = "", ""
+    try:
+        kind, pixels = by_pillow(data)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    try:
+        if pixels is None:
+            decode_image(data, None, scratch)
+            return ("ours alone", failure) if failure else ("differs", "has no RGB form, and got one")
+        wrong = compared(data, pixels, scratch)
+        check_image(data, "RGB")
+    except BadSampleError as error:
+        if failure:
+            return "neither", str(error)
+        if kind not in OURS:
+            return "not ours", kind
+        if pixels is None:
+            return "by name", str(error)
+        return "refused", str(error)
+    return ("differs", wrong) if wrong else ("same", "")
+
+
+def look(path: Path, scratch: Scratch) -> tuple[str, str]:
+    try:
+        data = path.read_bytes()
+        found = verdict(data, scratch)
+        if sniff(data):
+            try:
+                decode_unchanged(data)
+            except BadSampleError:
+                pass
+    except Exception as error:
+        return "crashed", f"{type(error).__name__}: {error}"
+    return found
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w")
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # libtiff and libpng say there what they make of an image
+        os.dup2(silence, stream)
+    scratch = Scratch()
+    for line in sys.stdin:
+        path = Path(line.rstrip("\n"))
+        print(json.dumps({"begun": str(path)}), file=out, flush=True)
+        word, reason = look(path, scratch)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"path": str(path), "word": word, "reason": reason, "peak": peak_bytes}), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""Training frameworks themselves, over our loaders: every (epoch, sample) once, also after a stop, also on two ranks.
+
+What a framework makes impossible is refused with the line to write, and that line works.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_jpeg
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import packer
+import readers
+from readers.errors import TrainerError
+from readers.loader import ImageLoader
+from readers.order import Shuffled
+from readers.torch import EpochSampler, ImageDataset, ImageStream
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # What the frameworks say about themselves, each other and the tests' tiny models.
+    pytest.mark.filterwarnings("ignore::UserWarning:(lightning|accelerate|transformers|torch).*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(lightning|accelerate|transformers|torch).*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(lightning|accelerate|transformers|torch).*"),
+]
+COUNT, BATCH, EPOCHS = 30, 4, 3
+ORDER = Shuffled(COUNT, 1)
+Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch), in the order of training
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.ShardReader]:
+    root = tmp_path_factory.mktemp("trainers")
+    for i in range(COUNT):
+        folder = root / "images" / f"class{i % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i:02d}.jpg").write_bytes(make_jpeg(i, (8, 8)))
+    packer.convert(root / "images", to="tar", output=root / "set")
+    with readers.open(root / "set") as opened:
+        yield opened
+
+
+def make(reader: Any, kind: str, batch: int = BATCH, **sampler: Any) -> Any:
+    """ "loader", or "plain", "stateful", "stream" or "stateful stream" and a number of workers."""
+    if kind == "loader":
+        return ImageLoader(reader, batch, order=ORDER, fields=("index", "image"), threads=1)
+    dataset = ImageDataset(reader, fields=("index", "image"))
+    *how, workers = kind.split()
+    loader = StatefulDataLoader if how[0] == "stateful" else DataLoader
+    indices = EpochSampler(ORDER, dataset, **sampler)
+    if how[-1] == "stream":
+        return loader(ImageStream(dataset, indices, batch), batch_size=None, num_workers=int(workers))
+    return loader(dataset, batch, sampler=indices, num_workers=int(workers), drop_last=True)
+
+
+def check(seen: Seen, epochs: int, ranks: int = 1, whole: bool = False) -> None:
+    """All whole batches of every epoch, in its order where one rank has seen all of them; none lost, none twice."""
+    assert {epoch for epoch, _ in seen} == set(range(epochs)), "the framework's epochs are ours"
+    for epoch in range(epochs):
+        samples = [sample for number, batch in seen if number == epoch for sample in batch]
+        count = COUNT if whole else COUNT // (BATCH * ranks) * BATCH * ranks
+        wanted = ORDER.indices(epoch, np.arange(count)).tolist()
+        lost, twice = set(wanted) - set(samples), len(samples) - len(set(samples))
+        assert not lost and not twice and len(samples) == count, f"epoch {epoch}: lost {lost}, {twice} twice"
+        assert ranks > 1 or samples == wanted, f"epoch {epoch}: another order"
+
+
+def told(folder: Path, name: str) -> list[Any]:
+    """What the ranks of a run have written."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
+
+
+# --- Lightning ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def lightning() -> Any:
+    module = pytest.importorskip("lightning", reason="lightning is not installed")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return module
+
+
+def module_of(lightning: Any) -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: Seen = []
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            self.seen.append((self.current_epoch, batch[0].tolist()))
+            return self.layer(batch[1].float().mean().view(1, 1)).sum()
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            assert len(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    return Module()
+
+
+def trainer_of(lightning: Any, folder: Path, stop: int = 0, **options: Any) -> Any:
+    """A trainer that keeps a checkpoint of each epoch's end; stop: it saves and ends after so many steps."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    class Stop(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+            if trainer.global_step == stop:
+                trainer.save_checkpoint(folder / "stopped.ckpt")
+                trainer.should_stop = True
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    callbacks = [ModelCheckpoint(folder, filename="ended", enable_version_counter=False), Stop()]
+    environment = LightningEnvironment()
+    options = {"max_epochs": EPOCHS, "accelerator": "cpu", "devices": 1, **quiet, **options}
+    return lightning.Trainer(default_root_dir=folder, callbacks=callbacks, plugins=[environment], **options)
+
+
+KINDS = ["loader", "plain 0", "plain 2", "stateful 2", "stream 2", "stateful stream 2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lightning_trains_whole_epochs(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    module = module_of(lightning)
+    trainer_of(lightning, tmp_path, max_epochs=2).fit(module, make(reader, kind))
+    resumed = module_of(lightning)
+    trainer_of(lightning, tmp_path).fit(resumed, make(reader, kind), ckpt_path=tmp_path / "ended.ckpt")
+    check(module.seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [9, 14])
+def test_lightning_resumes_in_mid_epoch(lightning: Any, reader: Any, tmp_path: Path, kind: str, stop: int) -> None:
+    """After 2 of 7 batches of epoch 1, and after its last one."""
+    module = module_of(lightning)
+    trainer_of(lightning, tmp_path, stop).fit(module, make(reader, kind))
+    resumed, trainer = module_of(lightning), trainer_of(lightning, tmp_path)
+    if stop == 9 and kind in ("plain 0", "plain 2", "stream 2"):
+        with pytest.raises(TrainerError, match=r"resumes after batch 2 of epoch 1.*write  StatefulDataLoader\("):
+            trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+        return
+    if stop == 14 and kind == "stateful stream 2":
+        with pytest.raises(TrainerError, match=r"after the last batch of epoch 1.*write  StatefulDataLoader\(dataset"):
+            trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+        return
+    trainer.fit(resumed, make(reader, kind), ckpt_path=tmp_path / "stopped.ckpt")
+    check(module.seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 2"])
+def test_lightning_validates_in_between(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """With a sanity check, several validations an epoch, and a checkpoint that is saved by the last of them."""
+    module, resumed = module_of(lightning), module_of(lightning)
+    options: dict[str, Any] = {"val_check_interval": 0.25, "num_sanity_val_steps": 1}
+    validation = ImageLoader(reader, 7, shuffle=False, fields=("index", "image"), threads=1)
+    trainer_of(lightning, tmp_path, max_epochs=1, **options).fit(module, make(reader, kind), validation)
+    trainer = trainer_of(lightning, tmp_path, **options)
+    trainer.fit(resumed, make(reader, kind), validation, ckpt_path=tmp_path / "ended.ckpt")
+    check(module.seen + resumed.seen, EPOCHS)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 0"])
+def test_lightning_with_other_batches_in_mid_epoch_is_refused(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str
+) -> None:
+    trainer_of(lightning, tmp_path, 9).fit(module_of(lightning), make(reader, kind))
+    with pytest.raises(TrainerError, match=r"Lightning has counted 2 .*another batch size or number of ranks"):
+        trainer_of(lightning, tmp_path).fit(
+            module_of(lightning), make(reader, kind, 2), ckpt_path=tmp_path / "stopped.ckpt"
+        )
+    resumed = module_of(lightning)
+    trainer = trainer_of(lightning, tmp_path, max_epochs=2)
+    trainer.fit(resumed, make(reader, kind, 2), ckpt_path=tmp_path / "ended.ckpt")
+    assert len(resumed.seen) in (0, 15), "the end of an epoch is fine with any batches"
+
+
+def test_lightning_does_not_repeat_what_a_state_has_seen(lightning: Any, reader: Any, tmp_path: Path) -> None:
+    loader, state = make(reader, "loader"), EpochSampler(ORDER, reader).state_after(8)
+    loader.load_state_dict({**state, "epoch": 2})
+    with pytest.raises(TrainerError, match=r"Lightning begins epoch 0, .* epoch 2.*write|with  trainer.fit\("):
+        trainer_of(lightning, tmp_path).fit(module_of(lightning), loader)
+
+
+@pytest.mark.parametrize("kind", ["loader", "plain 0", "stream 2"])
+def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """The ranks begin after the loader was made. Lightning leaves the sampler alone."""
+    from lightning.pytorch import callbacks
+
+    class Tell(callbacks.Callback):  # type: ignore[misc]
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            (tmp_path / f"ranks-{trainer.global_rank}.json").write_text(json.dumps(module.seen))
+
+    seen: Seen = []
+    stops = ((9, None), (0, tmp_path / "stopped.ckpt")) if kind == "loader" else ((0, None),)
+    for stop, checkpoint in stops:
+        trainer = trainer_of(lightning, tmp_path, stop, devices=2, strategy="ddp_fork")
+        trainer.callbacks.append(Tell())
+        trainer.fit(module_of(lightning), make(reader, kind), ckpt_path=checkpoint)
+        parts = told(tmp_path, "ranks")
+        assert len(parts) == 2 and len(parts[0]) == len(parts[1]), "both ranks made the same number of steps"
+        seen += [(epoch, batch) for part in parts for epoch, batch in part]
+    check(seen, EPOCHS, ranks=2)
+
+
+# --- accelerate ---------------------------------------------------------------------------------------------------
+def fresh(accelerate: Any) -> None:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    module = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    fresh(module)
+    yield module
+    fresh(module)
+
+
+def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, port: int) -> None:
+    here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1"})
+    torch.set_num_threads(1)
+    (folder / f"work-{rank}.json").write_text(json.dumps(work(rank)))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
+    """What `work(rank)` returns on each of some forked processes, told of each other as torchrun does it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.start_processes(one_rank, (work, folder, ranks, port), ranks, start_method="fork")
+    return told(folder, "work")
+
+
+def trained(loader: Any, epochs: int) -> Seen:
+    return [(epoch, batch[0].tolist()) for epoch in range(epochs) for batch in loader]
+
+
+def test_accelerate_leaves_our_loader_to_itself(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    loader = make(reader, "loader")  # made before the ranks are started
+
+    def work(rank: int) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True)
+        prepared = accelerator.prepare(loader)
+        assert prepared is loader and (loader.rank, loader.world_size, len(loader)) == (rank, 2, 3)
+        images = next(iter(loader))[1]
+        assert images.device.type == accelerator.device.type
+        loader.set_epoch(0)
+        return trained(prepared, EPOCHS)
+
+    parts = on_ranks(work, tmp_path)
+    check([step for part in parts for step in part], EPOCHS, ranks=2)
+
+
+def test_accelerate_shares_out_a_sampler_of_one_rank(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    """The line that the refusal names, and resuming: with accelerate's skipped batches, and with our state."""
+
+    def work(rank: int) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True)
+        for kind in ("plain 2", "stream 0"):
+            with pytest.raises(TrainerError, match=r"shares the batches .* 2 processes.*rank=0, world_size=1\)"):
+                next(iter(accelerator.prepare(make(reader, kind))))
+        seen = trained(accelerator.prepare(make(reader, "plain 2", rank=0, world_size=1)), EPOCHS)
+        prepared = accelerator.prepare(make(reader, "plain 0", rank=0, world_size=1))
+        prepared.set_epoch(1)
+        skipped = [batch[0].tolist() for batch in accelerator.skip_first_batches(prepared, 2)]
+        loader = make(reader, "plain 0", rank=0, world_size=1)
+        loader.sampler.load_state_dict(EpochSampler(ORDER, reader, rank=0, world_size=1).state_after(16) | {"epoch": 1})
+        prepared = accelerator.prepare(loader)
+        with pytest.raises(TrainerError, match=r"accelerate begins epoch 0, .*with  loader.set_epoch\(1\)"):
+            next(iter(prepared))
+        prepared.set_epoch(1)
+        resumed = [batch[0].tolist() for batch in prepared]
+        stream = accelerator.prepare(make(reader, "stream 0", rank=0, world_size=1))
+        return seen, skipped, resumed, trained(stream, 2)
+
+    parts = on_ranks(work, tmp_path)
+    seen = [step for part in parts for step in part[0]]
+    check(seen, EPOCHS, ranks=2)
+    for number in (1, 2):
+        rest = sorted(sample for part in parts for batch in part[number] for sample in batch)
+        assert rest == sorted(ORDER.indices(1, np.arange(16, 24)).tolist())
+    dispatched = [step for part in parts for step in part[3]]
+    for epoch in range(2):
+        samples = {sample for number, batch in dispatched if number == epoch for sample in batch}
+        assert samples == set(ORDER.indices(epoch, np.arange(28)).tolist())
+
+
+def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
+    for kind in ("plain 2", "stream 2"):
+        check(trained(accelerator.prepare(make(reader, kind)), EPOCHS), EPOCHS)
+    loader = make(reader, "loader")
+    accelerator.register_for_checkpointing(loader)
+    batches = iter(loader)
+    seen = [(0, next(batches)[0].tolist()) for _ in range(3)]
+    accelerator.save_state(tmp_path / "state")
+    accelerator.load_state(tmp_path / "state")
+    check(seen + trained(loader, EPOCHS), EPOCHS)
+
+
+# --- transformers -------------------------------------------------------------------------------------------------
+NAMES = {"pixel_values": "image", "labels": "index"}
+
+
+def hf_trainer(reader: Any, folder: Path, ours: bool, stop: int = 0, **options: Any) -> Any:
+    """A Trainer whose model keeps what it has seen in `seen`; ours: over ImageLoader, otherwise over EpochSampler."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.seen.append(labels.tolist())
+            return {"loss": self.layer(pixel_values.float().mean().view(1, 1)).sum()}
+
+    class Epochs(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            trainer.steps.append((int(np.ceil(state.epoch - 1e-6)) - 1, trainer.model_seen[-1]))
+            control.should_save = control.should_training_stop = state.global_step == stop
+
+        def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if ours:
+                (folder / "loader.json").write_text(json.dumps(loader.state_dict()))
+
+    class SamplerTrainer(Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            return EpochSampler(ORDER, self.train_dataset, rank=0, world_size=1)
+
+    class LoaderTrainer(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    quiet = {"disable_tqdm": True, "report_to": "none", "save_strategy": "no", "logging_strategy": "no"}
+    arguments = TrainingArguments(
+        str(folder),
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        dataloader_drop_last=True,
+        use_cpu=True,
+        ignore_data_skip=ours,
+        **quiet,
+        **options,
+    )
+    model = Model()
+    loader = ImageLoader(reader, BATCH, order=ORDER, fields=NAMES, threads=1)
+    kind = LoaderTrainer if ours else SamplerTrainer
+    trainer = kind(model, arguments, train_dataset=ImageDataset(reader, fields=NAMES), callbacks=[Epochs()])
+    trainer.steps, trainer.model_seen, trainer.our_loader = [], model.seen, loader
+    return trainer
+
+
+@pytest.fixture
+def transformers(accelerate: Any) -> Any:
+    module = pytest.importorskip("transformers", reason="transformers is not installed")
+    module.logging.set_verbosity_error()
+    return module
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["sampler", "loader"])
+@pytest.mark.parametrize("stop", [9, 14])
+def test_the_trainer_of_transformers(transformers: Any, reader: Any, tmp_path: Path, ours: bool, stop: int) -> None:
+    whole = hf_trainer(reader, tmp_path, ours)
+    whole.train()
+    check(whole.steps, EPOCHS)
+    first, second = hf_trainer(reader, tmp_path, ours, stop), hf_trainer(reader, tmp_path, ours)
+    first.train()
+    if ours:
+        second.our_loader.load_state_dict(json.loads((tmp_path / "loader.json").read_text()))
+    second.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{stop}"))
+    samples = [batch for _, batch in first.steps + second.steps]
+    assert samples == [batch for _, batch in whole.steps], "every batch once, in its place"
+
+
+def test_the_trainer_of_transformers_on_two_ranks(
+    transformers: Any, accelerate: Any, reader: Any, tmp_path: Path
+) -> None:
+    def work(rank: int) -> Any:
+        seen = {}
+        for ours in (False, True):
+            trainer = hf_trainer(reader, tmp_path, ours)
+            trainer.train()
+            seen[ours] = trainer.steps
+        first = hf_trainer(reader, tmp_path, False, 5)
+        first.train()
+        second = hf_trainer(reader, tmp_path, False)
+        second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+        return seen[False], seen[True], [batch for _, batch in first.steps + second.steps]
+
+    parts = on_ranks(work, tmp_path)
+    for number in (0, 1):
+        check([step for part in parts for step in part[number]], EPOCHS, ranks=2)
+    for part in parts:
+        assert part[2] == [batch for _, batch in part[0]], "resumed in mid-epoch"
