@@ -82,10 +82,12 @@ def test_a_format_by_another_name_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "in/a").mkdir(parents=True)
     (tmp_path / "in/a/1.jpg").write_bytes(make_jpeg(1))
     line = [sys.executable, "-m", "packer", "convert", tmp_path / "in", "--to"]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "check": False, "cwd": tmp_path}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False, "cwd": tmp_path}
     assert subprocess.run([*line, "H5"], **options).stdout.startswith("in-hdf5: 1 sample ")
     wrong = subprocess.run([*line, "lmdb"], **options)
-    assert wrong.returncode == 2 and "one of hdf5, tfrecord, tar (h5 for hdf5, " in wrong.stderr, wrong.stderr
+    assert wrong.returncode == 2 and "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 is hdf5, " in wrong.stderr, (
+        wrong.stderr
+    )
 
 
 @pytest.mark.parametrize("source", [["a", "b"], None, 3, {"train": "a"}])

@@ -26,7 +26,7 @@ PACKER = [sys.executable, "-m", "packer"]
 
 
 def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "text": True, "timeout": 60, "check": False} | more
+    options = {"capture_output": True, "text": True, "timeout": 120, "check": False} | more
     return subprocess.run([*PACKER, *map(str, arguments)], **options)
 
 
@@ -79,7 +79,7 @@ def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tm
         "from packer.cli import main\n"
         f"main(['inspect', {str(tmp_path)!r}])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "unexpected ZeroDivisionError: by zero; this is a defect of packer" in done.stderr
     shown = subprocess.run(
@@ -87,7 +87,7 @@ def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tm
         env={**os.environ, "PACKER_TRACEBACK": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert "Traceback" in shown.stderr
@@ -134,14 +134,14 @@ def test_ctrl_c_again_and_again_ends_a_command_without_a_traceback(tmp_path: Pat
 def test_closed_streams_are_no_error(packed: Path, closed: str) -> None:
     numbers = {"stdout": (1,), "stderr": (2,), "both": (1, 2)}[closed]
     command = " ".join([*PACKER, "verify", str(packed), *(f"{number}>&-" for number in numbers)])
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
 def test_a_shard_never_takes_the_place_of_a_closed_stream(tree: Path, tmp_path: Path) -> None:
     command = " ".join([*PACKER, "convert", str(tree), "--to", "hdf5", "-o", str(tmp_path / "out"), ">&-", "2>&-"])
-    assert subprocess.run(["/bin/sh", "-c", command], timeout=60, check=False).returncode == 0
+    assert subprocess.run(["/bin/sh", "-c", command], timeout=120, check=False).returncode == 0
     assert library.verify(tmp_path / "out", deep=True, workers=1).ok
 
 
@@ -241,7 +241,7 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
         "assert drawn.wait(30)\n"
         "display.packed()\n"
     )
-    subprocess.run([sys.executable, "-c", script], stderr=theirs, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", script], stderr=theirs, timeout=120, check=True)
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)

@@ -161,7 +161,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
         file.write(make_jpeg(1))
     os.close(descriptor)
     yield root
-    subprocess.run(["rm", "-rf", root], check=True, timeout=60)  # shutil.rmtree would go too deep
+    subprocess.run(["rm", "-rf", root], check=True, timeout=120)  # shutil.rmtree would go too deep
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tar"])

@@ -36,7 +36,7 @@ def tree_of(root: Path, files: dict[str, bytes]) -> Path:
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "packer", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, **more)
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **more)
 
 
 def limit_memory() -> None:
@@ -110,7 +110,7 @@ def test_what_is_left_out_is_coloured_on_a_terminal_only(
         stdout=theirs,
         stderr=subprocess.DEVNULL,
         env=environment | variables,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     os.close(theirs)
@@ -222,7 +222,7 @@ def test_a_large_stray_in_an_archive_is_looked_at_before_it_is_read(tmp_path: Pa
         archive.writestr("b/3.bmp", large := bitmap())
     result = packer.convert(tmp_path / "in.zip", "tar", tmp_path / "zip", workers=1)
     assert (result.samples, result.left_out_reasons) == (2, {"not an image": 1})
-    subprocess.run(["tar", "-czf", tmp_path / "in.tgz", "-C", _unpacked(tmp_path), "."], check=True, timeout=60)
+    subprocess.run(["tar", "-czf", tmp_path / "in.tgz", "-C", _unpacked(tmp_path), "."], check=True, timeout=120)
     packer.convert(tmp_path / "in.tgz", "tar", tmp_path / "tgz", workers=1)
     with readers.open(tmp_path / "tgz", verify=True) as reader:
         assert sorted(reader.keys) == ["a/1", "b/3"]

@@ -106,11 +106,13 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
 def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
     root = tree_of(tmp_path / "in", *names)
     line = [sys.executable, "-m", "packer", "convert", root, "--to", "tar", "-o"]
-    shown = subprocess.run([*line, tmp_path / "out"], capture_output=True, text=True, timeout=60, check=True)
+    shown = subprocess.run([*line, tmp_path / "out"], capture_output=True, text=True, timeout=120, check=True)
     assert f"warning: {root}: {warning}" in shown.stderr, shown.stderr
     result = packer.convert(root, "tar", tmp_path / "out2", workers=1)
     assert [text for text in result.warnings if warning in text], result.warnings
-    quiet = subprocess.run([*line, tmp_path / "out3", "--json"], capture_output=True, text=True, timeout=60, check=True)
+    quiet = subprocess.run(
+        [*line, tmp_path / "out3", "--json"], capture_output=True, text=True, timeout=120, check=True
+    )
     assert json.loads(quiet.stdout)["warnings"] == list(result.warnings) and not quiet.stderr
 
 

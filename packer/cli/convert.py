@@ -19,7 +19,16 @@ from packer.cli.text import (
     split_name,
     workers_option,
 )
-from packer.conversion.options import CHECKS, CODECS, DECODES, ON_ERROR, Reencode, container_named, parse_size
+from packer.conversion.options import (
+    CHECKS,
+    CODECS,
+    DECODES,
+    FORMAT_ALIASES,
+    ON_ERROR,
+    Reencode,
+    container_named,
+    parse_size,
+)
 from packer.conversion.run import ConvertResult, convert
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
@@ -58,8 +67,9 @@ class _Container(click.Choice):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return container_named(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+        except ValueError:
+            aliases = ", ".join(f"{alias} is {name}" for alias, name in FORMAT_ALIASES.items())
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, FORMATS))} ({aliases})", param, ctx)
 
 
 @click.command("convert", short_help="Pack a source into shards.")

@@ -97,9 +97,10 @@ def _splits(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return None if value is None else tuple(name for name in value.split(",") if name)
 
 
-_to_option = click.option("--to", metavar="DIR", help="Directory of this node; may name variables, as '$TMPDIR'. "
-                          "Default: the first fit of $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local, "
-                          "/dev/shm.")  # fmt: skip
+_to_option = click.option(
+    "--target", "--to", "to", metavar="DIR", help="Directory of this node; may name variables, as '$TMPDIR'. Default: "
+    "the first fit of $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local, /dev/shm.",
+)  # fmt: skip
 
 
 @click.group("stage", cls=_Stage, short_help="Copy a packed set to this node's own disk.",
@@ -115,7 +116,7 @@ def command() -> None:
 @command.command("copy", hidden=True)
 @click.argument("dataset", type=SetPlace())
 @_to_option
-@click.option("--splits", callback=_splits, metavar="A,B", help="Only these splits.")
+@click.option("--split", "--splits", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
               "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
@@ -125,7 +126,8 @@ def command() -> None:
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
               "and nobody else uses it: atexit. Default: never.")  # fmt: skip
 @click.option("--bandwidth", "bytes_per_second", callback=_size, metavar="SIZE", help="At most this much a second.")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Threads. Default: 2 to 8, as CPUs allow.")
+@click.option("--threads", "--workers", "workers", type=click.IntRange(min=1), metavar="N", help="Default: 2 to 8, as "
+              "CPUs allow.")  # fmt: skip
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
 @json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
