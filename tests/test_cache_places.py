@@ -183,6 +183,21 @@ def test_commands_go_on_without_dev_shm(tree: Path, packed: Path, tmp_path: Path
     assert command == "verify" or (tmp_path / "out" / "dataset.json").exists()
 
 
+NO_FILES = """
+import sys, tempfile, packer
+def made(*_, **__):
+    raise AssertionError("a file that a kill would leave")
+tempfile.mkstemp = tempfile.mkdtemp = made
+print(packer.convert(sys.argv[1], "tar", sys.argv[2], workers=2, samples_per_shard=9).samples)
+"""
+
+
+def test_workers_share_no_file_that_a_kill_would_leave(tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_FILES, str(tree), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "45\n"), done.stderr
+
+
 def test_a_small_dev_shm_is_used_and_told_of(packed: Path, tmp_path: Path) -> None:
     """A container's 64 MiB, here as much smaller than the set as that is than ImageNet."""
     done = run_with_dev_shm("size=208k", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)

@@ -7,6 +7,7 @@ that is safe, which costs nothing at the start, and spawned in programs that run
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -82,7 +83,10 @@ def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tup
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")
         try:
-            array = context.RawArray(ctypes.c_uint64, numbers)
+            if safe:  # inherited; multiprocessing's own would be a file for a moment, which a kill then leaves there
+                array: Any = (ctypes.c_uint64 * numbers).from_buffer(mmap.mmap(-1, 8 * numbers))
+            else:
+                array = context.RawArray(ctypes.c_uint64, numbers)
             pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(array, os.getpid()))
             return pool, Counters(array)
         except (OSError, ImportError) as error:  # ImportError: a system without semaphores
