@@ -40,6 +40,18 @@ packer.clean_staged(to=sys.argv[1])
 """
 
 
+# Is signalled when all is there, but before its command was started.
+BETWEEN = """
+import os, pathlib, signal, sys
+from packer.cli.held import HeldSignals
+signals = HeldSignals(lambda: True, lambda: None)
+with signals.taken():
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.caught == signal.SIGTERM
+    sys.exit(signals.run(("sleep", "600"), pathlib.Path.cwd()))
+"""
+
+
 @pytest.fixture(scope="module")
 def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
@@ -98,6 +110,11 @@ def test_the_command_gets_a_signal_once(source: Path, tmp_path: Path, to_all: bo
     (os.killpg if to_all else os.kill)(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1, f"{process.returncode} signals; {errors}"
+
+
+def test_a_signal_just_before_the_command_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", BETWEEN], timeout=DEADLINE, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
 
 
 def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path: Path) -> None:

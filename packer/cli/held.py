@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -43,7 +44,7 @@ class HeldSignals:
     def __init__(self, begun: Callable[[], bool], stop: Callable[[], None]) -> None:
         self.caught = 0
         self._begun, self._stop = begun, stop
-        self._came: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._act: Callable[[int, float], None] = self._stop_copying
 
     @contextmanager
@@ -55,7 +56,7 @@ class HeldSignals:
             with _handled(self._on_signal):
                 yield
         finally:
-            self._came.put((0, 0.0))
+            self._came.put(None)
             thread.join()
 
     def run(self, arguments: tuple[str, ...], staged: Path) -> int:
@@ -72,6 +73,8 @@ class HeldSignals:
                         child.send_signal(number)
 
                 self._act = pass_on
+                if self.caught:  # between the end of the copying and this moment
+                    child.send_signal(self.caught)
                 status = child.wait()
                 self.done()
         except OSError as error:
@@ -88,11 +91,11 @@ class HeldSignals:
             if not self._begun():
                 self.done()
                 raise KeyboardInterrupt
-        self._came.put((number, time.monotonic()))
+        self._came.put(partial(self._act, number, time.monotonic()))
 
     def _work(self) -> None:
-        while (came := self._came.get())[0]:
-            self._act(*came)
+        while (act := self._came.get()) is not None:
+            act()
 
     def _stop_copying(self, number: int, at: float) -> None:
         self._stop()

@@ -9,10 +9,13 @@ others and drops the mounts. That process ends when its standard input does, so 
 are in `folder`.
 
 The nodes are n9 and n10, which Slurm lists in this order and an alphabet in the other. Each has a host name, /dev/shm
-and `local/` of its own, 32 CPUs that the machine does not have, and 4 GPUs that are /dev/null. Processes are tracked by
-`proctrack/linuxproc`, so a signal to a step meets every process of it. Nothing is installed here.
+and `local/` of its own, 32 CPUs that the machine does not have, and 4 GPUs that are /dev/null. Nothing is installed.
 
-Run as a program, `two_nodes.py --check` says what is missing, and `two_nodes.py FOLDER` is that first process.
+proctrack: with "linuxproc" a signal to a step meets every process of it, and that to a batch step its srun, too, which
+kills its tasks at once; with "cgroup", as on most clusters, it meets the tasks alone. The latter makes directories in
+the freezer hierarchy of cgroup v1, which go with it.
+
+As a program, `two_nodes.py --check` says what is missing, and `two_nodes.py FOLDER PROCTRACK` is that first process.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["NODES", "Cluster", "missing"]
+__all__ = ["FREEZER", "NODES", "Cluster", "missing"]
 
 NODES = ("n9", "n10")
+FREEZER = Path("/sys/fs/cgroup/freezer")
 _SPACES = ("--mount", "--pid", "--net", "--uts", "--ipc")
 _PROGRAMS = {
     "slurmctld": "slurm-wlm",
@@ -60,7 +64,7 @@ SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdSpoolDir={folder}/spool.%n
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -97,7 +101,8 @@ def missing() -> str:
 class Cluster:
     """The cluster, while the context is open. local: each node's own disk. work: where commands are run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, proctrack: str = "linuxproc") -> None:
+        self.proctrack = proctrack
         self.folder, self.local, self.work = folder, folder / "local", folder / "work"
         self._outer: subprocess.Popen[bytes] | None = None
 
@@ -106,7 +111,7 @@ class Cluster:
         command = ["unshare", *_SPACES, "--fork", "--kill-child", "--mount-proc"]
         with open(self.folder / "machine.log", "wb") as log:
             self._outer = subprocess.Popen(
-                [*command, sys.executable, __file__, str(self.folder)],
+                [*command, sys.executable, __file__, str(self.folder), self.proctrack],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -130,6 +135,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 outer.kill()  # its child ends with it, and the namespace with that
                 outer.wait(20)
+        if self.proctrack == "cgroup":
+            for node in NODES:
+                for folder, _, _ in os.walk(FREEZER / f"slurm_{node}", topdown=False):
+                    os.rmdir(folder)  # refused where a process is in it
 
     def run(
         self, *command: object, seconds: float = 120, check: bool = True, environ: Mapping[str, str] | None = None
@@ -236,12 +245,13 @@ class Cluster:
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
 
-def _main(folder: Path) -> None:
+def _main(folder: Path, proctrack: str) -> None:
     """The first process of the namespaces: start all, wait for the end of standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one at the other end of standard input
     socket.sethostname("ctl")
     (folder / "hosts").write_text(_HOSTS)
-    (folder / "slurm.conf").write_text(_CONF.format(folder=folder))
+    (folder / "slurm.conf").write_text(_CONF.format(folder=folder, proctrack=proctrack))
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
     for name in ("state", "local", "devices"):
         (folder / name).mkdir(mode=0o755)
     _call("ip", "link", "set", "lo", "up")
@@ -297,4 +307,4 @@ def _call(*command: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--check"]:
         sys.exit(missing() or 0)
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), sys.argv[2])
