@@ -124,7 +124,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
 def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLoader]:
     return [
         ImageLoader(
-            open_staged(local, source, FOREVER), BATCH, order=order, seed=3, rank=rank, world_size=world, tail="exact",
+            open_staged(local, source, FOREVER), BATCH, order=order, rank=rank, world_size=world, tail="exact",
             augment=[Resize((8, 8))], fields=("image", "index"), threads=1,
         )
         for rank in range(world)
