@@ -39,12 +39,12 @@ class StageOptions:
     splits: only these. part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` deals
     them. fraction: of the bytes. background: return when the index is here, and bring the shards from a thread.
     order: with background, bring the shards of its split (that with the shards it was made for) in the order in which
-    its epoch wants them, and two at a time unless `workers` says otherwise. resume: the token with which training goes
+    its epoch wants them, and two at a time unless `threads` says otherwise. resume: the token with which training goes
     on in that order, so that what it still wants comes first.
     verify: also read what is here already and compare checksums (sizes always are). cleanup: "atexit" removes the copy
     when the last process that uses it leaves, "never" keeps it. quota_bytes: remove least recently used copies that
-    nobody holds until all copies fit. workers: threads. bytes_per_second: a cap for this node. any_filesystem: stage
-    to a filesystem that other nodes share, too.
+    nobody holds until all copies fit. threads: files copied at a time. bytes_per_second: a cap for this node.
+    any_filesystem: stage to a filesystem that other nodes share, too.
     """
 
     splits: tuple[str, ...] | None = None
@@ -56,14 +56,14 @@ class StageOptions:
     verify: bool = False
     cleanup: str = "never"
     quota_bytes: int | None = None
-    workers: int | None = None
+    threads: int | None = None
     bytes_per_second: float | None = None
     any_filesystem: bool = False
 
     def __post_init__(self) -> None:
         if self.cleanup not in node.CLEANUPS:
             raise ValueError(f"cleanup must be one of {', '.join(node.CLEANUPS)}, not {self.cleanup!r}")
-        for name in ("quota_bytes", "workers", "bytes_per_second"):
+        for name in ("quota_bytes", "threads", "bytes_per_second"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
@@ -100,8 +100,8 @@ class StageOptions:
         from crc32c import crc32c
 
         # In an order the first shards should be here soon, not all of them a little.
-        workers = self.workers or (2 if self.order is not None else min(8, max(2, usable_cpus())))
-        return node.How(crc32c, workers=workers, bytes_per_second=self.bytes_per_second, verify=self.verify)
+        threads = self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
+        return node.How(crc32c, threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
 
 
 class Staged:
@@ -110,11 +110,11 @@ class Staged:
     def __init__(
         self,
         dataset: str | os.PathLike[str],
-        to: str | os.PathLike[str] | None,
+        target: str | os.PathLike[str] | None,
         options: StageOptions,
         watcher: node.StagingWatcher | None,
     ) -> None:
-        self.dataset, self.to, self.options, self.watcher = dataset, to, options, watcher
+        self.dataset, self.target, self.options, self.watcher = dataset, target, options, watcher
         self._session: node.Session | None = None
 
     @property
@@ -187,7 +187,7 @@ class Staged:
             files.manifest,
             first,
             later=shards if options.background else (),
-            to=self.to,
+            to=self.target,
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,
             cleanup=options.cleanup,
@@ -196,19 +196,19 @@ class Staged:
 
 def stage(
     dataset: str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | None = None,
     *,
     watcher: node.StagingWatcher | None = None,
     **options: Any,
 ) -> Staged:
     """Stage a packed set to this node; a context manager that gives the local directory.
 
-    dataset: a directory, or an address: s3://, gs://, az://, https://. to: a directory of this node, with environment
-    variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm and takes the
-    first that is writable, local and large enough. options: those of `StageOptions`. Raises ValueError and RemoteError,
-    and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
+    dataset: a directory, or an address: s3://, gs://, az://, https://. target: a directory of this node, which may name
+    environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm and
+    takes the first that is writable, local and large enough. options: those of `StageOptions`. Raises ValueError and
+    RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
-    return Staged(dataset, to, StageOptions(**options), watcher)
+    return Staged(dataset, target, StageOptions(**options), watcher)
 
 
 @contextmanager

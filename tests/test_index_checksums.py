@@ -91,7 +91,7 @@ def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_
         packer.extract(root, tmp_path / "out")
     with pytest.raises(readers.DatasetError, match=r"image\.name\.npy: its CRC32C is"):
         packer.convert(root, to="tar", output=tmp_path / "other", workers=1)
-    with pytest.raises(readers.StagingError, match=r"image\.name\.npy"), readers.stage(root, to=tmp_path / "to"):
+    with pytest.raises(readers.StagingError, match=r"image\.name\.npy"), readers.stage(root, target=tmp_path / "to"):
         pytest.fail("a damaged index was staged")
 
 

@@ -113,7 +113,7 @@ def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path
     """What is whole stays, and the same call goes on with the rest once the server is well."""
     fault.where = "train-000003"
     proxy.faults.append(fault)
-    with pytest.raises(readers.StagingError, match=message) as caught, readers.stage(address, tmp_path, workers=1):
+    with pytest.raises(readers.StagingError, match=message) as caught, readers.stage(address, tmp_path, threads=1):
         pass
     assert f"{address}/train-000003.tar" in str(caught.value) and "bytes 0 to" in str(caught.value)
     store = next(tmp_path.glob("packer-staged-*"))
@@ -128,7 +128,7 @@ def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path
 
 def test_killed_in_the_middle(address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
     proxy.faults.append(Fault("slow", where="train-000003", seconds=1.5, times=9))
-    script = "import sys, readers\nwith readers.stage(sys.argv[1], sys.argv[2], workers=1): pass"
+    script = "import sys, readers\nwith readers.stage(sys.argv[1], sys.argv[2], threads=1): pass"
     process = subprocess.Popen([sys.executable, "-c", script, address, str(tmp_path)])
     end = time.monotonic() + 30
     while not list(tmp_path.rglob("train-000002.tar")):
@@ -164,7 +164,7 @@ def test_large_files_go_in_parts_of_one_object(
     thread.start()
     with (
         pytest.raises(readers.StagingError, match=r"train-000001.tar.*(no longer the object|changed|CRC32C)"),
-        readers.stage(address, tmp_path / "other", workers=1),
+        readers.stage(address, tmp_path / "other", threads=1),
     ):
         pass
     thread.join()

@@ -170,6 +170,6 @@ def test_help() -> None:
 
 
 def test_options_are_checked() -> None:
-    for options in ({"fraction": 0.0}, {"part": (2, 2)}, {"part": "all"}, {"cleanup": "maybe"}, {"workers": 0}):
+    for options in ({"fraction": 0.0}, {"part": (2, 2)}, {"part": "all"}, {"cleanup": "maybe"}, {"threads": 0}):
         with pytest.raises(ValueError):
             readers.StageOptions(**options)

@@ -47,7 +47,7 @@ def tmpfs(place: Path, size: str, inodes: str = "0") -> Iterator[Path]:
 
 def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
     """Five processes; three times the one that copies is killed after a random while."""
-    processes = [start(source, tmp_path, bytes_per_second=SLOWLY, workers=2) for _ in range(5)]
+    processes = [start(source, tmp_path, bytes_per_second=SLOWLY, threads=2) for _ in range(5)]
     dice = random.Random(os.getpid())
     for _ in range(3):
         pid = wait_for(lambda: leader_of(tmp_path), "a leader")
@@ -65,7 +65,7 @@ def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
 
 
 def test_all_killed_then_resumed(source: Path, tmp_path: Path) -> None:
-    process = start(source, tmp_path, bytes_per_second=SLOWLY, workers=1)
+    process = start(source, tmp_path, bytes_per_second=SLOWLY, threads=1)
     wait_for(lambda: len(list(tmp_path.glob("packer-staged-*/*/*.tar"))) >= 3, "three shards")
     process.kill()
     process.communicate()
@@ -122,7 +122,7 @@ def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "600k") as small:
-        process = start(source, small, bytes_per_second=SLOWLY, workers=1)
+        process = start(source, small, bytes_per_second=SLOWLY, threads=1)
         wait_for(lambda: len(list(small.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
         with open(small / "fill", "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -146,7 +146,7 @@ def test_a_target_that_is_read_only(source: Path, tmp_path: Path) -> None:
 
 def test_a_source_that_vanishes(own: Path, source: Path, tmp_path: Path) -> None:
     node = tmp_path / "node"
-    process = start(own, node, bytes_per_second=SLOWLY, workers=1)
+    process = start(own, node, bytes_per_second=SLOWLY, threads=1)
     wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
     own.rename(tmp_path / "away")
     _, errors = process.communicate(timeout=DEADLINE)
@@ -160,7 +160,7 @@ def test_a_source_that_vanishes(own: Path, source: Path, tmp_path: Path) -> None
 
 def test_a_source_file_replaced_in_mid_copy(own: Path, source: Path, tmp_path: Path) -> None:
     node = tmp_path / "node"
-    process = start(own, node, bytes_per_second=SLOWLY, workers=1)
+    process = start(own, node, bytes_per_second=SLOWLY, threads=1)
     wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 1, "a shard")
     shard = sorted(own.glob("*.tar"))[-1]
     good = shard.read_bytes()
@@ -220,7 +220,7 @@ def wrap(function):
     return step
 for name in ("fsync", "replace", "rename", "mkdir"):
     setattr(os, name, wrap(getattr(os, name)))
-with readers.stage(sys.argv[1], sys.argv[2], workers=1): pass
+with readers.stage(sys.argv[1], sys.argv[2], threads=1): pass
 """
     crashes = 0
     for step in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 33, 60, 85, 90, 94, 96, 98, 100, 102, 104, 106, 108, 400):

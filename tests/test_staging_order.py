@@ -59,7 +59,7 @@ def names(source: Path, shards: Any) -> list[str]:
 
 
 def test_shards_come_as_the_order_wants_them(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
+    staging = readers.stage(source, tmp_path, background=True, order=order, threads=1)
     with staging as local:
         assert staging.wait(60)
         arrived = order_of_arrival(local)
@@ -105,7 +105,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
     for name, one in (("first", order), ("global", Shuffled(36, 3))):
         options = {"order": order} if name == "first" else {}
         gate = threading.Semaphore(1)
-        with readers.stage(source, tmp_path / name, background=True, workers=1, **options) as local:
+        with readers.stage(source, tmp_path / name, background=True, threads=1, **options) as local:
             reader = open_staged(local, source)
 
             def one_more(
@@ -144,7 +144,7 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
             del batches
         assert states[0] == states[1] and states[0]["cursor"] == 16
     assert len(set(seen)) == 16
-    staging = readers.stage(source, tmp_path / "b", background=True, order=order, resume=states[0], workers=1)
+    staging = readers.stage(source, tmp_path / "b", background=True, order=order, resume=states[0], threads=1)
     with staging as local:
         for loader in loaders(order.with_seed(8), local, source, 3):
             loader.load_state_dict(states[0])
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_up_ends_all_waiting(
         return transfer(source, file, *arguments)
 
     monkeypatch.setattr(leader, "transfer", full)
-    staging = readers.stage(source, tmp_path, background=True, order=order, workers=1)
+    staging = readers.stage(source, tmp_path, background=True, order=order, threads=1)
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)

@@ -139,7 +139,7 @@ def test_background_staging_by_many(source: Path, tmp_path: Path) -> None:
 
 def test_a_background_error_does_not_stop_training(source: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(source, tmp_path / "own"))
-    staging = readers.stage(own, tmp_path / "node", background=True, bytes_per_second=SLOWLY, workers=1)
+    staging = readers.stage(own, tmp_path / "node", background=True, bytes_per_second=SLOWLY, threads=1)
     with staging as local:
         reader = readers.open(local, "train", fallback=source)
         own.rename(tmp_path / "away")

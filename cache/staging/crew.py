@@ -18,9 +18,9 @@ _TICK_SECONDS = 0.2
 
 
 def work_off(
-    items: Iterable[_T], work: Callable[[_T], None], workers: int, stop: threading.Event, tick: Callable[[], None]
+    items: Iterable[_T], work: Callable[[_T], None], threads: int, stop: threading.Event, tick: Callable[[], None]
 ) -> None:
-    """Call `work` for each item from `workers` threads, and `tick` now and then from this one.
+    """Call `work` for each item from so many threads, and `tick` now and then from this one.
 
     Raises the first error of any thread, when all have stopped. `stop` is set then, so `work` should look at it.
     """
@@ -40,10 +40,10 @@ def work_off(
         finally:
             ended.release()
 
-    threads = [threading.Thread(target=run, name=f"stage-{n}", daemon=True) for n in range(min(workers, len(waiting)))]
-    left = len(threads)
+    crew = [threading.Thread(target=run, name=f"stage-{n}", daemon=True) for n in range(min(threads, len(waiting)))]
+    left = len(crew)
     try:
-        for thread in threads:
+        for thread in crew:
             thread.start()
         while left:
             if ended.acquire(timeout=_TICK_SECONDS):
@@ -53,7 +53,7 @@ def work_off(
     finally:
         if left:
             stop.set()
-        for thread in threads:
+        for thread in crew:
             if thread.ident is not None:
                 thread.join()
     if errors:

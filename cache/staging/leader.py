@@ -48,7 +48,7 @@ class How:
 
     checksum: Checksum
     last: str = ""
-    workers: int = 4
+    threads: int = 4
     bytes_per_second: float | None = None
     verify: bool = False
     since: float = 0.0
@@ -173,7 +173,7 @@ class _Leader:
                 self.ready[file.path] = (file.bytes, expected, time.time())
 
         old = [file for file in files if self.ready.get(file.path, (0, 0, 0.0))[2] < self.how.since]
-        work_off(old, check, self.how.workers, self.failed, lambda: None)
+        work_off(old, check, self.how.threads, self.failed, lambda: None)
         for path in self.damaged:
             self.watcher.note(f"{self.copy.path / path}: damaged, copied anew")
 
@@ -197,7 +197,7 @@ class _Leader:
                 [f for f in missing if f.path != self.how.last],
                 [f for f in missing if f.path == self.how.last],
             ):
-                work_off(batch, self._one, self.how.workers, self.failed, tick)
+                work_off(batch, self._one, self.how.threads, self.failed, tick)
                 self.pace.check()
                 for folder in folders:
                     fsync_folder(folder)

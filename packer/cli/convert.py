@@ -98,8 +98,8 @@ class _Container(click.Choice):  # type: ignore[type-arg]
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
-@click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Add N to the labels in the "
-              "shards (1: as in the ImageNet TFRecords). Readers subtract it again.")  # fmt: skip
+@click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
+              "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
 @click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names.")
 @click.option(
@@ -114,8 +114,8 @@ class _Container(click.Choice):  # type: ignore[type-arg]
               "Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
-@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: subtract N from "
-              "its labels (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: its labels "
+              "start at N (1: ImageNet TFRecords).")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
               "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")

@@ -27,8 +27,8 @@ __all__ = ["command"]
 @click.option(
     "--field", "fields", callback=field_columns, multiple=True, metavar="NAME=KEY", help="A further field and its key."
 )
-@click.option("--label-offset", type=int, metavar="N", help="Subtract N from the labels of the shards (1: ImageNet "
-              "TFRecords).")  # fmt: skip
+@click.option("--label-offset", type=int, metavar="N", help="Labels in the shards start at N (1: as in the ImageNet "
+              "TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Go on although shards are missing, or the set that is there would "
               "lose samples, splits, classes or fields.")  # fmt: skip

@@ -126,7 +126,7 @@ def command() -> None:
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
               "and nobody else uses it: atexit. Default: never.")  # fmt: skip
 @click.option("--bandwidth", "bytes_per_second", callback=_size, metavar="SIZE", help="At most this much a second.")
-@click.option("--threads", "--workers", "workers", type=click.IntRange(min=1), metavar="N", help="Default: 2 to 8, as "
+@click.option("--threads", "--workers", "threads", type=click.IntRange(min=1), metavar="N", help="Default: 2 to 8, as "
               "CPUs allow.")  # fmt: skip
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
 @json_option

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cache.ranks import rank_and_world_size
-from readers.order import Order, Sequential, Shuffled
+from readers.order import Order
+from readers.order.choice import choose_order, choose_tail
 from readers.order.schedule import Tail
 from readers.rocal.graph import PREFETCH
 from readers.rocal.options import SourceOptions, limits_for
@@ -20,10 +21,10 @@ def external_source(
     *,
     order: Order | None = None,
     shuffle: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    tail: Tail = "drop_last",
+    tail: Tail | None = None,
     on_error: OnError = "raise",
     convert: bool = True,
     quality: int = 95,
@@ -45,9 +46,9 @@ def external_source(
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
-    limits = limits_for(reader, max_height, max_width)
-    if order is None:
-        order = Shuffled(len(reader), seed) if shuffle else Sequential(len(reader), seed)
+    order, limits = choose_order(len(reader), order, shuffle, seed), limits_for(reader, max_height, max_width)
     rank, world_size = rank_and_world_size(rank, world_size, order.groups)
-    options = SourceOptions(limits, seed, rank, world_size, tail, on_error, convert, quality, ahead, prefetch)
+    options = SourceOptions(
+        limits, order.seed, rank, world_size, choose_tail(tail, order), on_error, convert, quality, ahead, prefetch
+    )
     return RocalSource(reader, batch_size, order, options)
