@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import io
 import os
+import resource
 import signal
 import sys
 import threading
@@ -53,6 +54,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 seed += 1
                 (folder / f"{name}_{number:03d}.JPEG").write_bytes(make_jpeg(seed))
     return root
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process take so much more address space than it has: a forked child has all that the tests loaded."""
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + more_bytes, has + more_bytes))
 
 
 def files_of(root: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import limit_memory, make_jpeg
 
 import packer
 from packer.conversion.arena import Arena
@@ -235,7 +235,7 @@ def fuzz(tmp_path: Path, make: Callable[[Any], None], rounds: int, seed: int) ->
                 try:
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.alarm(60)
-                    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+                    limit_memory(2 << 30)
                     status = ("read", "bad sample", "refused").index(read_all(path))
                 except BaseException:
                     traceback.print_exc()

@@ -12,7 +12,6 @@ import json
 import lzma
 import os
 import random
-import resource
 import signal
 import tarfile
 import traceback
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from conftest import make_jpeg
+from conftest import limit_memory, make_jpeg
 from crc32c import crc32c
 
 import packer
@@ -162,7 +161,7 @@ def in_a_child(work: Callable[[], str], outcomes: tuple[str, ...]) -> str:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(SECONDS)
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            limit_memory(MEMORY_BYTES)
             status = outcomes.index(work())
         except BaseException:
             traceback.print_exc()

@@ -149,7 +149,7 @@ def _copy(dataset: str, to: str | None, as_json: bool, run: tuple[str, ...], **o
     if signals.caught == signal.SIGINT:
         raise click.Abort
     name = signal.Signals(signals.caught).name
-    click.echo(f"packer: stopped by {name}; run the same command again to go on", err=True)
+    click.echo(f"packer: stopped by {name}; run the same command again to continue", err=True)
     return 128 + signals.caught
 
 
