@@ -13,7 +13,8 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-# Thousands of kills, full disks and fuzzed files: half an hour and more. Each test prints how many trials it made.
+# Thousands of kills, full disks and fuzzed files: some hours. Each test prints how many trials it made;
+# TRIALS=20 makes fewer of real commands.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
 
