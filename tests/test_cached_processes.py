@@ -19,6 +19,7 @@ from shared_cache_suite import HAS_MPI, MPIEXEC
 
 import readers
 from cache import list_caches
+from readers import augment
 from readers.order import Shuffled
 
 METHODS = ("fork", "spawn")
@@ -168,7 +169,6 @@ def test_other_bytes_are_another_cache(tree: Path, tmp_path: Path, place: dict[s
 # --- loaders ------------------------------------------------------------------------------------------------------
 def batches(reader: Any, epochs: int = 1, **options: Any) -> list[tuple[np.ndarray, list[int]]]:
     loader_module = pytest.importorskip("readers.loader")
-    augment = pytest.importorskip("readers.augment")
     ops = options.pop("augment", [augment.RandomResizedCrop(12), augment.RandomHorizontalFlip()])
     loader = loader_module.ImageLoader(reader, 8, augment=ops, seed=4, rank=0, world_size=1, threads=2, **options)
     return [(images.numpy().copy(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
@@ -186,7 +186,6 @@ def test_batches_of_encoded_bytes_are_the_same(packed: Path, place: dict[str, An
 @pytest.mark.parametrize("keep", ["recoded:16@97", "decoded:16"])
 @pytest.mark.parametrize("capacity", [0.0, 0.5, 1.0])
 def test_batches_of_other_forms_are_close(packed: Path, place: dict[str, Any], keep: str, capacity: float) -> None:
-    augment = pytest.importorskip("readers.augment")
     with readers.open(packed, "train") as base, readers.cached(base, capacity, keep, **place) as reader:
         expected = batches(base, 2, augment=[augment.Resize(16), augment.CenterCrop(16)])
         found = batches(reader, 2, augment=[augment.CenterCrop(16), augment.RandomHorizontalFlip(0)])
@@ -241,7 +240,6 @@ def readers_op(size: int) -> Any:
 
 def test_decoded_pixels_are_those_of_the_loader(tmp_path: Path, place: dict[str, Any]) -> None:
     """Within 2 of 255: also of images that are shrunk so much that colours are decoded coarsely."""
-    augment = pytest.importorskip("readers.augment")
     (tmp_path / "tree" / "a").mkdir(parents=True)
     for seed, side in enumerate([140, 160, 180, 340]):
         pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
