@@ -171,3 +171,10 @@ def test_hundreds_of_forks(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
                 assert ends_in_child(lambda reader=reader: (read_all(reader), reader.close())), f"hung at {forks}"
                 forks += 1
     print(f"\n{forks} forks while threads read: every child read, too")
+
+
+def test_an_index_opens_without_compiling_anything(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child forked while another thread compiles cannot compile, in CPython before 3.11.8 (gh-106905)."""
+    monkeypatch.setattr("builtins.compile", None)
+    with readers.open(packed) as reader:
+        assert len(reader.read(0)) > 0 and reader.info.width[0] == 32
