@@ -73,7 +73,7 @@ class _Comparison:
                 self._wrong(split, "is not in the source", index, name)
 
     def _sample(
-        self, reader: readers.ShardReader, index: int, part: SplitListing, i: int, source: SourceReader, arena: Arena
+        self, reader: readers.Reader, index: int, part: SplitListing, i: int, source: SourceReader, arena: Arena
     ) -> None:
         key, split = reader.keys[index], reader.split
         try:
@@ -95,9 +95,9 @@ class _Comparison:
         self._found.add(Problem(split, str(self._root), what, index, key))
 
 
-def _file_name(reader: readers.ShardReader, index: int) -> str:
+def _file_name(reader: readers.Reader, index: int) -> str:
     key = reader.keys[index]
-    return decode_name(reader.index.names(reader.fields[0])[index], key) or key
+    return decode_name(reader.table.columns.names(reader.fields[0])[index], key) or key
 
 
 def _class(classes: tuple[str, ...], label: int) -> str | int:

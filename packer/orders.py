@@ -57,6 +57,6 @@ def compare_orders(
         return [_report(name, order, memory, reader) for name, order, memory in orders]
 
 
-def _report(name: str, order: Order, memory: int, reader: readers.ShardReader) -> OrderReport:
+def _report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
     amplification = {size: read_amplification(order, reader, request_bytes=size) for size in REQUESTS}
     return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)

@@ -140,7 +140,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
         found.add(Problem(task.split, task.shard.path, what, index, key))
 
     try:
-        reader.check_shard(task.number)
+        reader.store.check(task.number)
     except StaleIndexError as error:
         wrong(str(error))
         return found
@@ -155,7 +155,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
     return found
 
 
-def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: Any) -> None:
+def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
     """The format finds in the file what the index says of it."""
     count = 0
     try:
@@ -176,14 +176,14 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
-def _key_of(reader: readers.ShardReader, index: int) -> str | None:
+def _key_of(reader: readers.Reader, index: int) -> str | None:
     try:
         return reader.keys[index]
     except DatasetError:
         return None
 
 
-def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter: Counter) -> None:
+def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Counter) -> None:
     """The checksum of every field of every sample, the header of its image, and under deep the pixels."""
     info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
@@ -203,12 +203,12 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             counter.report(_REPORT_SAMPLES, 0)
 
 
-def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
+def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
     """What is wrong with the bytes of a field; "" for nothing. decode: as what to decode an image ("none": not)."""
     if payload is None:
         return ""
     crc = crc32c(payload)
-    expected = int(reader.index.field_column(name, "crc32c")[index])
+    expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
     if name == "image" and sniff(payload):

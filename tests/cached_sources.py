@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import packer
 from readers.selection import Selectable
+
+import packer
 
 __all__ = ["SlowReader", "made_set"]
 

@@ -6,7 +6,6 @@ import random
 import threading
 
 import numpy as np
-
 from readers.blocks import BlockPool
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, made_set
+from readers.cached.choice import EVERYTHING, Choice, chosen_below
 
 import readers
 from readers.augment import CenterCrop, Resize
-from readers.cached.choice import EVERYTHING, Choice, chosen_below
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.headers import MEDIA, parse_held

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from cached_sources import SlowReader, made_set
 from PIL import Image
+from readers.cached.packing import Packing, measured
 
 import readers
 from readers.cached import fill
-from readers.cached.packing import Packing, measured
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg
+from readers.fallback import FallbackReader
 from torch.utils.data import DataLoader
 
 import packer
 import readers
 from readers.cached import cached
 from readers.errors import TrainerError
-from readers.fallback import FallbackReader
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 from readers.torch import ImageDataset

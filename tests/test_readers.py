@@ -28,6 +28,8 @@ from conftest import make_jpeg
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from readers.ranges import plan_reads
+from readers.shards import ShardReader
 
 import cache
 import packer
@@ -44,8 +46,6 @@ from readers.errors import (
     UnknownNameError,
 )
 from readers.headers import parse_header
-from readers.ranges import plan_reads
-from readers.shards import ShardReader
 from readers.strings import Strings
 
 pytest.register_assert_rewrite("formats_suite")

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from readers.remote.ahead import Ahead
 from remote_servers import Fault, FileServer, Proxy
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
 from cache.remote.courier import Courier
 from cache.remote.errors import translated
-from readers.remote.ahead import Ahead
 
 
 @pytest.fixture

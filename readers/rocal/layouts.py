@@ -26,8 +26,8 @@ import numpy as np
 
 from readers.errors import DatasetError, FormatError, OutputError
 from readers.headers import MEDIA
+from readers.reader import Reader
 from readers.rocal.vet import Limits, decodable, limits_of
-from readers.shards import ShardReader
 
 __all__ = ["Layout", "tar_layout", "tfrecord_layout"]
 
@@ -51,7 +51,7 @@ class Layout:
 
 
 def tar_layout(
-    reader: ShardReader,
+    reader: Reader,
     directory: str | os.PathLike[str],
     *,
     index_paths: Sequence[str | os.PathLike[str]] | None = None,
@@ -88,7 +88,7 @@ def tar_layout(
     return _layout(reader, "tar", root / "shards", root / "index", max_side)
 
 
-def tfrecord_layout(reader: ShardReader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
+def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
     """Make `directory`, on the file system of the shards, for the TFRecord shards of `reader`; no index is read.
 
     Raises as `tar_layout` does, and DatasetError where file names (image/filename) have directories.
@@ -108,7 +108,7 @@ def tfrecord_layout(reader: ShardReader, directory: str | os.PathLike[str], *, m
     return _layout(reader, "tfrecord", _make(Path(directory), fill), None, max_side)
 
 
-def _shards(reader: ShardReader, wanted: str) -> list[Path]:
+def _shards(reader: Reader, wanted: str) -> list[Path]:
     """The shards of a set that rocAL's own readers can take. Raises DatasetError."""
     if reader.dataset.format != wanted:
         raise DatasetError(f"{reader.path} has {reader.dataset.format} shards, expected {wanted}: packer convert")
@@ -196,8 +196,6 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
     return directory
 
 
-def _layout(
-    reader: ShardReader, kind: Literal["tar", "tfrecord"], shards: Path, index: Path | None, cap: int
-) -> Layout:
+def _layout(reader: Reader, kind: Literal["tar", "tfrecord"], shards: Path, index: Path | None, cap: int) -> Layout:
     offset = reader.dataset.label_offset
     return Layout(kind, shards, index, len(reader), offset, limits_of(reader, cap=cap))
