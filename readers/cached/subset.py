@@ -128,7 +128,7 @@ class Subset:
 
 def _hash(row: int) -> int:
     """`counter_hash` of one number, in Python's own integers: a microsecond, where NumPy takes twenty."""
-    value = (row * _GOLDEN + int(_KEY)) & _MASK
+    value = (int(row) * _GOLDEN + int(_KEY)) & _MASK
     value = ((value ^ value >> 30) * _MIX_1) & _MASK
     value = ((value ^ value >> 27) * _MIX_2) & _MASK
     return value ^ value >> 31
