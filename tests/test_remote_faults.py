@@ -17,7 +17,7 @@ from remote_servers import Fault, FileServer, Proxy
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
 from cache.remote.courier import Courier
-from cache.remote.errors import translated
+from cache.remote.obstore_errors import translated
 from readers.remote.ahead import Ahead
 
 

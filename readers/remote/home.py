@@ -20,8 +20,8 @@ import shutil
 import time
 from pathlib import Path
 
+from cache.errors import StagingError
 from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
-from cache.staging.errors import StagingError
 from cache.staging.locks import locked
 from cache.staging.records import fsync_folder
 from readers.errors import DatasetError, OutputError, StaleIndexError
