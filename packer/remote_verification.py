@@ -12,7 +12,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from cache.remote import ChangedError, MissingError, Remote, TruncatedError
-from cache.staging import SourceError, StagedFile
+from cache.staging import StagedFile, StagingSourceError
 from cache.staging.crew import work_off
 from cache.staging.remote import RemoteSource
 from packer.index_check import check_index
@@ -102,7 +102,7 @@ class _Checked:
                 crc = crc32c(chunk, crc)
                 with self._lock:
                     self.done_bytes += len(chunk)
-        except SourceError as error:
+        except StagingSourceError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, _OF_THE_SHARD):
                 raise RemoteError(str(error)) from error
             self._wrong(split, file, str(error))

@@ -14,7 +14,6 @@ from cache.remote import is_remote
 from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
 from packer.place import place_told
 from readers.errors import StagingError
-from readers.staging import staging_errors
 
 __all__ = ["CleanResult", "StagedCopy", "clean_staged", "staged_copies"]
 
@@ -71,7 +70,7 @@ def clean_staged(
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
     for store in _stores(to):
-        with staging_errors(), store.lock():
+        with store.lock():
             described = {copy.path: _described(copy) for copy in store.copies()}
             described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
             for gone in [*sweep(store, dry_run), *remove_copies(store, chosen, dry_run)]:
@@ -89,12 +88,9 @@ def _source_text(dataset: str | os.PathLike[str]) -> str:
 def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
     """Our directories in the candidates; those that are not ours are an error only where the user named one."""
     found: dict[Path, Store] = {}
-    with staging_errors():
-        targets = candidates(to)
-    for target in targets:
+    for target in candidates(to):
         try:
-            with staging_errors():
-                store = find_store(target.path)
+            store = find_store(target.path)
         except (StagingError, OSError):
             if to is not None:
                 raise

@@ -1,4 +1,6 @@
-"""The errors that readers raise; see `cache.errors`."""
+"""The errors that readers and packer raise, under the name that users import; the tree is in `cache.errors`."""
+
+from __future__ import annotations
 
 from cache.errors import (
     BadNameError,

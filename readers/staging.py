@@ -11,8 +11,7 @@ the same one after a requeue, finds it. While the context is open the copy is lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +28,7 @@ from readers.order.staged import StagedFirst
 from readers.order.token import ResumeToken
 from readers.staged_files import Portion, SetFiles, set_files
 
-__all__ = ["StageOptions", "Staged", "stage", "staging_errors"]
+__all__ = ["StageOptions", "Staged", "stage"]
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,7 @@ class Staged:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""
-        with staging_errors():
-            return self._entered().wait(seconds)
+        return self._entered().wait(seconds)
 
     @property
     def begun(self) -> bool:
@@ -145,16 +143,14 @@ class Staged:
     def close(self) -> None:
         """Let go of the copy; stops what is still being copied."""
         if self._session is not None:
-            with staging_errors():
-                self._session.close()
+            self._session.close()
 
     def __enter__(self) -> Path:
         self.close()
         self._session = None
         try:
-            with staging_errors():
-                self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
-                return self._session.open()
+            self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
+            return self._session.open()
         except BaseException:
             self._session = None
             raise
@@ -209,12 +205,3 @@ def stage(
     RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, target, StageOptions(**options), watcher)
-
-
-@contextmanager
-def staging_errors() -> Iterator[None]:
-    """Give errors of `cache.staging` our name."""
-    try:
-        yield
-    except node.StagingError as error:
-        raise StagingError(str(error)) from error

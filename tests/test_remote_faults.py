@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from readers.remote.ahead import Ahead
 from remote_servers import Fault, FileServer, Proxy
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
 from cache.remote.courier import Courier
-from cache.remote.errors import translated
+from cache.remote.obstore_errors import translated
+from cache.stores.ahead import Ahead
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
 
 def test_what_was_announced_is_bounded(address: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the cap the oldest go; they are read again when they are wanted."""
-    monkeypatch.setattr("readers.remote.ahead._CAP_BYTES", 1)
+    monkeypatch.setattr("cache.stores.ahead._CAP_BYTES", 1)
     monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
     with readers.open(address, "train") as reader, readers.open(packed, "train") as local:
         reader.prefetch(range(36))

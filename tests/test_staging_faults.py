@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
                 file.write(bytes(4096))
         _, errors = process.communicate(timeout=DEADLINE)
         assert process.returncode == 1
-        assert "StagingError" in errors and "No space left on device in the middle of copying; make room" in errors
+        assert "NoRoomError" in errors and "No space left on device in the middle of copying; make room" in errors
         (small / "fill").unlink()
         staging = readers.stage(source, small)
         with staging as local:
@@ -266,6 +266,6 @@ def test_a_file_that_grows_while_it_is_copied(tmp_path: Path) -> None:
         return crc
 
     pace = transfer.Pace(checksum)
-    with pytest.raises(transfer.SourceError, match="was written to while it was being copied"):
+    with pytest.raises(transfer.StagingSourceError, match="was written to while it was being copied"):
         transfer.transfer(FolderSource(tmp_path), StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", pace)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]

@@ -8,8 +8,7 @@
 Nothing here knows shards or data sets. `import cache.remote` loads no obstore.
 """
 
-from cache.remote.client import PARALLEL, Remote
-from cache.remote.errors import (
+from cache.errors import (
     AddressError,
     CertificateError,
     ChangedError,
@@ -22,6 +21,7 @@ from cache.remote.errors import (
     TruncatedError,
     UnsupportedError,
 )
+from cache.remote.client import PARALLEL, Remote
 from cache.remote.store import CRC_ATTRIBUTE, Facts, Patience, Span
 from cache.remote.url import SCHEMES, RemoteUrl, is_remote, parse_url
 

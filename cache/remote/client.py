@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
+from cache.errors import UnsupportedError
 from cache.remote.courier import Courier, ReadByCourier
-from cache.remote.errors import UnsupportedError
 from cache.remote.store import Facts, ObjectStore, Patience, Span
 from cache.remote.url import RemoteUrl, parse_url
 
@@ -55,7 +55,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class Remote:
     """Reading and writing below an address. It pickles by that; the copy connects by itself.
 
-    Raises RemoteError and its kinds from every method, and ImportError where obstore is missing.
+    Raises RemoteError and its kinds from every method, and MissingExtraError where obstore is missing.
     """
 
     def __init__(self, url: str | RemoteUrl, patience: Patience | None = None) -> None:

@@ -22,7 +22,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import astuple
 from typing import IO, Any
 
-from cache.remote.errors import RemoteError, SlowError, error_named
+from cache.errors import MissingExtraError, RemoteError, SlowError
+from cache.remote.obstore_errors import error_named
 from cache.remote.store import Facts, ObjectStore, Patience, Span
 from cache.remote.url import RemoteUrl, parse_url
 
@@ -71,7 +72,7 @@ class Courier:
                 f"{url}: the process that fetches for this forked one did not answer and was ended"
             ) from None
         if "error" in told:
-            raise _error(told)
+            raise _error(url, told)
         return told, data
 
     @property
@@ -168,10 +169,10 @@ def _carried_out(store: ObjectStore, request: dict[str, Any]) -> tuple[dict[str,
     return {"facts": astuple(facts), "attributes": dict(attributes)}, b""
 
 
-def _error(told: Mapping[str, Any]) -> Exception:
+def _error(url: RemoteUrl, told: Mapping[str, Any]) -> Exception:
     """The error that a courier met, under its own name."""
-    if told["error"] == "ImportError":
-        return ImportError(told["text"])
+    if told["error"] == MissingExtraError.__name__:
+        return MissingExtraError("obstore", "remote", f"{url.scheme}://")
     return error_named(told["error"], told["text"])
 
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cache.remote.errors import CertificateError
+from cache.errors import CertificateError
 from cache.remote.url import RemoteUrl
 
 __all__ = ["NOWHERE", "PREFIXES", "client_options"]

@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cache.distribution import install_command
-from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
+from cache.errors import ChangedError, MissingError, MissingExtraError, RemoteError, TruncatedError
+from cache.remote.obstore_errors import translated
 from cache.remote.options import client_options
 from cache.remote.url import RemoteUrl
 
@@ -81,14 +81,14 @@ class Span:
 
 
 class ObjectStore:
-    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, ImportError."""
+    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
             import obstore
             import obstore.store
         except ImportError as error:
-            raise ImportError(f"{url.scheme}:// needs obstore: run  {install_command('remote')}") from error
+            raise MissingExtraError("obstore", "remote", f"{url.scheme}://") from error
         self.url, self._obs = url, obstore
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
-from cache.remote.errors import AddressError
+from cache.errors import AddressError
 
 __all__ = ["SCHEMES", "RemoteUrl", "is_remote", "parse_url"]
 

@@ -1,9 +1,6 @@
 """Bytes that all processes of a node share: one segment of memory, filled once, read without a lock or a copy."""
 
-from cache.shared.budget import Budget, budget, budget_bytes
-from cache.shared.bytecache import Buffer, SharedByteCache
-from cache.shared.census import CacheInfo, clean_caches, list_caches
-from cache.shared.errors import (
+from cache.errors import (
     CacheBusyError,
     CacheDirectoryError,
     CacheError,
@@ -11,6 +8,9 @@ from cache.shared.errors import (
     ClosedCacheError,
     ForeignCacheError,
 )
+from cache.shared.budget import Budget, budget, budget_bytes
+from cache.shared.bytecache import Buffer, SharedByteCache
+from cache.shared.census import CacheInfo, clean_caches, list_caches
 from cache.shared.sigterm import remove_on_sigterm
 from cache.shared.users import CacheStats
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
-from cache.shared.errors import CacheDirectoryError
 
 __all__ = ["Budget", "budget", "budget_bytes", "lies_in_memory"]
 

@@ -21,8 +21,8 @@ import crc32c
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import ClosedCacheError
 from cache.shared.backends import backend_named
-from cache.shared.errors import ClosedCacheError
 from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, Identity, Layout
 from cache.shared.locks import Descriptor
 from cache.shared.membership import Membership

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache.shared.errors import ForeignCacheError
+from cache.errors import ForeignCacheError
 from cache.shared.file import NAME, open_file, remove_unused
 from cache.shared.layout import begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor

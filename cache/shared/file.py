@@ -30,9 +30,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cache.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
 from cache.node import available_memory_bytes
 from cache.shared.budget import lies_in_memory
-from cache.shared.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
 from cache.shared.layout import MAGIC, begins_like_ours, read_header
 from cache.shared.locks import USE, Descriptor, wait_shared
 from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment

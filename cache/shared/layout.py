@@ -43,7 +43,7 @@ from typing import Any
 
 import crc32c
 
-from cache.shared.errors import ForeignCacheError
+from cache.errors import ForeignCacheError
 
 __all__ = [
     "ALIGNMENT",

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from cache.shared.errors import CacheBusyError
+from cache.errors import CacheBusyError
 
 __all__ = ["TABLE", "USE", "Descriptor", "Mutex", "user_byte", "wait_shared"]
 

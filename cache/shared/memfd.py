@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cache.shared.errors import CacheFullError, ForeignCacheError
+from cache.errors import CacheFullError, ForeignCacheError
 from cache.shared.file import reserve
 from cache.shared.layout import read_header
 from cache.shared.locks import USE, Descriptor, wait_shared

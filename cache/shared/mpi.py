@@ -19,9 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from cache.distribution import install_command
+from cache.errors import CacheFullError, ForeignCacheError, MissingExtraError
 from cache.node import available_memory_bytes
-from cache.shared.errors import CacheFullError, ForeignCacheError
 from cache.shared.layout import Layout
 from cache.shared.locks import USE, Descriptor
 from cache.shared.segment import Segment, Spec
@@ -38,7 +37,7 @@ class MpiBackend:
         try:
             from mpi4py import MPI
         except ImportError as error:
-            raise ImportError(f"the MPI cache needs mpi4py and an MPI: run  {install_command('mpi')} mpich") from error
+            raise MissingExtraError("mpi4py and an MPI library", "mpi", "the MPI cache") from error
         comm = (spec.comm or MPI.COMM_WORLD).Split_type(MPI.COMM_TYPE_SHARED)
         layout = _agreed(comm, spec)
         memory = _window(MPI, comm, layout)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from cache.shared.errors import CacheFullError
+from cache.errors import CacheFullError
 from cache.shared.layout import HEADER_BYTES, MAGIC, Identity, Layout, make_header
 from cache.shared.locks import Descriptor
 from cache.shared.slots import SlotTable

@@ -11,9 +11,9 @@ Nothing here knows what the files mean: see `files` for what callers hand in, an
 does.
 """
 
+from cache.errors import NoRoomError, NoTargetError, StagingError, StagingSourceError, StoppedError
 from cache.staging.arrival import Arrivals
 from cache.staging.copies import Copy
-from cache.staging.errors import NoRoomError, NoTargetError, SourceError, StagingError, StoppedError
 from cache.staging.files import Manifest, total_bytes
 from cache.staging.leader import Brought, How
 from cache.staging.removal import Removed, remove_copies, sweep
@@ -38,9 +38,9 @@ __all__ = [
     "Session",
     "SilentStaging",
     "Source",
-    "SourceError",
     "StagedFile",
     "StagingError",
+    "StagingSourceError",
     "StagingWatcher",
     "StoppedError",
     "Store",

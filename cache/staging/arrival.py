@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cache.errors import StagingError
 from cache.forks import renewed_event, tell_after_fork
 from cache.staging.copies import load_copy
-from cache.staging.errors import StagingError
 from cache.staging.files import INNER_FOLDER
 from cache.staging.locks import FileLock
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cache.staging.errors import StagingError
+from cache.errors import StagingError
 from cache.staging.files import INNER_FOLDER, Manifest, inside, total_bytes
 from cache.staging.locks import FileLock, is_locked
 from cache.staging.records import is_own_folder, read_record, write_record

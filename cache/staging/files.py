@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from cache.staging.errors import StagingError
+from cache.errors import StagingError
 from cache.staging.sources import Source, StagedFile
 
 __all__ = ["INNER_FOLDER", "Manifest", "inside", "total_bytes"]

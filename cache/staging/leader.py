@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cache.errors import NoRoomError, StagingError, StoppedError
 from cache.staging.copies import PART_PREFIX, Copy, Ready
 from cache.staging.crew import work_off
-from cache.staging.errors import NoRoomError, StagingError, StoppedError
 from cache.staging.files import total_bytes
 from cache.staging.mounts import filesystem_type, free_space
 from cache.staging.records import fsync_folder, is_own_folder, read_number, write_number
@@ -72,7 +72,7 @@ def bring(
 ) -> Brought:
     """See to it that files are in a copy that this process holds.
 
-    Raises NoRoomError, SourceError, StoppedError, StagingError.
+    Raises NoRoomError, StagingSourceError, StoppedError, StagingError.
     """
     if not how.verify and _all_there(copy, files):
         return Brought(found=len(files))

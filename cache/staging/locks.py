@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from weakref import WeakSet
 
-from cache.staging.errors import StagingError
+from cache.errors import StagingError
 
 __all__ = ["FileLock", "is_locked", "locked"]
 

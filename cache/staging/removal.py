@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache.errors import NoRoomError
 from cache.staging.copies import COPY_KIND, Copy, load_copy
-from cache.staging.errors import NoRoomError
 from cache.staging.files import INNER_FOLDER
 from cache.staging.records import read_record
 from cache.staging.store import REMOVING_PREFIX, Store

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cache.errors import StagingError, StoppedError
 from cache.staging.copies import Copy, new_copy
-from cache.staging.errors import StagingError, StoppedError
 from cache.staging.files import Manifest
 from cache.staging.leader import Brought, How, bring, still_needed
 from cache.staging.locks import is_locked

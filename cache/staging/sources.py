@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cache.errors import StagingSourceError
 from cache.page import prefetch
-from cache.staging.errors import SourceError
 
 __all__ = ["Checksum", "FolderSource", "Source", "StagedFile"]
 
@@ -43,7 +43,7 @@ class Source(Protocol):
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
         """The bytes of a file, exactly `file.bytes`; a chunk is valid until the next one is asked for.
 
-        check: is called before each wait; it raises where the work was stopped. Raises SourceError.
+        check: is called before each wait; it raises where the work was stopped. Raises StagingSourceError.
         """
 
 
@@ -76,16 +76,18 @@ class FolderSource:
                 try:
                     count = os.preadv(reader, (buffer[: file.bytes - offset],), offset)
                 except OSError as error:
-                    raise SourceError(f"{source}: reading at byte {offset} failed: {error.strerror}") from error
+                    raise StagingSourceError(f"{source}: reading at byte {offset} failed: {error.strerror}") from error
                 if not count:
-                    raise SourceError(
+                    raise StagingSourceError(
                         f"{source}: ended at byte {offset} of {file.bytes}: it changed while it was being copied"
                     )
                 yield buffer[:count]
                 offset += count
             after = os.fstat(reader)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-                raise SourceError(f"{source}: was written to while it was being copied; stage again when it is at rest")
+                raise StagingSourceError(
+                    f"{source}: was written to while it was being copied; stage again when it is at rest"
+                )
         finally:
             os.close(reader)
 
@@ -94,11 +96,11 @@ def _opened(source: Path, file: StagedFile) -> int:
     try:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SourceError(f"{source}: cannot be read: {error.strerror}; is the source still there?") from error
+        raise StagingSourceError(f"{source}: cannot be read: {error.strerror}; is the source still there?") from error
     status = os.fstat(reader)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
         os.close(reader)
-        raise SourceError(
+        raise StagingSourceError(
             f"{source}: has {status.st_size} bytes, {file.bytes} expected: the source changed or is damaged; "
             f"run  packer verify  on it, then stage again"
         )

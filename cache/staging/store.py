@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache.errors import NoTargetError
 from cache.staging.copies import Copy, load_copy
-from cache.staging.errors import NoTargetError
 from cache.staging.locks import locked
 from cache.staging.records import is_own_folder, read_record, write_record
 

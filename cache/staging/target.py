@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache.staging.errors import NoRoomError, NoTargetError
+from cache.errors import NoRoomError, NoTargetError
 from cache.staging.leader import no_room
 from cache.staging.mounts import filesystem_type, free_space, is_local
 

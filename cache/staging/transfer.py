@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cache.errors import StagingSourceError, StoppedError
 from cache.page import write_behind
-from cache.staging.errors import SourceError, StoppedError
 from cache.staging.sources import Checksum, Source, StagedFile
 
 __all__ = ["Pace", "checksum_of", "transfer"]
@@ -63,7 +63,7 @@ class Pace:
 def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pace) -> int:
     """Copy a file to `part`, check it, sync it and rename it to `place`; returns the CRC32C of its bytes.
 
-    Raises SourceError for a source that is gone or not what it should be, StoppedError, and OSError for the target.
+    Raises StagingSourceError for a source that is gone or not as expected, StoppedError, and OSError for the target.
     """
     chunks = source.chunks(file, pace.check)
     try:
@@ -72,7 +72,7 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
         try:
             crc = _written(first, chunks, writer, pace)
             if file.crc32c is not None and crc != file.crc32c:
-                raise SourceError(
+                raise StagingSourceError(
                     f"{source.place(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
                     f"source changed or is damaged; run  packer verify  on it, then stage again"
                 )

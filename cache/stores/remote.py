@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from cache.errors import MissingExtraError, RemoteError, StaleIndexError
-from cache.remote import ChangedError, Facts, MissingError, Remote, RemoteUrl, Span
-from cache.remote import RemoteError as AnyRemoteError
+from cache.errors import MissingError, StaleIndexError
+from cache.remote import Facts, Remote, RemoteUrl, Span
 from cache.stores.ahead import Ahead, Run
 from cache.stores.base import Buffer, Extents, Shards, Store
 from cache.stores.ranges import ReadPlan, plan_reads
 
-__all__ = ["RemoteFiles", "remote_errors"]
+__all__ = ["RemoteFiles"]
 
 _GAP_BYTES = 256 << 10  # about what passes in the time that another request would take
 _GET_BYTES = 8 << 20
@@ -41,8 +40,7 @@ class RemoteFiles(Store):
         self._setup()
 
     def _setup(self) -> None:
-        with remote_errors():
-            self._remote = Remote(self.url)
+        self._remote = Remote(self.url)
         self._etags: dict[int, str] = {}
         self._ahead: Ahead | None = None
         self._ahead_of = -1
@@ -86,7 +84,7 @@ class RemoteFiles(Store):
 
     def check(self, shard: int) -> None:
         path, size = self.shards.paths[shard], self.shards.bytes[shard]
-        with remote_errors(indexed=True):
+        with _indexed():
             facts, _ = self._remote.head(path)
         if facts.bytes != size:
             raise StaleIndexError(
@@ -142,7 +140,7 @@ class RemoteFiles(Store):
         if not wanted:
             return []
         self._ask_first()
-        with remote_errors(indexed=True):
+        with _indexed():
             answers = self._remote.read_many([self._span(*one) for one in wanted])
         for (shard, _, _), (_, facts) in zip(wanted, answers, strict=True):
             self._pin(shard, facts)
@@ -170,17 +168,9 @@ def _keys(extents: Extents) -> Iterator[_Key]:
 
 
 @contextmanager
-def remote_errors(indexed: bool = False) -> Iterator[None]:
-    """Around calls of `cache.remote`. indexed: what is read is in the index, so its absence is a StaleIndexError."""
+def _indexed() -> Iterator[None]:
+    """What is read is in an index, so its absence is a StaleIndexError."""
     try:
         yield
-    except ChangedError as error:
-        raise StaleIndexError(str(error)) from error
     except MissingError as error:
-        raise (StaleIndexError if indexed else RemoteError)(str(error)) from error
-    except AnyRemoteError as error:
-        raise RemoteError(str(error)) from error
-    except ImportError as error:
-        if "obstore" not in str(error):
-            raise
-        raise MissingExtraError("obstore", "remote", "reading and writing s3://, gs://, az:// and https://") from error
+        raise StaleIndexError(str(error)) from error

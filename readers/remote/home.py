@@ -20,14 +20,13 @@ import shutil
 import time
 from pathlib import Path
 
+from cache.errors import StagingError
 from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
-from cache.staging.errors import StagingError
 from cache.staging.locks import locked
 from cache.staging.records import fsync_folder
 from readers.errors import DatasetError, OutputError, StaleIndexError
 from readers.index import Index, column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, parse_dataset_info
-from readers.remote.errors import remote_errors
 
 __all__ = ["RemoteHome", "index_cache_folder"]
 
@@ -56,14 +55,13 @@ class RemoteHome:
 
     def __init__(self, remote: Remote, folder: str | os.PathLike[str] | None = None) -> None:
         self.remote, self.url = remote, remote.url
-        with remote_errors():
-            try:
-                self.text, self.facts = remote.whole(DATASET_FILE, MAX_JSON_BYTES)
-            except NoBucketError:
-                raise
-            except MissingError as error:
-                unfinished = f"{self.url}: no packed set (no {DATASET_FILE}), or an upload that is not finished"
-                raise DatasetError(unfinished) from error
+        try:
+            self.text, self.facts = remote.whole(DATASET_FILE, MAX_JSON_BYTES)
+        except NoBucketError:
+            raise
+        except MissingError as error:
+            unfinished = f"{self.url}: no packed set (no {DATASET_FILE}), or an upload that is not finished"
+            raise DatasetError(unfinished) from error
         self.info: DatasetInfo = parse_dataset_info(self.text, self.url.at(DATASET_FILE))
         self.state = _digest(self.text, self.facts.etag.encode(), repr(self.facts.modified).encode())
         self.base = index_cache_folder(folder) / "sets"
@@ -110,9 +108,8 @@ class RemoteHome:
         part.mkdir(mode=0o700)
         try:
             names = column_names(self.info.fields)
-            with remote_errors():
-                self.remote.each(lambda name: self._column(info, name, part / name), names)
-                now, _ = self.remote.head(DATASET_FILE)
+            self.remote.each(lambda name: self._column(info, name, part / name), names)
+            now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
             try:

@@ -20,7 +20,6 @@ from readers.index import Index
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.packed import Checked, PackedColumns, shards_of
 from readers.reader import Reader
-from readers.remote.errors import remote_errors
 from readers.remote.home import RemoteHome
 from readers.table import Table
 
@@ -49,8 +48,7 @@ def open_remote(
         raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
     if patience_seconds and local is None:
         raise ValueError("patience_seconds is for a local copy: nothing else is on its way")
-    with remote_errors():
-        address = parse_url(url)
+    address = parse_url(url)
     copy = None if local is None else Path(local)
     home = _home(address, split, copy, index_cache)
     info = read_dataset_info(home)
@@ -83,8 +81,7 @@ class _SameSet:
     copy: Path
 
     def __call__(self) -> None:
-        with remote_errors():
-            home = RemoteHome(Remote(self.origin.url), self.origin.index_cache)
+        home = RemoteHome(Remote(self.origin.url), self.origin.index_cache)
         if home.info.fingerprint() != self.origin.fingerprint:
             raise StaleIndexError(f"{self.copy}: a copy of another state of {self.origin.url}; stage it again")
 
@@ -102,8 +99,7 @@ class _FetchedIndex(Index):
 
 def _fetched(directory: Path, samples: int, origin: _Origin) -> _FetchedIndex:
     if not directory.is_dir():
-        with remote_errors():
-            home = RemoteHome(Remote(origin.url), origin.index_cache)
+        home = RemoteHome(Remote(origin.url), origin.index_cache)
         if home.info.fingerprint() != origin.fingerprint:
             raise StaleIndexError(f"{origin.url}: changed since this reader was opened; open it again")
         directory = home.fetch_index(origin.split)
@@ -116,8 +112,7 @@ def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: st
         _, chosen = read_dataset_info(local).split(split, local)
         if (local / chosen.index).is_dir():
             return local
-    with remote_errors():
-        home = RemoteHome(Remote(url), index_cache)
+    home = RemoteHome(Remote(url), index_cache)
     name, _ = home.info.split(split, str(url))
     home.fetch_index(name)
     return home.path

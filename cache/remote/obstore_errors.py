@@ -1,16 +1,4 @@
-"""What can go wrong with things that lie elsewhere. `readers` gives these errors its own names at one place.
-
-RemoteError (PackerError, OSError)
-├── AddressError        no address of ours: scheme, bucket or path are wrong
-├── MissingError        there is no such object or page
-│   └── NoBucketError   nor bucket or container
-├── DeniedError         credentials are missing, wrong, or not enough
-├── CertificateError    TLS: a certificate, of the server or of ours, is no good, or no TLS is spoken
-├── SlowError           no answer, or not all of it, within the time that is allowed
-├── ChangedError        not the object that was read before: another ETag or size
-├── TruncatedError      fewer bytes than were promised, again and again
-├── ExistsError         an object is there that should not be
-└── UnsupportedError    the server cannot do what is asked (ranges, conditions, lists)
+"""What obstore raises, as the errors of this project.
 
 What the library says is quoted to its first line, without secrets.
 """
@@ -19,68 +7,21 @@ from __future__ import annotations
 
 import re
 
-from cache.errors import PackerError
+from cache.errors import (
+    AddressError,
+    CertificateError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    MissingError,
+    NoBucketError,
+    RemoteError,
+    SlowError,
+    TruncatedError,
+    UnsupportedError,
+)
 
-__all__ = [
-    "AddressError",
-    "CertificateError",
-    "ChangedError",
-    "DeniedError",
-    "ExistsError",
-    "MissingError",
-    "NoBucketError",
-    "RemoteError",
-    "SlowError",
-    "TruncatedError",
-    "UnsupportedError",
-    "error_named",
-    "translated",
-]
-
-
-class RemoteError(PackerError, OSError):
-    """Something that lies elsewhere cannot be read or written; the root of these errors."""
-
-
-class AddressError(RemoteError):
-    """The address is none of ours."""
-
-
-class MissingError(RemoteError):
-    """No such object or page."""
-
-
-class NoBucketError(MissingError):
-    """No such bucket or container."""
-
-
-class DeniedError(RemoteError):
-    """Credentials are missing, wrong or not enough."""
-
-
-class CertificateError(RemoteError):
-    """TLS fails: the server's certificate is not trusted, or no certificate can be had from what was configured."""
-
-
-class SlowError(RemoteError):
-    """No whole answer within the time that is allowed, retries included."""
-
-
-class ChangedError(RemoteError):
-    """Not the object that was read before, or that was indexed."""
-
-
-class TruncatedError(RemoteError):
-    """Fewer bytes than were promised."""
-
-
-class ExistsError(RemoteError):
-    """An object is there that should not be."""
-
-
-class UnsupportedError(RemoteError):
-    """The server does not do what was asked for."""
-
+__all__ = ["error_named", "translated"]
 
 _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "FileNotFoundError": (MissingError, "there is no such object; check the address"),
