@@ -29,19 +29,22 @@ Backend = Literal["pread", "mmap"]
 
 
 class PackedColumns(Columns):
-    """The index of one split, and what dataset.json says of it.
+    """The index of one split, and what dataset.json says of it. place: the set as commands are given it, where that
+    is not the directory of the index."""
 
-    path: the directory of both. place: the set as commands are given it, where that is another one.
-    """
-
-    def __init__(self, path: Path, dataset: DatasetInfo, split: str, *, index: Index, place: str = "") -> None:
-        self.path, self.dataset, self.split, self.index = path, dataset, split, index
+    def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
+        self.dataset, self.split, self.index = dataset, split, index
         self.split_info: SplitInfo = dataset.splits[split]
         self.fields, self.classes = tuple(dataset.fields), dataset.classes
-        self.place = place or str(path)
-        self.title = f"{place or os.path.abspath(path)} ({split})"
+        self.place = place or str(self.path)
+        self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""
         self._shard_bytes = [shard.bytes for shard in self.split_info.shards]
+
+    @property
+    def path(self) -> Path:
+        """The directory with dataset.json and the index."""
+        return self.index.directory.parents[len(Path(self.split_info.index).parts) - 1]
 
     def __len__(self) -> int:
         return self.split_info.samples
@@ -195,7 +198,7 @@ def shards_of(split: SplitInfo) -> Shards:
 
 def _columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
     name, info = dataset.split(split, path)
-    return PackedColumns(path, dataset, name, index=Index(path / info.index, info.samples))
+    return PackedColumns(dataset, name, Index(path / info.index, info.samples))
 
 
 def _files(root: Path, columns: PackedColumns, backend: Backend, open_shards: int) -> Files:

@@ -121,6 +121,8 @@ class Reader:
 
         Of a folder, as they were when it was listed; of images that a cache encodes again, as estimated.
         """
+        if field == "image" and self.table.forms and not self.table.has_headers:
+            return self.table.forms[-1].bytes(self.info, self.table.field_column(field, "length").view("<i8"))
         return self.table.sizes(field)
 
     def name(self, index: int, field: str = "image") -> str:
@@ -164,7 +166,7 @@ class Reader:
         return len(self.table)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.table.title}, {len(self.table):,} samples)"
+        return f"{type(self).__name__}({self.table.described})"
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read(self, index: int, field: str = "image") -> Buffer:

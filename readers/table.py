@@ -116,14 +116,17 @@ class Table:
 
         keys: n names. labels: class numbers, -1 for none.
         classes: names of the classes.
-        sizes: bytes of each field by sample; default: one field, "image", of unknown sizes (0).
+        sizes: bytes of each field by sample, -1 where it lacks the field; default: one field, "image", of unknown
+            sizes (0).
         title: what messages call it.
         """
         n = len(keys)
         given = {"image": np.zeros(n, np.int64)} if sizes is None else sizes
         columns: dict[str, npt.NDArray[Any]] = {"label": np.full(n, NO_LABEL) if labels is None else np.asarray(labels)}
         for field, values in given.items():
-            columns[f"{field}.length"] = np.asarray(values)
+            length = np.asarray(values, np.int64)
+            columns[f"{field}.length"] = np.maximum(length, 0)
+            columns[f"{field}.offset"] = np.where(length < 0, np.uint64(ABSENT), np.uint64(0))
         return cls(MemoryColumns(keys, columns, tuple(given), tuple(classes), title=title))
 
     # --- columns ------------------------------------------------------------------------------------------------
@@ -155,6 +158,11 @@ class Table:
         """What people call it."""
         of_all = self.columns.title
         return of_all if self.rows is None else f"{len(self):,} samples of {of_all}"
+
+    @property
+    def described(self) -> str:
+        """Its title, with the number of samples."""
+        return f"{self.title}, {len(self):,} samples" if self.rows is None else self.title
 
     @property
     def fingerprint(self) -> str:
@@ -238,7 +246,7 @@ class Table:
         """The row of one sample, which may count from the end. Raises IndexError."""
         n = len(self)
         if not -n <= index < n:
-            raise IndexError(f"sample {index} is outside the {n} of {self}")
+            raise IndexError(f"sample {index} is outside the {n} of {self.title or 'this table'}")
         index = index + n if index < 0 else index
         return index if self.rows is None else int(self.rows[index])
 
@@ -299,7 +307,7 @@ class Table:
         return len(self.columns) if self.rows is None else len(self.rows)
 
     def __repr__(self) -> str:
-        return f"<{self.title or 'Table'}: {len(self):,} samples>" if self.rows is None else f"<{self.title}>"
+        return f"Table({self.described})"
 
     def __getstate__(self) -> dict[str, Any]:
         rows = None if self.rows is None else _mapped_file(self.rows) or self.rows

@@ -45,7 +45,7 @@ Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.ShardReader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]:
     root = tmp_path_factory.mktemp("trainers")
     for i in range(COUNT):
         folder = root / "images" / f"class{i % 3}"

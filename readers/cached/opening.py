@@ -15,7 +15,7 @@ import numpy as np
 import cache
 from readers.cached.budget import Capacity, budget, measure
 from readers.cached.fill import FillAhead, prefill
-from readers.cached.form import KeepLike, Recoded, as_form
+from readers.cached.form import Form, KeepLike, Recoded, as_form
 from readers.cached.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Slots, Terms, agree
 from readers.cached.subset import Subset
 from readers.order import NodeLocal, Order
@@ -71,6 +71,11 @@ class CachedReader(Reader):
     def stats(self) -> CachedStats:
         """How full the cache is and how often it was hit, by all processes that use it."""
         return self.store.stats()
+
+    @property
+    def keep(self) -> Form:
+        """The form that images are kept in."""
+        return self.store.form
 
     @property
     def kept(self) -> Subset:
@@ -178,20 +183,18 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
 def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
     """What makes two caches of one set different ones."""
     rows = slots.subset.rows
-    part = f" of samples {rows.start}-{rows.stop}" if isinstance(rows, range) and len(rows) != len(table) else ""
-    selected = "" if isinstance(rows, range) else f" of {len(rows)} rows"
-    return f"{kept} {'+'.join(slots.fields)}{part}{selected}{'' if compress else ' uncompressed'}"
+    if isinstance(rows, range):
+        part = f" of samples {rows.start}-{rows.stop}" if len(rows) != len(table) else ""
+    else:
+        part = f" of {len(rows)} rows {hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=8).hexdigest()}"
+    return f"{kept} {'+'.join(slots.fields)}{part}{'' if compress else ' uncompressed'}"
 
 
 def _identity(reader: Reader) -> str:
-    """The table's fingerprint; where that knows only names, as of a folder, one of the files as they were listed.
-
-    "2": how payloads are laid out in the slots.
-    """
-    digest = hashlib.blake2b(f"2\0{reader.fingerprint}\0".encode(), digest_size=16)
-    if reader.store.tracks_files:
-        digest.update(reader.store.state().encode())
-    return digest.hexdigest()
+    """The table's fingerprint; where that knows only names, as of a folder, one of the files as they were listed."""
+    if not reader.store.tracks_files:
+        return reader.fingerprint
+    return hashlib.blake2b(f"{reader.fingerprint}\0{reader.store.state()}".encode(), digest_size=16).hexdigest()
 
 
 def _opened(reader: Reader, kind: str, slots: int, size: int, place: _Place) -> SharedBytes | None:

@@ -55,7 +55,7 @@ def open_remote(
     name, chosen = info.split(split, str(address))
     origin = _Origin(address, name, info.fingerprint(), index_cache)
     index = _FetchedIndex(home / chosen.index, chosen.samples, origin)
-    columns = PackedColumns(home, info, name, index=index, place=str(address))
+    columns = PackedColumns(info, name, index, place=str(address))
     shards = shards_of(chosen)
     store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
     if copy is not None:
