@@ -11,21 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from suites.readers import DTYPES, ReaderSuite
-from suites.samples import Samples, Truth
+from suites.samples import Samples, Truth, header
 
 import readers
 from readers.augment import Resize
 from readers.errors import UnknownNameError
-from readers.headers import MEDIA, parse_header, parse_held
 from readers.selection import Selectable
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 INDICES = [20, 2, 2, -1, 17, 0, 5, 23, 8, 9, 11, 13]
-
-
-def shape(image: bytes) -> tuple[int, int]:
-    _, height, width, *_ = parse_held(image)
-    return height, width
 
 
 class OfThePackedSet(ReaderSuite):
@@ -129,8 +123,7 @@ class TestCached(ReaderSuite):
         if keep == "encoded":
             return truth
         form = readers.Recoded(16, 80) if keep.startswith("recoded") else readers.Decoded([Resize(16)])
-        made = truth.recoded(lambda image: bytes(form.made(image)), shape)
-        return Truth(**{**vars(made), "estimated": keep.startswith("recoded")})
+        return truth.recoded(lambda image: bytes(form.made(image)), estimated=keep.startswith("recoded"))
 
 
 @pytest.mark.parametrize("staged", ["partly", "not at all"])
@@ -179,8 +172,7 @@ class Minimal(Selectable):
         return np.array([len(data or b"") for data in self._column(field)], np.int64)
 
     def image_info(self, indices: Any) -> readers.ImageInfo:
-        found = [(*parse_header(data)[1:], MEDIA.index("jpeg")) for data in self.read_many(indices)]
-        columns = np.array(found, np.uint32).reshape(-1, len(DTYPES)).T
+        columns = np.array([*map(header, self.read_many(indices))], np.uint32).reshape(-1, len(DTYPES)).T
         return readers.ImageInfo(*(column.astype(kind) for column, kind in zip(columns, DTYPES, strict=True)))
 
     def __len__(self) -> int:
