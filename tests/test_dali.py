@@ -300,19 +300,6 @@ def test_states_are_shared_with_our_loader(reader: readers.ShardReader) -> None:
         theirs.load_state_dict({**state, "fingerprint": "other"})
 
 
-def test_a_loop_that_is_left_early_ends_its_epoch(reader: readers.ShardReader) -> None:
-    loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
-    epochs = [labels_of(straight) for _ in range(3)]
-    for _, labels in loader:
-        assert labels.tolist() == epochs[0][0]
-        break
-    assert labels_of(loader) == epochs[1] and loader.epoch == 2
-    loader.set_epoch(1)
-    assert labels_of(loader) == epochs[1] and labels_of(loader) == epochs[2]
-    loader.close()
-    assert loader.epoch == 3
-
-
 def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
     loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
     loader.load_state_dict({**loader.state_dict(), "cursor": 40})

@@ -116,16 +116,6 @@ def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps
     assert len(set(seen)) == len(seen) if tail != "pad" else set(seen) == set(range(26))
 
 
-def test_a_run_on_two_ranks_goes_on_with_three(reader: readers.ShardReader) -> None:
-    before = [Source(reader, 4, seed=9, rank=rank, world_size=2, tail="exact") for rank in range(2)]
-    seen = [i for source in before for step in range(2) for i in source.samples_of(0, step)[1].tolist()]
-    state = before[0].state_after(0, 2)
-    after = [Source(reader, 3, rank=rank, world_size=3, tail="exact").resumed(state) for rank in range(3)]
-    seen += [i for source in after for i in indices(source)]
-    assert sorted(seen) == list(range(36)) and after[0].seed == 9
-    assert indices(after[0], 1) == indices(Source(reader, 3, seed=9, rank=0, world_size=3, tail="exact"), 1)
-
-
 def test_the_state_between_epochs(reader: readers.ShardReader) -> None:
     source = Source(reader, 6, seed=4)
     assert source.state_after(0, 6) == source.state_after(1, 0) and source.state_after(0, 6)["epoch"] == 1

@@ -235,13 +235,6 @@ def test_the_sampler_walks_through_epochs() -> None:
     assert pickle.loads(pickle.dumps(places[3])).position == 3
 
 
-def test_an_iteration_left_early_ends_its_epoch() -> None:
-    sampler = EpochSampler(Shuffled(COUNT, 3))
-    for _ in sampler:
-        break
-    assert list(sampler) == Shuffled(COUNT, 3).indices(1, np.arange(COUNT)).tolist()
-
-
 @pytest.mark.parametrize(
     ("tail", "lengths"), [("drop_last", [13, 13, 13]), ("pad", [14, 14, 14]), ("exact", [13, 13, 14])]
 )
