@@ -11,12 +11,17 @@ from typing import Any
 import packer
 from readers.selection import Selectable
 
-__all__ = ["SlowReader", "made_set"]
+__all__ = ["SlowReader", "images", "made_set"]
 
 
 def made_set(source: Path, output: Path, **options: Any) -> Path:
     packer.convert(source, to="tar", output=output, workers=1, samples_per_shard=7, **options)
     return output
+
+
+def images(reader: Any) -> list[bytes]:
+    """Of all samples."""
+    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 class SlowReader(Selectable):

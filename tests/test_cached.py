@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, images
 
 import readers
 from readers.augment import CenterCrop, Resize
@@ -21,21 +21,12 @@ KEEPS = ("encoded", "recoded:16@80", "decoded:16")
 INDICES = [30, 2, 2, -1, 17, 0]
 
 
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("cached") / "set")
-
-
 @pytest.fixture(params=("shards", "folder", "selection"))
 def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[Any]:
     """36 samples, 12 in each of cat, dog, owl."""
     opened: Any = readers.open_folder(tree, "train") if request.param == "folder" else readers.open(packed, "train")
     with opened:
         yield opened.select(indices=range(36)) if request.param == "selection" else opened
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 # --- a reader like any other --------------------------------------------------------------------------------------

@@ -70,16 +70,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def pack(to: str) -> Path:
-        if to not in made:
-            made[to] = tmp_path_factory.mktemp(to) / "set"
-            packer.convert(photos, to=to, output=made[to], workers=1, samples_per_shard=16)
-        return made[to]
-
-    return pack
+def packed(photos: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
+    return lambda to: pack(photos, to, samples_per_shard=16)
 
 
 @pytest.fixture

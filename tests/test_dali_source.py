@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import packer
 import readers
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.dali import BatchSource, SampleSource, Source
@@ -23,15 +22,8 @@ from readers.order import NodeLocal
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dali") / "set"
-    packer.convert(tree, to="hdf5", output=out, workers=1, samples_per_shard=10)
-    return out
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.ShardReader]:
-    with readers.open(packed, "train") as reader:
+def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.ShardReader]:
+    with readers.open(pack(tree, "hdf5", samples_per_shard=10), "train") as reader:
         yield reader
 
 

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 
 import packer
 import readers
@@ -37,18 +37,12 @@ COUNT = 50
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """50 JPEGs of four sizes in five classes."""
     root = tmp_path_factory.mktemp("photos") / "images"
-    for i in range(COUNT):
-        folder = root / f"class{i % 5}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"photo{i:03d}.jpg").write_bytes(make_jpeg(1000 + i, SIZES[i % 4]))
-    return root
+    return tree_of(root, {f"class{i % 5}/photo{i:03d}.jpg": make_jpeg(1000 + i, SIZES[i % 4]) for i in range(COUNT)})
 
 
 @pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("packed") / "set"
-    packer.convert(photos, to="tar", output=out, samples_per_shard=20)
-    return out
+def packed(photos: Path, pack: Callable[..., Path]) -> Path:
+    return pack(photos, samples_per_shard=20)
 
 
 @pytest.fixture

@@ -55,11 +55,9 @@ Edit = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(tree: Path, pack: Callable[..., Path]) -> Path:
     """train: 36 samples in 6 shards, val: 9 in 2; nobody may write to it."""
-    out = tmp_path_factory.mktemp("packed") / "set"
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=6)
-    return out
+    return pack(tree, samples_per_shard=6)
 
 
 @pytest.fixture

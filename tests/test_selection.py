@@ -13,18 +13,10 @@ from conftest import make_jpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import packer
 import readers
 from readers.errors import SourceError, StaleIndexError, UnknownNameError
 
 KINDS = ("shards", "folder")
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("selection") / "set"
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=7)
-    return out
 
 
 @pytest.fixture(params=KINDS)

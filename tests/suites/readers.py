@@ -183,8 +183,10 @@ class ReaderSuite:
             assert [column.dtype for column in some] == [column.dtype for column in info]
             assert [column.tolist() for column in some] == [[column[i] for i in order] for column in info]
 
-    def test_a_short_repr(self, reader: Any) -> None:
+    def test_short_representations(self, reader: Any, truth: Truth) -> None:
         assert str(len(reader)) in repr(reader) and len(repr(reader)) < 400 and "\n" not in repr(reader)
+        first = f"Sample({truth.keys[0]!r}, label={reader[0].label}, {{image: {len(truth.images[0]):,} bytes"
+        assert repr(reader[0]).startswith(first) and "\n" not in repr(reader[0])
 
     # --- by name and by part --------------------------------------------------------------------------------------
     def test_slices_and_keys(self, reader: Any, truth: Truth) -> None:
@@ -194,10 +196,10 @@ class ReaderSuite:
         key = truth.keys[-1]
         assert reader[key].key == reader[-1].key == key
         assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
-        with pytest.raises(UnknownNameError, match="'no such key'"):
-            reader["no such key"]
-        for wrong in (1.5, None, [0]):
-            with pytest.raises(TypeError):
+        with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
+            reader["cow/1"]
+        for wrong in (1.5, None, [0], np.arange(3)):
+            with pytest.raises(TypeError, match="by its number, its key or a slice, not by"):
                 reader[wrong]
 
     def test_selections(self, reader: Any, truth: Truth) -> None:
