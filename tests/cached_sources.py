@@ -12,12 +12,17 @@ import packer
 from cache.stores import Buffer, Extents, Store, StoreOver
 from readers.reader import Reader
 
-__all__ = ["SlowReader", "SlowStore", "made_set"]
+__all__ = ["SlowReader", "SlowStore", "images", "made_set"]
 
 
 def made_set(source: Path, output: Path, **options: Any) -> Path:
     packer.convert(source, to="tar", output=output, workers=1, samples_per_shard=7, **options)
     return output
+
+
+def images(reader: Any) -> list[bytes]:
+    """Of all samples."""
+    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 class SlowStore(StoreOver):

@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, images
 
 import readers
 from readers.augment import CenterCrop, Resize
 from readers.cached.subset import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
-from readers.headers import MEDIA, parse_held
 from readers.order import NodeLocal, Shuffled
 
 KEEPS = ("encoded", "recoded:16@80", "decoded:16")
 INDICES = [30, 2, 2, -1, 17, 0]
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("cached") / "set")
 
 
 @pytest.fixture(params=("shards", "folder", "selection"))
@@ -35,54 +29,7 @@ def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[A
         yield opened.select(indices=range(36)) if request.param == "selection" else opened
 
 
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
-
-
 # --- a reader like any other --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("keep", KEEPS)
-@pytest.mark.parametrize("capacity", ["auto", 0.5, 0])
-def test_what_a_reader_promises(base: Any, keep: str, capacity: Any, place: dict[str, Any]) -> None:
-    reader = readers.cached(base, capacity, keep, **place)
-    assert isinstance(reader, readers.Reader) and len(reader) == 36
-    assert (reader.fields, tuple(reader.classes)) == (base.fields, tuple(base.classes))
-    assert list(reader.keys) == list(base.keys) and reader.labels.tolist() == base.labels.tolist()
-    expected = [bytes(reader.keep.convert(image)) for image in images(base)]
-    for _ in range(2):  # missed, then hit
-        assert images(reader) == expected
-        assert [bytes(reader.read(i)) for i in range(-36, 36)] == expected * 2
-    for some in (INDICES, np.array(INDICES, np.int16), tuple(INDICES)):
-        assert [bytes(data) for data in reader.read_many(some)] == [expected[i] for i in INDICES]
-        assert [bytes(data) for data in reader.stream(i % 36 for i in some)] == [expected[i] for i in INDICES]
-        reader.prefetch(some)
-    assert [bytes(data) for data in reader.stream()] == expected and list(reader.read_many([])) == []
-    whole = [(sample.key, sample.label, bytes(sample.image)) for sample in reader]
-    assert whole == list(zip(base.keys, base.labels.tolist(), expected, strict=True))
-    for column, of_base, some in zip(reader.info, base.info, reader.image_info(INDICES), strict=True):
-        assert column.dtype == of_base.dtype == some.dtype and some.tolist() == [column[i] for i in INDICES]
-    headers = [parse_held(image) for image in expected]
-    told = zip(*(column.tolist() for column in reader.info), strict=True)
-    assert [(h[1], h[2], h[3], h[4], h[5], MEDIA.index(h[0])) for h in headers] == list(told)
-    sizes = reader.sizes()
-    assert sizes.dtype == np.int64 and sizes.shape == (36,)
-    if not keep.startswith("recoded"):
-        assert sizes.tolist() == [len(image) for image in expected]
-    few = reader.select(labels="dog")
-    assert images(few) == [expected[i] for i in np.flatnonzero(reader.labels == 1)]
-
-
-@pytest.mark.parametrize("index", [36, -37, 10**12])
-def test_outside_the_set(base: Any, index: int, place: dict[str, Any]) -> None:
-    reader = readers.cached(base, **place)
-    for call in (reader.read, lambda i: reader[i], lambda i: list(reader.stream([i]))):
-        with pytest.raises(IndexError, match="36"):
-            call(index)
-    for call in (reader.read_many, reader.prefetch, reader.image_info):
-        with pytest.raises(IndexError, match="not all inside the samples of"):
-            call([0, index])
-    for call in (reader.sizes, lambda name: reader.read(0, name), lambda name: reader.read_many([0], name)):
-        with pytest.raises(UnknownNameError, match="no field 'mask'"):
-            call("mask")
 
 
 def test_fingerprints(base: Any, place: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, SlowStore, made_set
+from cached_sources import SlowReader, SlowStore, images, made_set
 from PIL import Image
 
 import readers
@@ -23,19 +23,10 @@ from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
 
 
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("fill") / "set")
-
-
 @pytest.fixture
 def base(packed: Path) -> Any:
     with readers.open(packed, "train") as reader:
         yield reader
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 # --- filling ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, images
 from PIL import Image
 from shared_cache_suite import HAS_MPI, MPIEXEC
 
@@ -23,15 +23,6 @@ from readers import augment
 from readers.order import Shuffled
 
 METHODS = ("fork", "spawn")
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("processes") / "set")
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 def fill_and_tell(reader: Any) -> tuple[list[bytes], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import packer
 import readers
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.dali import BatchSource, SampleSource, Source
@@ -23,15 +22,8 @@ from readers.order import NodeLocal
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dali") / "set"
-    packer.convert(tree, to="hdf5", output=out, workers=1, samples_per_shard=10)
-    return out
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed, "train") as reader:
+def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
+    with readers.open(pack(tree, "hdf5", samples_per_shard=10), "train") as reader:
         yield reader
 
 
@@ -114,16 +106,6 @@ def test_ranks_have_the_same_steps(reader: readers.Reader, tail: Any, steps: int
     assert [source.steps() for source in ranks] == [steps] * 3 and [s.batches() for s in ranks] == batches
     seen = [i for source in ranks for i in indices(source)]
     assert len(set(seen)) == len(seen) if tail != "pad" else set(seen) == set(range(26))
-
-
-def test_a_run_on_two_ranks_goes_on_with_three(reader: readers.Reader) -> None:
-    before = [Source(reader, 4, seed=9, rank=rank, world_size=2, tail="exact") for rank in range(2)]
-    seen = [i for source in before for step in range(2) for i in source.samples_of(0, step)[1].tolist()]
-    state = before[0].state_after(0, 2)
-    after = [Source(reader, 3, rank=rank, world_size=3, tail="exact").resumed(state) for rank in range(3)]
-    seen += [i for source in after for i in indices(source)]
-    assert sorted(seen) == list(range(36)) and after[0].seed == 9
-    assert indices(after[0], 1) == indices(Source(reader, 3, seed=9, rank=0, world_size=3, tail="exact"), 1)
 
 
 def test_the_state_between_epochs(reader: readers.Reader) -> None:
