@@ -20,8 +20,7 @@ from typing import Any
 
 from cache.errors import ChangedError, MissingError, MissingExtraError, RemoteError, TruncatedError
 from cache.remote.obstore_errors import translated
-from cache.remote.options import client_options
-from cache.remote.url import RemoteUrl
+from cache.remote.url import RemoteUrl, client_options
 
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
 
