@@ -318,6 +318,25 @@ def _slurm_cpus(environ: Environ) -> Cpus:
     return Cpus(_count(environ, "SLURM_CPUS_ON_NODE"), _count(environ, "SLURM_CPUS_PER_TASK"))
 
 
+def _pbs(environ: Environ) -> Ranks | None:
+    """A task of pbsdsh; the batch script is task 1. Torque counts slots, node by node.
+
+    PBS Pro tells its tasks neither their rank nor how many there are: ranks are started by mpiexec or torchrun there.
+    """
+    names = ("PBS_VNODENUM", "PBS_NP", "PBS_NODENUM", "PBS_NUM_NODES", "PBS_NUM_PPN")
+    if environ.get("PBS_TASKNUM", "1") == "1" or not all(name in environ for name in names):
+        return None
+    rank, size, node, nodes, here = (_number(environ, name) for name in names)
+    if nodes * here != size:  # as of -l nodes=1:ppn=4+1:ppn=2
+        return _ranks(names, (rank, size, 0, 1, rank, size), rank)
+    return _ranks(names, (rank, size, rank - node * here, here, node, nodes), rank)
+
+
+def _pbs_cpus(environ: Environ) -> Cpus:
+    """Of the first chunk of PBS Pro, or of each node of Torque."""
+    return Cpus(_count(environ, "NCPUS", "PBS_NUM_PPN") if "PBS_JOBID" in environ else None)
+
+
 def _lsf_hosts(environ: Environ) -> list[str]:
     """The host of each slot, from LSB_MCPU_HOSTS: "host slots host slots …"."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
@@ -366,6 +385,7 @@ _table: list[Launcher] = [
     Launcher("pmi", ranks=_pmi),
     Launcher("flux", batch=True, ranks=_flux, job=("FLUX_JOB_ID",), scratch=("FLUX_JOB_TMPDIR",)),
     Launcher("slurm", batch=True, ranks=_slurm, cpus=_slurm_cpus, job=("SLURM_JOB_ID",), scratch=("SLURM_TMPDIR",)),
+    Launcher("pbs", batch=True, ranks=_pbs, cpus=_pbs_cpus, job=("PBS_JOBID",), scratch=("PBS_JOBFS",)),
     Launcher("lsf", batch=True, ranks=_lsf, cpus=_lsf_cpus, job=("LSB_JOBID",)),
     Launcher("oar", batch=True, job=("OAR_JOB_ID",)),
     Launcher("grid-engine", batch=True, cpus=_grid_engine_cpus, job=("JOB_ID",)),  # any script may set that name: last
