@@ -254,21 +254,20 @@ class ByteMutex:
         self._threads = threading.Lock()
         self._away_until = 0.0
 
-    def acquire(self) -> bool:
-        """Whether this thread has it now; then `release` must follow."""
+    @contextmanager
+    def hold(self) -> Iterator[bool]:
+        """Have it for the block, which runs in any case; gives whether that worked."""
         if not self._threads.acquire(timeout=_PATIENCE_SECONDS):
-            return False
+            yield False
+            return
         taken = False
         try:
             taken = self._lock.try_alone(self._byte) or self._waited()
+            yield taken
         finally:
-            if not taken:
-                self._threads.release()
-        return taken
-
-    def release(self) -> None:
-        self._lock.let_go(self._byte)
-        self._threads.release()
+            if taken:
+                self._lock.let_go(self._byte)
+            self._threads.release()
 
     def _waited(self) -> bool:
         now = time.monotonic()

@@ -1,11 +1,12 @@
 """Reading for a forked process: by a small process of its own, since obstore's threads do not survive a fork.
 
-    this process                                     courier (started on the first read after a fork)
-    {"id": 7, "url": …, "do": "read", …}\\n   ──►    a thread for each request, at most 32 at a time
-    future of 7  ◄──  {"id": 7, "bytes": n, …}\\n + n bytes
+    this process                                        courier (started on the first read after a fork)
+    (7, address, patience, "read", arguments)   ──►     a thread for each request, at most 32 at a time
+    future of 7   ◄──   (7, what came of it, or the error)
 
-One courier serves all threads and all addresses of a process. It ends when its standard input closes, which happens at
-the latest when the process that started it is gone. Every wait for it is bounded.
+Both directions are a stream of pickles. One courier serves all threads and all addresses of a process. It ends when its
+standard input closes, which happens at the latest when the process that started it is gone. Every wait for it is
+bounded.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import astuple
 from typing import IO, Any
 
-from cache.errors import MissingExtraError, RemoteError, SlowError
-from cache.remote.obstore_errors import error_named
+from cache.errors import RemoteError, SlowError
 from cache.remote.store import Facts, ObjectStore, Patience, Span
-from cache.remote.url import RemoteUrl, parse_url
+from cache.remote.url import RemoteUrl
 
 __all__ = ["Courier", "ReadByCourier", "serve"]
 
@@ -44,36 +44,32 @@ class Courier:
     def __init__(self) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         self._numbers = itertools.count()
-        self._waiting: dict[int, Future[tuple[dict[str, Any], bytes]]] = {}
+        self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._listener = threading.Thread(target=self._listen, name="courier", daemon=True)
         self._listener.start()
 
-    def ask(self, url: RemoteUrl, patience: Patience, do: str, **what: Any) -> tuple[dict[str, Any], bytes]:
-        """One request. Raises what `ObjectStore` does."""
-        number, answer = next(self._numbers), Future[tuple[dict[str, Any], bytes]]()
-        request = {"id": number, "url": url.full(), "patience": astuple(patience), "do": do, **what}
+    def ask(self, url: RemoteUrl, patience: Patience, method: str, *arguments: Any) -> Any:
+        """What a method of `ObjectStore` gives for an address. Raises what that does."""
+        number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._waiting[number] = answer
             try:
-                stdin = self._process.stdin
-                assert stdin is not None
-                stdin.write(json.dumps(request).encode() + b"\n")
-                stdin.flush()
+                pickle.dump((number, url, patience, method, arguments), self._requests)
+                self._requests.flush()
             except (OSError, ValueError) as error:
                 self._waiting.pop(number, None)
-                raise _gone(url) from error
+                raise RemoteError(f"{url}: {_ENDED}") from error
         try:
-            told, data = answer.result(patience.most_seconds + _START_SECONDS)
+            return answer.result(patience.most_seconds + _START_SECONDS)
         except FutureTimeout:
             self.close()
             raise SlowError(
                 f"{url}: the process that fetches for this forked one did not answer and was ended"
             ) from None
-        if "error" in told:
-            raise _error(url, told)
-        return told, data
 
     @property
     def alive(self) -> bool:
@@ -81,38 +77,33 @@ class Courier:
 
     def close(self) -> None:
         """End the courier; what waits for it gets an error."""
-        if self._process.stdin is not None:
-            try:
-                self._process.stdin.close()
-            except OSError:
-                pass
+        try:
+            self._requests.close()
+        except OSError:
+            pass
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._listener.join()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._answers.close()
 
     def _listen(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
         try:
-            while line := stdout.readline():
-                told = json.loads(line)
-                data = stdout.read(told.get("bytes", 0))
-                if len(data) != told.get("bytes", 0):
-                    break
-                answer = self._waiting.pop(told["id"], None)
-                if answer is not None:
-                    answer.set_result((told, data))
-        except (OSError, ValueError):
+            while True:
+                number, result, error = pickle.load(self._answers)
+                answer = self._waiting.pop(number, Future())
+                if error is None:
+                    answer.set_result(result)
+                else:
+                    answer.set_exception(error)
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, perhaps in mid-answer
             pass
         with self._lock:
             left, self._waiting = self._waiting, {}
         for answer in left.values():
-            answer.set_result(({"error": "RemoteError", "text": _ENDED}, b""))
+            answer.set_exception(RemoteError(_ENDED))
 
 
 class ReadByCourier:
@@ -122,59 +113,40 @@ class ReadByCourier:
         self._courier, self._url, self._patience = courier, url, patience
 
     def read(self, span: Span) -> tuple[Any, Facts]:
-        told, data = self._courier.ask(self._url, self._patience, "read", span=astuple(span))
-        return data, Facts(*told["facts"])
+        data, facts = self._ask("read", span)
+        return data, facts
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
-        told, data = self._courier.ask(self._url, self._patience, "whole", path=path, most=most_bytes, cut=cut)
-        return data, Facts(*told["facts"])
+        data, facts = self._ask("whole", path, most_bytes, cut)
+        return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        told, _ = self._courier.ask(self._url, self._patience, "head", path=path)
-        return Facts(*told["facts"]), told["attributes"]
+        facts, attributes = self._ask("head", path)
+        return facts, attributes
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._courier.ask(self._url, self._patience, method, *arguments)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """What the courier's process does: answer until its input ends, and then end at once."""
-    lock, stores = threading.Lock(), dict[tuple[str, tuple[Any, ...]], ObjectStore]()
+    lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
 
-    def answer(request: dict[str, Any]) -> None:
-        data: Any = b""
+    def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:
+        result, error = None, None
         try:
-            key = (request["url"], tuple(request["patience"]))
-            if key not in stores:
-                stores[key] = ObjectStore(parse_url(request["url"]), Patience(*request["patience"]))
-            told, data = _carried_out(stores[key], request)
-        except (OSError, ImportError, ValueError) as error:
-            told = {"error": type(error).__name__, "text": str(error)}
+            if (url, patience) not in stores:
+                stores[url, patience] = ObjectStore(url, patience)
+            result = getattr(stores[url, patience], method)(*arguments)
+        except Exception as failure:
+            error = failure
         with lock:
-            answers.write(json.dumps({"id": request["id"], "bytes": len(data), **told}).encode() + b"\n")
-            answers.write(data)
+            pickle.dump((number, result, error), answers)
             answers.flush()
 
     crew = ThreadPoolExecutor(_THREADS)
-    for line in requests:
-        crew.submit(answer, json.loads(line))
-    os._exit(0)  # nobody waits for what is still on its way
-
-
-def _carried_out(store: ObjectStore, request: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    if request["do"] == "read":
-        data, facts = store.read(Span(*request["span"]))
-        return {"facts": astuple(facts)}, data
-    if request["do"] == "whole":
-        data, facts = store.whole(request["path"], request["most"], request["cut"])
-        return {"facts": astuple(facts)}, data
-    facts, attributes = store.head(request["path"])
-    return {"facts": astuple(facts), "attributes": dict(attributes)}, b""
-
-
-def _error(url: RemoteUrl, told: Mapping[str, Any]) -> Exception:
-    """The error that a courier met, under its own name."""
-    if told["error"] == MissingExtraError.__name__:
-        return MissingExtraError("obstore", "remote", f"{url.scheme}://")
-    return error_named(told["error"], told["text"])
-
-
-def _gone(url: RemoteUrl) -> RemoteError:
-    return RemoteError(f"{url}: {_ENDED}")
+    try:
+        while True:
+            crew.submit(answer, *pickle.load(requests))
+    except (EOFError, pickle.UnpicklingError):
+        os._exit(0)  # no answer on its way is wanted any more

@@ -21,7 +21,7 @@ from cache.errors import (
     UnsupportedError,
 )
 
-__all__ = ["error_named", "translated"]
+__all__ = ["translated"]
 
 _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "FileNotFoundError": (MissingError, "there is no such object; check the address"),
@@ -104,12 +104,6 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
         "error sending request: nothing listens there; check the endpoint and its port",
     ),
 )
-
-
-def error_named(name: str, text: str) -> RemoteError:
-    """The error of this name, as it comes back from another process."""
-    kinds = {kind.__name__: kind for parent in (RemoteError, MissingError) for kind in parent.__subclasses__()}
-    return kinds.get(name, RemoteError)(text)
 
 
 def translated(error: BaseException, where: str, says: str) -> RemoteError:

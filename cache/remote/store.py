@@ -12,11 +12,12 @@ must not come here; see `cache.remote.courier`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cache.errors import ChangedError, MissingError, MissingExtraError, RemoteError, TruncatedError
 from cache.remote.obstore_errors import translated
@@ -24,6 +25,7 @@ from cache.remote.url import RemoteUrl, client_options
 
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
 
+_T = TypeVar("_T")
 CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
 _BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
@@ -95,72 +97,53 @@ class ObjectStore:
         try:
             self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
         except Exception as error:
-            raise self._error(error, "") from error
+            raise translated(error, str(url), str(error)) from error
 
     def read(self, span: Span) -> tuple[Any, Facts]:
         """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
-        for last in (*(False,) * (_BODY_TRIES - 1), True):
-            try:
-                return self._read_once(span)
-            except TruncatedError:
-                if last:
-                    raise
-        raise AssertionError
+        return _again(lambda: self._read_once(span))
 
     def _read_once(self, span: Span) -> tuple[Any, Facts]:
         options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
             options["if_match"] = span.etag
-        where = f"GET of {span}"
-        try:
+        with self._asking("GET", str(span)):
             result = self._obs.get(self._store, span.path, options=options)
             facts, found = _facts(result.meta), result.range
             self._check(span, facts)
             data = self._collected(result, span.stop - span.start, str(span))
-        except RemoteError:
-            raise
-        except Exception as error:
-            raise self._error(error, where) from error
         if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
             raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
         return data, facts
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
         """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
+        return _again(lambda: self._whole_once(path, most_bytes, cut))
+
+    def _whole_once(self, path: str, most_bytes: int, cut: bool) -> tuple[bytes, Facts]:
         options: Any = {"range": (0, most_bytes)} if cut else None
-        for last in (*(False,) * (_BODY_TRIES - 1), True):
-            try:
-                result = self._obs.get(self._store, path, options=options)
-                facts = _facts(result.meta)
-                if facts.bytes > most_bytes and not cut:
-                    raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
-                data = self._collected(result, min(facts.bytes, most_bytes), path)
-                if len(data) == min(facts.bytes, most_bytes):
-                    return data, facts
-                error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
-            except RemoteError:
-                raise
-            except Exception as failure:
-                error = self._error(failure, f"GET of {path}")
-                if last or not isinstance(error, TruncatedError):
-                    raise error from failure
-        raise error
+        with self._asking("GET", path):
+            result = self._obs.get(self._store, path, options=options)
+            facts = _facts(result.meta)
+            if facts.bytes > most_bytes and not cut:
+                raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
+            expected = min(facts.bytes, most_bytes)
+            data = self._collected(result, expected, path)
+        if len(data) != expected:
+            raise TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
+        return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        """Size, ETag and time of an object, and what was written beside it. Raises MissingError, …"""
-        try:
+        """Size, ETag and time of an object, and its attributes. Raises MissingError, …"""
+        with self._asking("HEAD", path):
             result = self._obs.get(self._store, path, options={"head": True})
             return _facts(result.meta), {str(name): str(value) for name, value in result.attributes.items()}
-        except Exception as error:
-            raise self._error(error, f"HEAD of {path}") from error
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """(path, bytes) of every object below a folder."""
-        try:
+        with self._asking("list", prefix):
             for page in self._obs.list(self._store, prefix=prefix or None):
                 yield from ((meta["path"], meta["size"]) for meta in page)
-        except Exception as error:
-            raise self._error(error, f"list of {prefix}") from error
 
     def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
         """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
@@ -174,23 +157,20 @@ class ObjectStore:
         options: dict[str, Any] = {"mode": "create"} if create else {"chunk_size": part, "max_concurrency": 4}
         if self.url.is_http and not create:
             options = {"use_multipart": False}
-        try:
-            self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
-        except Exception as error:
-            if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
-                raise MissingError(
-                    f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
-                ) from error
-            raise self._error(error, f"PUT of {path}") from error
+        with self._asking("PUT", path):
+            try:
+                self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
+            except Exception as error:
+                if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
+                    raise MissingError(
+                        f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
+                    ) from error
+                raise
 
     def delete(self, path: str) -> None:
         """Remove an object; one that is not there is no error."""
-        try:
+        with self._asking("DELETE", path), suppress(FileNotFoundError):
             self._obs.delete(self._store, path)
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            raise self._error(error, f"DELETE of {path}") from error
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
@@ -213,10 +193,25 @@ class ObjectStore:
         if span.etag and facts.etag and facts.etag != span.etag:
             raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while being read")
 
-    def _error(self, error: Exception, what: str) -> RemoteError:
-        verb, _, path = what.partition(" of ")
-        where = f"{self.url.at(path)} ({verb})" if verb else str(self.url)
-        return translated(error, where, str(error))
+    @contextmanager
+    def _asking(self, verb: str, path: str) -> Iterator[None]:
+        """Around a call of obstore: its errors become those of this project."""
+        try:
+            yield
+        except RemoteError:
+            raise
+        except Exception as error:
+            raise translated(error, f"{self.url.at(path)} ({verb})", str(error)) from error
+
+
+def _again(once: Callable[[], _T]) -> _T:
+    """Ask again where a body broke off."""
+    for _ in range(_BODY_TRIES - 1):
+        try:
+            return once()
+        except TruncatedError:
+            pass
+    return once()
 
 
 def _facts(meta: Mapping[str, Any]) -> Facts:

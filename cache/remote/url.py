@@ -58,11 +58,6 @@ class RemoteUrl:
         """The last part, for people."""
         return self.path.rpartition("/")[2] or self.host.partition(":")[0]
 
-    def full(self) -> str:
-        """The address with its secrets: for a pipe to a process of our own, and for nobody else."""
-        start = f"{self.userinfo}@" if self.userinfo else ""
-        return f"{self.scheme}://{start}{self.host}" + (f"/{self.path}" if self.path else "")
-
     def login(self) -> str:
         """The value of an Authorization header (RFC 7617) for the user name and password; "" without them."""
         return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
