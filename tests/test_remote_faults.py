@@ -16,8 +16,8 @@ from remote_servers import Fault, FileServer, Proxy
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
-from cache.remote.courier import Courier
-from cache.remote.obstore_errors import translated
+from cache.remote.client import Courier
+from cache.remote.store import translated
 from readers.remote.ahead import Ahead
 
 
@@ -233,8 +233,8 @@ def test_a_courier_that_dies(address: str) -> None:
 
 
 def test_a_courier_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.remote.courier._BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr("cache.remote.courier._START_SECONDS", -15.9)
+    monkeypatch.setattr("cache.remote.client._BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("cache.remote.client._START_SECONDS", -15.9)
     courier = Courier()
     with pytest.raises(SlowError, match="did not answer and was ended"):
         courier.ask(parse_url(address), Patience(1, 0), "head", "dataset.json")
