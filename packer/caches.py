@@ -126,11 +126,11 @@ def warm_cache(
             def progress(samples: int, size: int) -> None:
                 done[:] = samples, size
 
-            seen.packing(before.kept, 0, lambda: (done[0], done[1]))
+            seen.begin(before.kept, 0, lambda: (done[0], done[1]))
             try:
                 reader.prefill(threads, progress=progress)
             finally:
-                seen.packed()
+                seen.end()
             after = reader.stats()
             return WarmResult(
                 told,

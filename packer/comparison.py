@@ -30,7 +30,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
     listing = source.list(options.get("split"))
     comparison = _Comparison(root, info, listing, found)
     total = sum(sum(part.bytes) for part in listing.splits.values())
-    watcher.packing(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
+    watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
     try:
         for split in sorted(info.splits.keys() | listing.splits.keys()):
             if split not in listing.splits or split not in info.splits:
@@ -40,7 +40,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
             with source.open() as source_reader:
                 comparison.run(split, listing.splits[split], source_reader)
     finally:
-        watcher.packed()
+        watcher.end()
     return comparison.left_out
 
 

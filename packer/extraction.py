@@ -169,7 +169,7 @@ class _Extraction:
 
     def run(self, reader: readers.Reader, watcher: Watcher) -> None:
         chosen = [i for i, key in enumerate(reader.keys) if self._wanted(key)]
-        watcher.packing(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
+        watcher.begin(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
         try:
             for i in chosen:
                 for field, given in self._names(reader, i):
@@ -178,7 +178,7 @@ class _Extraction:
                     if field == reader.fields[0]:
                         self._note_label(reader, i, name)
         finally:
-            watcher.packed()
+            watcher.end()
 
     def _wanted(self, key: str) -> bool:
         return not self._patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)

@@ -1,10 +1,12 @@
-"""What verification finds wrong, and a list of it that stays small however much is wrong."""
+"""What verification finds wrong: a list that stays small however much is wrong, and the result."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-__all__ = ["MAX_PROBLEMS", "Problem", "Problems"]
+__all__ = ["MAX_PROBLEMS", "Problem", "Problems", "VerifyResult"]
 
 MAX_PROBLEMS = 10_000
 
@@ -35,3 +37,26 @@ class Problems:
         self.count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
+
+    path: Path | str
+    shards: int
+    samples: int
+    shard_bytes: int
+    deep: bool
+    against: str | None
+    problems: tuple[Problem, ...]
+    problem_count: int
+    left_out: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.problem_count == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path), "ok": self.ok}

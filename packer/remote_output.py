@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cache.files import Folder
 from cache.remote import Remote
-from packer.conversion.run import ConvertResult, convert
 from packer.sources import Source
 from packer.uploading import committed, upload
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError
 from readers.layout import DATASET_FILE
 from readers.remote import remote_errors
+
+if TYPE_CHECKING:
+    from packer.conversion.run import ConvertResult
 
 __all__ = ["convert_to_address", "default_work"]
 
@@ -32,6 +35,7 @@ def default_work(remote: Remote) -> Path:
 
 
 def convert_to_address(
+    convert: Callable[..., ConvertResult],
     source: str | os.PathLike[str] | Source,
     to: str,
     address: str,
@@ -42,7 +46,7 @@ def convert_to_address(
     watcher: Watcher | None,
     **options: Any,
 ) -> ConvertResult:
-    """`packer.convert` with an address as output. Raises what that and `packer.upload` do."""
+    """Convert to an address. convert: `packer.convert`, for the local set. Raises what that and `packer.upload` do."""
     with remote_errors():
         remote = Remote(address)
         there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
@@ -50,7 +54,7 @@ def convert_to_address(
     if there is not None and not overwrite:
         watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
     place = Path(work) if work is not None else default_work(remote)
-    made = _made(source, to, place, overwrite, dry_run=dry_run, watcher=watcher, **options)
+    made = _made(convert, source, to, place, overwrite, dry_run=dry_run, watcher=watcher, **options)
     if dry_run:
         return replace(made, output=str(remote.url))
     watcher.note(f"uploading {place} to {remote.url}")
@@ -62,7 +66,12 @@ def convert_to_address(
 
 
 def _made(
-    source: str | os.PathLike[str] | Source, to: str, place: Path, overwrite: bool, **options: Any
+    convert: Callable[..., ConvertResult],
+    source: str | os.PathLike[str] | Source,
+    to: str,
+    place: Path,
+    overwrite: bool,
+    **options: Any,
 ) -> ConvertResult:
     """The local set. overwrite does not make it anew where it is whole and only its upload was cut off."""
     if overwrite and (place / DATASET_FILE).exists():

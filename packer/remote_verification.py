@@ -12,12 +12,10 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from cache.remote import ChangedError, MissingError, Remote, TruncatedError
-from cache.staging import StagedFile, StagingSourceError
-from cache.staging.crew import work_off
+from cache.staging import StagedFile, StagingSourceError, work_off
 from cache.staging.remote import RemoteSource
 from packer.index_check import check_index
-from packer.problems import Problem, Problems
-from packer.verification import VerifyResult
+from packer.problems import Problem, Problems, VerifyResult
 from packer.watch import Silent, Watcher
 from readers.errors import DatasetError, RemoteError
 from readers.remote import RemoteHome, remote_errors
@@ -57,11 +55,11 @@ def verify_remote(address: str, *, deep: bool, workers: int | None, watcher: Wat
         files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
     total = sum(file.bytes for _, file in files)
     checked = _Checked(RemoteSource(remote, home.path, frozenset()), found)
-    watched.packing(0, total, lambda: (0, checked.done_bytes))
+    watched.begin(0, total, lambda: (0, checked.done_bytes))
     try:
         work_off(files, checked.check, workers or _FILES_AT_ONCE, checked.stop, lambda: None)
     finally:
-        watched.packed()
+        watched.end()
     return VerifyResult(
         path=str(remote.url),
         shards=len(shards),

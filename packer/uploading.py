@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
-from cache.files import open_regular, read_regular
+from cache.checksums import crc32c, file_checksum
+from cache.files import read_regular
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -33,8 +32,7 @@ from cache.remote import (
     Span,
     UnsupportedError,
 )
-from cache.staging import StagedFile
-from cache.staging.crew import work_off
+from cache.staging import StagedFile, work_off
 from packer.watch import Silent, Watcher
 from readers.errors import DatasetError, OutputError
 from readers.index import column_names
@@ -113,12 +111,12 @@ class _Upload:
         missing: list[StagedFile] = []
         work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
         # What an earlier run has sent is no work of this one: rates and the time left are of what is sent now.
-        self._watcher.packing(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
+        self._watcher.begin(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
             work_off(missing, self._bring, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
-            self._watcher.packed()
+            self._watcher.end()
         if there != text:
             self._commit(text)
         removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
@@ -126,7 +124,7 @@ class _Upload:
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
         """Whether an object is there as it should be; otherwise it is appended to `missing`."""
-        crc = _checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
+        crc = file_checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
         size, told = self._look(file, crc)
         if size == file.bytes and told == f"{crc:08x}":
             self._count(file, crc, sent=False)
@@ -142,7 +140,7 @@ class _Upload:
     def _bring(self, file: StagedFile) -> None:
         """Send a file."""
         path = self._directory / file.path
-        crc = _checksum(path)
+        crc = file_checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
             raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
         self._remote.store.put(file.path, path, crc32c=crc)
@@ -214,11 +212,3 @@ class _Upload:
 
 def _another(remote: Remote) -> OutputError:
     return OutputError(f"{remote.url}: another upload has put its set there meanwhile; choose another address")
-
-
-def _checksum(path: Path) -> int:
-    crc = 0
-    with open_regular(path) as file:
-        while part := file.read(_READ_BYTES):
-            crc = crc32c(part, crc)
-    return crc

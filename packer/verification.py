@@ -8,7 +8,7 @@ full decode of every image. against compares with the original source, sample by
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
 from packer.formats.window import Window
 from packer.index_check import check_index, header_difference, sample_difference
-from packer.problems import MAX_PROBLEMS, Problem, Problems
+from packer.problems import MAX_PROBLEMS, Problem, Problems, VerifyResult
+from packer.remote_verification import verify_remote
 from packer.sources import Source, open_source
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, StaleIndexError
@@ -36,29 +37,6 @@ from readers.sample import Buffer
 __all__ = ["Problem", "VerifyResult", "verify"]
 
 _REPORT_SAMPLES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
-
-    path: Path | str
-    shards: int
-    samples: int
-    shard_bytes: int
-    deep: bool
-    against: str | None
-    problems: tuple[Problem, ...]
-    problem_count: int
-    left_out: int = 0
-
-    @property
-    def ok(self) -> bool:
-        return self.problem_count == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path), "ok": self.ok}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +65,6 @@ def verify(
     Of a set at an address the checksum of every shard is compared, and the index; see `packer.remote_verification`.
     """
     if is_remote(path):
-        from packer.remote_verification import verify_remote
-
         return verify_remote(str(path), deep=deep or against is not None, workers=workers, watcher=watcher)
     root = Path(path)
     info = read_dataset_info(root)

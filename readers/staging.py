@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from cache import staging as node
 from cache.node import usable_cpus
+from cache.progress import Watcher
 from cache.ranks import detect_ranks
 from readers.errors import StagingError
 from readers.order.staged import StagedFirst
@@ -96,11 +97,9 @@ class StageOptions:
         return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
 
     def how(self) -> node.How:
-        from crc32c import crc32c
-
         # In an order the first shards should be here soon, not all of them a little.
         threads = self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
-        return node.How(crc32c, threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
+        return node.How(threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
 
 
 class Staged:
@@ -111,7 +110,7 @@ class Staged:
         dataset: str | os.PathLike[str],
         target: str | os.PathLike[str] | None,
         options: StageOptions,
-        watcher: node.StagingWatcher | None,
+        watcher: Watcher | None,
     ) -> None:
         self.dataset, self.target, self.options, self.watcher = dataset, target, options, watcher
         self._session: node.Session | None = None
@@ -194,14 +193,18 @@ def stage(
     dataset: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     *,
-    watcher: node.StagingWatcher | None = None,
+    watcher: Watcher | None = None,
     **options: Any,
 ) -> Staged:
     """Stage a packed set to this node; a context manager that gives the local directory.
 
-    dataset: a directory, or an address: s3://, gs://, az://, https://. target: a directory of this node, which may name
-    environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm and
-    takes the first that is writable, local and large enough. options: those of `StageOptions`. Raises ValueError and
-    RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
+    dataset: a directory, or an address: s3://, gs://, az://, https://.
+    target: a directory of this node, which may name environment variables. None looks at what the batch system names
+        ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm, and takes the first that is
+        writable, local and large enough.
+    watcher: sees the work go by.
+    options: those of `StageOptions`.
+
+    Raises ValueError and RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, target, StageOptions(**options), watcher)

@@ -130,7 +130,7 @@ def test_what_a_sample_says(packed: Path) -> None:
         assert (reader.name(4), reader.classes[1], reader.fields) == ("dog/dog_001.JPEG", "dog", ("image",))
         assert reader.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
         assert set(zip(reader.info.height.tolist(), reader.info.width.tolist(), strict=True)) == {(24, 32)}
-        assert repr(reader) == f"open_packed('{packed}', split='val', 9 samples)"
+        assert repr(reader) == f"Reader({packed} (val), 9 samples)"
 
 
 def test_neighbours_are_fetched_together(packed: Path, images: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from remote_servers import Fault, FileServer, Proxy
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
-from cache.remote.courier import Courier
-from cache.remote.obstore_errors import translated
+from cache.remote.client import Courier
+from cache.remote.store import translated
 from cache.stores.ahead import Ahead
 
 
@@ -222,22 +222,22 @@ def test_a_courier_that_dies(address: str) -> None:
     """Whoever waits for it gets an error, and the next one starts another."""
     courier = Courier()
     url, patience = parse_url(address), Patience(2, 0)
-    told, data = courier.ask(url, patience, "whole", path="dataset.json", most=1 << 20, cut=False)
-    assert data.startswith(b"{") and told["facts"][0] == len(data)
+    data, facts = courier.ask(url, patience, "whole", "dataset.json", 1 << 20)
+    assert data.startswith(b"{") and facts.bytes == len(data)
     courier._process.kill()
     with pytest.raises(RemoteError, match="has ended; try again"):
         while True:  # until the kill is seen
-            courier.ask(url, patience, "head", path="dataset.json")
+            courier.ask(url, patience, "head", "dataset.json")
     assert not courier.alive
     courier.close()
 
 
 def test_a_courier_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.remote.courier._BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr("cache.remote.courier._START_SECONDS", -15.9)
+    monkeypatch.setattr("cache.remote.client._BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("cache.remote.client._START_SECONDS", -15.9)
     courier = Courier()
     with pytest.raises(SlowError, match="did not answer and was ended"):
-        courier.ask(parse_url(address), Patience(1, 0), "head", path="dataset.json")
+        courier.ask(parse_url(address), Patience(1, 0), "head", "dataset.json")
     assert not courier.alive
 
 

@@ -112,7 +112,7 @@ def test_a_forked_child_meets_the_same_errors(address: str, proxy: Proxy) -> Non
         process.start()
         name, text = queue.get(timeout=60)
         process.join(60)
-    assert name == "RemoteError" and "access was denied" in text and "train-000000.tar, bytes" in text
+    assert name == "DeniedError" and "access was denied" in text and "train-000000.tar, bytes" in text
     queue.close()
     queue.join_thread()
 

@@ -90,8 +90,8 @@ def test_sizes_and_masks(base: Any) -> None:
     assert base.select(max_bytes=middle).sizes().max() <= middle
     assert len(base.select(min_bytes=middle)) + len(base.select(max_bytes=middle - 1)) == 36
     mask = np.arange(36) % 3 == 0
-    assert base.select(mask=mask).indices.tolist() == np.flatnonzero(mask).tolist()
-    assert base.select(mask=mask, indices=[9, 8, 3, 9]).indices.tolist() == [9, 3, 9]
+    assert base.select(mask=mask).table.rows.tolist() == np.flatnonzero(mask).tolist()
+    assert base.select(mask=mask, indices=[9, 8, 3, 9]).table.rows.tolist() == [9, 3, 9]
     with pytest.raises(ValueError, match=r"mask must be bool \[36\], found int64 \[36\]"):
         base.select(mask=np.ones(36, np.int64))
     with pytest.raises(ValueError, match=r"mask must be bool \[36\], found bool \[3\]"):
@@ -130,12 +130,12 @@ def test_fractions(tree: Path, a: float, b: float, seed: int) -> None:
     reader = readers.open_folder(tree, "train")
     small, large = sorted((a, b))
     few, many = reader.select(fraction=small, seed=seed), reader.select(fraction=large, seed=seed)
-    assert len(few) == max(1, round(36 * small)) and set(few.table.rows.tolist()) <= set(many.indices.tolist())
+    assert len(few) == max(1, round(36 * small)) and set(few.table.rows.tolist()) <= set(many.table.rows.tolist())
     assert (np.diff(few.table.rows) > 0).all(), "not in stored order"
 
 
 def test_everything_and_nothing(base: Any) -> None:
-    assert base.select().indices.tolist() == list(range(36))
+    assert base.select().table.rows.tolist() == list(range(36))
     with pytest.raises(SourceError, match=r"nothing is selected: none of the 36 samples of .* has labels='cat', min_b"):
         base.select(labels="cat", min_bytes=10**9)
     with pytest.raises(SourceError, match="has indices=\\[\\]"):

@@ -16,9 +16,8 @@ import pytest
 from staging_suite import SLOWLY, assert_whole, copy_of, pack, start, wait_for
 
 import readers
-from cache.staging import leader
-from cache.staging.locks import FileLock
-from cache.staging.sources import StagedFile
+from cache.locks import FlockFile
+from cache.staging import StagedFile, leader
 from cache.stores.copied import CopyStats
 from readers.augment import Resize
 from readers.loader import ImageLoader
@@ -159,7 +158,7 @@ def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None
     """With a leader that brings nothing, and with none; a wait in vain is the last."""
     with readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=10_000) as local:
         pass
-    lock = FileLock(local / ".staging/leader")
+    lock = FlockFile(local / ".staging/leader")
     for patience, held in ((0.2, True), (FOREVER, False)):
         assert not held or lock.take()
         reader = open_staged(local, source, patience)
@@ -200,7 +199,7 @@ def test_what_is_waited_for_is_not_announced(
 
 def test_nobody_waits_for_what_does_not_come(source: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
-        lock = FileLock(local / ".staging/leader")
+        lock = FlockFile(local / ".staging/leader")
         assert lock.take()
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, Shuffled(36))

@@ -158,7 +158,11 @@ def test_the_fallback_reader_is_pickled_and_closed(source: Path, tmp_path: Path)
         reader.close()
         assert reader.read(len(reader) - 1) == last
         again = pickle.loads(pickle.dumps(reader))
-        assert again.read(len(reader) - 1) == last and again.store.has_copy(0) and not again.store.has_copy(7)
+        assert (
+            again.read(len(reader) - 1) == last
+            and again.store.source.has_copy(0)
+            and not again.store.source.has_copy(7)
+        )
         mapped = readers.open(local, "train", fallback=source, backend="mmap")
         assert bytes(mapped.read(len(reader) - 1)) == last
         few = readers.open(local, "train", fallback=source, open_shards=1)

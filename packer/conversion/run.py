@@ -26,6 +26,7 @@ from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.output import local_output
+from packer.remote_output import convert_to_address
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.version import VERSION
@@ -103,9 +104,8 @@ def convert(
     """
     to = container_named(to)
     if output is not None and is_remote(output):
-        from packer.remote_output import convert_to_address
-
         return convert_to_address(
+            convert,
             source,
             to,
             str(output),

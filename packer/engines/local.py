@@ -120,13 +120,13 @@ def run_shards(
     futures: list[Future[R]] = []
     try:
         if inline:  # the work happens in submit
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         for number, task in enumerate(tasks):
             futures.append(submit_shard(executor, work, task, number))
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
@@ -140,7 +140,7 @@ def run_shards(
     finally:
         counters.stop()
         executor.shutdown(wait=True, cancel_futures=True)
-        watcher.packed()
+        watcher.end()
 
 
 def submit_shard(executor: Executor, work: Callable[[T, Counter], R], task: T, number: int) -> Future[R]:

@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cache.files import Folder, atomic_write
 from readers.errors import DatasetError, FormatError, OutputError
 from readers.headers import MEDIA
 from readers.reader import Reader
@@ -81,7 +82,7 @@ def tar_layout(
             (root / "shards" / f"{number:06d}.tar").symlink_to(shard.resolve())
             lines = [_line(first + i, *both) for i, both in enumerate(members)]
             text = "".join(f"{line}\n" for line in [f"v1.0 {len(lines)}", *lines])
-            (root / "index" / f"{number:06d}.idx").write_text(text, encoding="ascii")
+            atomic_write(root / "index" / f"{number:06d}.idx", text.encode("ascii"))
             first += len(lines)
 
     root = _make(Path(directory), fill)
@@ -183,7 +184,11 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
             raise OutputError(f"{directory} exists; give a new directory, or remove it")
         building.mkdir(parents=True)
         fill(building)
-        os.rename(building, directory)
+        with Folder(directory.parent) as parent:
+            for folder in (path for path in (building, *building.iterdir()) if path.is_dir()):
+                with Folder(folder) as made:
+                    made.sync()
+            parent.rename(building.name, directory.name, durable=True)
     except OutputError:
         raise
     except OSError as error:
