@@ -1,12 +1,10 @@
-"""What verification finds wrong: a list that stays small however much is wrong, and the result."""
+"""What verification finds wrong, and a list of it that stays small however much is wrong."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
-__all__ = ["MAX_PROBLEMS", "Problem", "Problems", "VerifyResult"]
+__all__ = ["MAX_PROBLEMS", "Problem", "Problems"]
 
 MAX_PROBLEMS = 10_000
 
@@ -37,26 +35,3 @@ class Problems:
         self.count += 1
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyResult:
-    """What was checked and what is wrong. problems holds the first 10,000; problem_count counts all."""
-
-    path: Path | str
-    shards: int
-    samples: int
-    shard_bytes: int
-    deep: bool
-    against: str | None
-    problems: tuple[Problem, ...]
-    problem_count: int
-    left_out: int = 0
-
-    @property
-    def ok(self) -> bool:
-        return self.problem_count == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path), "ok": self.ok}

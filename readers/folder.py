@@ -46,14 +46,15 @@ def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reade
     root = Path(path)
     if not root.is_dir():
         raise SourceError(f"{root}: not a directory")
-    files = [file for file in scan(root, []) if has_image_suffix(file.path)]
-    splits, classes = arrange(files, split, root, [])
+    files = scan(root, [])
+    images = np.fromiter(map(has_image_suffix, files.paths()), np.bool_, len(files))
+    splits, classes = arrange(files.take(np.flatnonzero(images)), split, root, [])
     name = "train" if split is None and "train" in splits else next(iter(splits))
     part = splits[name]
     if not part.names:
         raise SourceError(f"{root}: no image files found")
-    sizes = np.maximum(np.array([file.bytes for file in part.files], np.int64), 0)
-    times = np.array([(file.mtime_ns, file.ctime_ns) for file in part.files], np.int64)
+    sizes = np.maximum(part.files.column(0), 0)
+    times = np.stack([part.files.column(1), part.files.column(2)], axis=1)
     names = Strings.of(part.names)
     columns = _FolderColumns(
         Strings.of(unique_keys(part.names)),

@@ -15,6 +15,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from packer.sources.base import SourceListing, SourceReader
 from packer.sources.members import list_members
 from packer.sources.streams import StreamKeeper, compression_of, file_stamp
@@ -47,7 +49,7 @@ class ArchiveSource:
             members = tar_members(self.root, left_out, warnings)
         listing = list_members(members, split, self.root, left_out, self.layout)
         for part in listing.splits.values():
-            part.stamps = [self._stamp[1]] * len(part)
+            part.stamps = np.full(len(part), self._stamp[1], np.int64)
         listing.warnings += warnings
         listing.shuffles = is_zip(self.root) or not compression_of(self.root)
         return listing

@@ -13,6 +13,7 @@ strings, where there is one. `packer.formats.hdf5_foreign` has the names that su
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -33,7 +34,7 @@ from packer.formats.hdf5_foreign import (
     find_table,
 )
 from packer.formats.hdf5_guard import check_claim, read_table
-from packer.sources.base import SplitListing
+from packer.sources.base import ListingBuilder, SplitListing
 from packer.sources.names import safe_name
 from readers.errors import SourceError
 from readers.tree import has_image_suffix, unique_keys
@@ -109,12 +110,13 @@ def list_images(images: Any, group: Any, path: Path, keys: Hdf5Keys) -> SplitLis
         # What an element has is known only when it is read: take a fair share of the file.
         share = prod(images.shape[1:]) if layout != "elements" else path.stat().st_size // max(1, n)
         sizes = [share] * n
-    part = SplitListing(bytes=sizes, places=places, labels=labels_for(images, group, len(places), keys))
-    part.keys, names = _keys(images, path, len(places))
-    if layout.startswith("pixels"):
-        names = [f"{key}.png" for key in part.keys]
-    part.names = [(name,) for name in names]
-    return part
+    labels = labels_for(images, group, len(places), keys)
+    found, names = _keys(images, path, len(places))
+    suffix = ".png" if layout.startswith("pixels") else ""
+    builder = ListingBuilder()
+    for key, sample_name, label, size, place in zip(found, names, labels, sizes, places, strict=True):
+        builder.add((f"{key}{suffix}" if suffix else sample_name,), place, size, key=key, label=label)
+    return builder.build()
 
 
 def _check_count(images: Any, path: Path) -> None:
@@ -160,7 +162,7 @@ def labels_for(images: Any, group: Any, n: int, keys: Hdf5Keys) -> list[int]:
     return labels
 
 
-def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
+def _keys(images: Any, path: Path, n: int) -> tuple[Sequence[str], list[str]]:
     """Keys and file names of n samples, from the file where it has distinct ones."""
     table = find_table(images, KEY_NAMES)
     if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:

@@ -22,13 +22,14 @@ import numpy.typing as npt
 from packer.conversion.arena import Arena
 from packer.formats.hdf5_flat import as_text
 from packer.formats.hdf5_guard import DAMAGED, check_claim, check_data_set, refuse_other_files, translated
-from packer.sources.base import SourceListing, check_names
+from packer.sources.base import FieldNames, Objects, SourceListing, check_names
 from packer.sources.hdf5_layouts import NAME_IT, Hdf5Keys, images_in, items_in, labels_for, list_images
 from packer.sources.members import ArchiveMember, list_members
 from packer.sources.names import split_of_file
 from packer.sources.streams import file_stamp
 from readers.errors import BadSampleError, FormatError, PackerError, SourceError
 from readers.sample import NO_LABEL
+from readers.strings import Names
 from readers.tree import SPLIT_NAMES
 
 __all__ = ["HDF5Source"]
@@ -70,7 +71,7 @@ class HDF5Source:
         listing.left_out += [(name, "a soft link that leads nowhere") for name in nowhere]
         for part in listing.splits.values():
             check_names([*part.keys, *(names[0] for names in part.names if names[0])], str(self.root))
-            part.stamps = [self._stamp[1]] * len(part)
+            part.stamps = np.full(len(part), self._stamp[1], np.int64)
         return listing
 
     def _list(self, file: Any, split: str | None) -> SourceListing:
@@ -126,14 +127,16 @@ class HDF5Source:
         listing.skip_strays = False
         labels = self._item_labels(items, group)
         for part in listing.splits.values():
+            numbers = [number for number, _ in part.places]
             if labels is not None:
-                part.labels = [labels[place[0]] for place in part.places]
+                part.labels = np.array([labels[number] for number in numbers], np.int64)
                 listing.classes = ()
-            part.names = [
-                (f"{names[0]}.png" if items[place[0]].ndim == 3 else names[0],)
-                for names, place in zip(part.names, part.places, strict=True)
+            names = [
+                f"{name}.png" if items[number].ndim == 3 else name
+                for (name,), number in zip(part.names, numbers, strict=True)
             ]
-            part.places = [("item", name) for _, name in part.places]
+            part.names = FieldNames(Names.of(names))
+            part.places = Objects.of(("item", name) for _, name in part.places)
         return listing
 
     def _item_labels(self, items: Sequence[Any], group: Any) -> Sequence[int] | None:

@@ -24,7 +24,7 @@ from crc32c import crc32c
 from packer.conversion.arena import Arena
 from packer.formats.checksum import masked_crc
 from packer.formats.window import Window
-from packer.sources.base import SourceListing, SplitListing, check_names
+from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.names import split_of_file
 from packer.sources.record_features import (
     IMAGE_FEATURES,
@@ -143,21 +143,20 @@ class _Walk:
         extra = {name for _, _, sample in self._found for name in sample.ranges or ()} - {"image"}
         kinds = {"image": "image"} | dict.fromkeys(sorted(extra - {"json"}), "file")
         kinds |= {"json": "json"} if "json" in extra else {}
-        part = SplitListing(stamps=[stamp] * len(self._found))
+        keys = [sample.key or self._numbered(number) for number, (_, _, sample) in enumerate(self._found)]
+        numbered = len(set(keys)) < len(keys)
+        builder = ListingBuilder(len(kinds))
         for number, (start, size, sample) in enumerate(self._found):
             ranges = None if sample.ranges is None else tuple(sample.ranges.get(name) for name in kinds)
-            part.places.append((start, size, ranges))
-            part.bytes.append(size)
-            part.labels.append(sample.label)
-            part.keys.append(sample.key or self._numbered(number))
-            part.names.append(tuple(sample.names.get(name, "") for name in kinds))
+            key = self._numbered(number) if numbered else keys[number]
+            names = [""] * len(kinds) if numbered else [sample.names.get(name, "") for name in kinds]
+            builder.add(names, (start, size, ranges), size, key=key, label=sample.label, stamp=stamp)
+        part = builder.build()
         listing = SourceListing({split: part}, kinds, self._classes())
-        if len(set(part.keys)) < len(part):
-            part.keys = [self._numbered(number) for number in range(len(part))]
-            part.names = [("",) * len(kinds)] * len(part)
+        if numbered:
             listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
         check_names([*part.keys, *(name for names in part.names for name in names if name)], str(self._path))
-        listing.warnings += self._warnings(part.labels)
+        listing.warnings += self._warnings(part.labels.tolist())
         return listing
 
     def _numbered(self, number: int) -> str:
