@@ -18,13 +18,13 @@ from packer.conversion.commit import commit
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
+from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
 from packer.conversion.replaced import replaced_set
 from packer.engines.garbage import no_search_for_cycles
 from packer.engines.local import run_shards
-from packer.formats import format_named
+from packer.formats import format_named, resolve_format
 from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SourceListing
@@ -101,7 +101,7 @@ def convert(
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
-    to = container_named(to)
+    to = resolve_format(to)
     if output is not None and is_remote(output):
         from packer.remote_output import convert_to_address
 
