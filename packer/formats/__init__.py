@@ -86,6 +86,14 @@ REGISTRY = Registry(
             may_be=_may_be_tar,
             aliases=("webdataset", "wds"),
         ),
+        FormatEntry(
+            name="recordio",
+            title="an MXNet RecordIO file",
+            home="packer.formats.recordio:FORMAT",
+            magic=((0, b"\x0a\x23\xd7\xce"),),
+            suffixes=(".rec",),
+            writes=False,
+        ),
     ),
 )
 
