@@ -38,17 +38,18 @@ class FolderReader(Selectable):
         self.path = Path(path)
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory")
-        files = [file for file in scan(self.path, []) if has_image_suffix(file.path)]
-        splits, self.classes = arrange(files, split, self.path, [])
+        files = scan(self.path, [])
+        images = np.fromiter(map(has_image_suffix, files.paths()), np.bool_, len(files))
+        splits, self.classes = arrange(files.take(np.flatnonzero(images)), split, self.path, [])
         self.split = "train" if split is None and "train" in splits else next(iter(splits))
         part = splits[self.split]
         if not part.names:
             raise SourceError(f"{self.path}: no image files found")
-        self.names = part.names
-        self.labels: npt.NDArray[np.int64] = np.array(part.labels, np.int64)
-        self.keys: list[str] = unique_keys(part.names)
-        self._sizes = np.maximum(np.array([file.bytes for file in part.files], np.int64), 0)
-        self._times = np.array([(file.mtime_ns, file.ctime_ns) for file in part.files], np.int64)
+        self.names = list(part.names)
+        self.labels: npt.NDArray[np.int64] = part.labels.astype(np.int64)
+        self.keys: list[str] = list(unique_keys(self.names))
+        self._sizes = np.maximum(part.files.column(0), 0)
+        self._times = np.stack([part.files.column(1), part.files.column(2)], axis=1)
         self._folder = os.path.join(self.path, part.root) if part.root else os.fspath(self.path)
         self._info: ImageInfo | None = None
         self._fingerprint = ""

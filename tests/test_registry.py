@@ -14,7 +14,7 @@ import json
 from packer.formats import FormatEntry
 from packer.formats.base import Format, Located, Payloads, WrittenShard
 from packer.sources import SourceEntry
-from packer.sources.base import SourceListing, SplitListing
+from packer.sources.base import ListingBuilder, SourceListing
 from crc32c import crc32c
 import os
 
@@ -73,7 +73,6 @@ class Colours:
     title = "colours"
 
     def list(self, split):
-        from packer.sources import folder
         listing = SourceListing({}, {"image": "image"})
         listing.splits["train"] = make_listing(self.root.read_text().split()[1:])
         return listing
@@ -98,11 +97,10 @@ class Colours:
         pass
 
 def make_listing(names):
-    part = SplitListing()
-    part.keys, part.places = list(names), list(names)
-    part.labels, part.bytes, part.stamps = list(range(len(names))), [100] * len(names), [0] * len(names)
-    part.names = [("",)] * len(names)
-    return part
+    builder = ListingBuilder()
+    for label, name in enumerate(names):
+        builder.add([""], name, 100, key=name, label=label)
+    return builder.build()
 
 SOURCE = SourceEntry(name="colours", title="a file of colours", home="thirdparty:Colours", magic=((0, b"COLOURS"),),
                      options=frozenset({"shade"}))

@@ -8,7 +8,8 @@ bits in a PNG, floating point. Whatever needs no change keeps its bytes.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from readers.headers.frames import frames
 from readers.headers.pillow import opened
 from readers.sample import Buffer
 from readers.shrink import shrunk
+from readers.strings import repeated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,13 +74,22 @@ def reencode(
 def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
     """Raise SourceError where a file that is encoded anew could get the name of another one."""
     codec = "png" if options.codec == "keep" else options.codec
-    taken = {name: i for i, name in enumerate(names) if name}
-    for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-        new = _renamed(name, key, codec)
-        other = taken.setdefault(new, i) if new else i
-        if names[other] != name:
+    count = len(names)
+
+    def new_names() -> Iterator[str]:
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            new = _renamed(name, key, codec)
+            yield new if name and new != name else f"\0{i}"
+
+    old = (name or f"\0\0{i}" for i, name in enumerate(names))
+    taken: dict[str, str] = {}
+    for i in repeated(itertools.chain(old, new_names()), 2 * count).tolist():
+        name = names[i % count]
+        new = name if i < count else _renamed(name, keys[i % count], codec)
+        other = taken.setdefault(new, name)
+        if other != name:
             raise SourceError(
-                f"{where}: {name} and {names[other]} would both be called {new} when encoded anew; rename one of them"
+                f"{where}: {name} and {other} would both be called {new} when encoded anew; rename one of them"
             )
 
 

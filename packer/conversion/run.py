@@ -27,7 +27,7 @@ from packer.engines.local import run_shards
 from packer.formats import format_named, resolve_format
 from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
-from packer.sources.base import SourceListing
+from packer.sources.base import SomeSamples, SourceListing
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, SourceError
@@ -235,7 +235,7 @@ class _Conversion:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size)
+            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size, self._source)
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
@@ -244,7 +244,7 @@ class _Conversion:
         return ShardTask(
             source=self._source,
             spec=plan.specs[shard.split],
-            blocks=listing.splits[shard.split].blocks(shard.indices),
+            samples=SomeSamples(listing.splits[shard.split], shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
             out=journal.out,

@@ -22,7 +22,7 @@ from packer.engines.garbage import search_seldom
 from packer.watch import Counter, Watcher
 from readers.errors import SourceError, WorkerError
 
-__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shards", "submit_shard"]
+__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shards"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -107,11 +107,13 @@ def run_shards(
     watcher: Watcher,
     samples: int,
     total_bytes: int,
+    source: object = None,
 ) -> list[R]:
     """Have `work` done on `count` tasks, shown to `watcher`; results in the order of the tasks.
 
-    Tasks are made one by one, as they are handed over. On the first error, or Ctrl-C, the others are stopped and it
-    is raised; a worker that dies is a WorkerError.
+    A task is pickled when a worker is about to take it. source: what the tasks carry that was handed in, and may not
+    be fit for that; SourceError if it is not. On the first error, or Ctrl-C, the others are stopped and it is raised;
+    a worker that dies is a WorkerError.
     """
     if count == 0:
         return []
@@ -119,10 +121,12 @@ def run_shards(
     inline = isinstance(executor, InlineExecutor)
     futures: list[Future[R]] = []
     try:
+        if not inline:
+            _check_sendable(source)
         if inline:  # the work happens in submit
             watcher.packing(samples, total_bytes, counters.totals)
         for number, task in enumerate(tasks):
-            futures.append(submit_shard(executor, work, task, number))
+            futures.append(executor.submit(_run, work, task, number))
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
@@ -143,27 +147,16 @@ def run_shards(
         watcher.packed()
 
 
-def submit_shard(executor: Executor, work: Callable[[T, Counter], R], task: T, number: int) -> Future[R]:
-    """Have `work` done on one shard, reporting as number `number`.
-
-    The task is pickled here and not by the pool, whose feeding thread hangs over a task that cannot be pickled
-    (cpython issue 94777). Raises SourceError for such a task.
-    """
-    if isinstance(executor, InlineExecutor):
-        return executor.submit(_run, work, task, number)
+def _check_sendable(source: object) -> None:
+    """The feeding thread of a pool hangs over a task that cannot be pickled (cpython issue 94777)."""
     try:
-        packed = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        pickle.dumps(source, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickling runs the code of whatever source was handed in
         raise SourceError(f"the source cannot be sent to worker processes: {error}; use workers=1") from error
-    return executor.submit(_run_packed, work, packed, number)
 
 
 def _run(work: Callable[[T, Counter], R], task: T, number: int) -> R:
     return work(task, _ShardCounter(_counters, number))
-
-
-def _run_packed(work: Callable[[Any, Counter], R], packed: bytes, number: int) -> R:
-    return _run(work, pickle.loads(packed), number)
 
 
 def _share(array: Any) -> None:

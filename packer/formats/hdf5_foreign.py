@@ -34,7 +34,7 @@ from packer.formats.hdf5_guard import (
 )
 from readers.errors import FormatError, NotFlatError
 from readers.sample import NO_LABEL
-from readers.tree import SPLIT_NAMES, TreeFile, arrange, has_image_suffix, unique_keys
+from readers.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
 
 __all__ = ["locate_foreign", "splits_of"]
 
@@ -227,7 +227,7 @@ def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
         check_claim(table, path)
         names = read_strings(table)
         if len(set(names)) == n and "" not in names:
-            return (unique_keys(names), names) if all(map(has_image_suffix, names)) else (names, [""] * n)
+            return (list(unique_keys(names)), names) if all(map(has_image_suffix, names)) else (names, [""] * n)
     return [key_by_number(path, i) for i in range(n)], [""] * n
 
 
@@ -237,16 +237,14 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
     if not items:
         raise FormatError(f"{path}: no data set of images found; it has {_listed(group)}; {_NAME_IT}")
     names, has_classes = _tree_names(group, items)
-    numbers = {name: number for number, name in enumerate(names)}
-    files = [TreeFile(name, item.nbytes, 0) for name, item in zip(names, items, strict=True)]
-    splits, classes = arrange(files, None, path, unused)
+    splits, classes = arrange(TreeFiles.of(names, [item.nbytes for item in items]), None, path, unused)
     labels = _item_labels(items, group, path, options)
     tops = {name.partition("/")[0] for name in names if "/" in name}
     found: list[tuple[int, Located]] = []
     for split, part in splits.items():
         keys = unique_keys(part.names)
-        for key, name, folder_label, tree_file in zip(keys, part.names, part.labels, part.files, strict=True):
-            number = numbers[tree_file.path]
+        rows = np.asarray(part.files.rows).tolist()
+        for key, name, folder_label, number in zip(keys, part.names, part.labels.tolist(), rows, strict=True):
             item = items[number]
             label, class_name = NO_LABEL, ""
             if labels is not None:

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from packer.sources.base import SourceListing, SourceReader
 from packer.sources.members import ArchiveMember, list_members
 from packer.sources.shards import ShardSource
@@ -61,7 +63,7 @@ class ArchiveSource:
             )
         listing = list_members(members, split, self.root, left_out, self.layout)
         for part in listing.splits.values():
-            part.stamps = [self._stamp[1]] * len(part)
+            part.stamps = np.full(len(part), self._stamp[1], np.int64)
         listing.warnings += warnings
         listing.shuffles = is_zip(self.root) or not compression_of(self.root)
         return listing

@@ -16,13 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from packer.conversion.arena import Arena
 from packer.formats import format_of_head
 from packer.formats.base import Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
 from packer.registry import HEAD_BYTES
-from packer.sources.base import SourceListing, SplitListing, check_names
+from packer.sources.base import FieldNames, ListingBuilder, SourceListing, SplitListing, check_names
 from packer.sources.names import safe_name
 from packer.sources.streams import (
     ByteFile,
@@ -36,12 +38,13 @@ from packer.sources.streams import (
 )
 from readers.errors import BadSampleError, FormatError, SourceError
 from readers.sample import NO_LABEL, Buffer
+from readers.strings import NamesBuilder, Strings, repeated
 from readers.tree import SPLIT_NAMES
 
 __all__ = ["ClassNames", "ShardSource", "field_kinds", "located_samples", "split_of_name"]
 
-# Why a sample cannot be had, or where the format finds its image, or None; then the range of each field.
-Place: TypeAlias = "tuple[str | tuple[object, ...] | None, tuple[tuple[int, int] | None, ...]]"
+# Why a sample cannot be had, or where the format finds its image, or None; then (offset, length, field) as in the file.
+Place: TypeAlias = tuple[Any, ...]
 
 
 def located_samples(container: Format, path: Path, options: LocateOptions) -> Iterator[Located]:
@@ -125,6 +128,7 @@ class ShardSource:
         self._container: Format = entry.load()
         self._title = entry.title.partition(" ")[2]
         self._keeper = StreamKeeper(self.root)
+        self._fields = 1
         self._stamp: tuple[int, int] | None = None
 
     @property
@@ -158,6 +162,7 @@ class ShardSource:
         for sample in self._samples(compression):
             shard.add(sample)
         listing = shard.listing()
+        self._fields = len(listing.fields)
         if split is not None:
             listing.splits = {name: part for name, part in listing.splits.items() if name == split}
         listing.left_out += left_out
@@ -180,18 +185,19 @@ class ShardSource:
     def open(self) -> ShardReader:
         if self._stamp is not None and file_stamp(self.root) != self._stamp:
             raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
-        return ShardReader(self._keeper, self._container)
+        return ShardReader(self._keeper, self._container, self._fields)
 
 
 class _Shard:
-    """Collects the samples of a file."""
+    """Collects the samples of a file, in some 100 bytes for each."""
 
     def __init__(self, path: Path, split: str, stamp: int) -> None:
         self._path, self._split, self._stamp = path, split, stamp
-        self._samples: dict[str, list[Located]] = {}
+        self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
-        self._fields: dict[str, None] = {}
+        self._fields = {"image": 0}
         self._left_behind: dict[str, None] = {}
+        self._has_image = False
 
     def add(self, sample: Located) -> None:
         if sample.label < NO_LABEL:
@@ -199,57 +205,77 @@ class _Shard:
                 f"{self._path}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
             )
         self._classes.add(sample)
-        self._fields |= dict.fromkeys(sample.ranges)
+        for name in sample.ranges:
+            self._fields.setdefault(name, len(self._fields))
         self._left_behind |= dict.fromkeys(sample.left_behind)
-        self._samples.setdefault(sample.split or self._split, []).append(sample)
+        self._has_image |= bool(sample.fault or sample.place or "image" in sample.ranges)
+        part = self._parts.setdefault(sample.split or self._split, _Part(sample.split))
+        part.widen(len(self._fields))
+        what = sample.fault or sample.place or (None if "image" in sample.ranges else "the sample has no image")
+        ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
+        size = sum(length for _, length in sample.ranges.values()) or sample.bytes
+        names = [sample.names.get(name, "") for name in self._fields]
+        part.add(names, (what, *sorted(ranges)), size, self._stamp, key=sample.key, label=sample.label)
 
     def listing(self) -> SourceListing:
-        if not self._samples:
+        if not self._parts:
             raise SourceError(f"{self._path}: no samples")
-        if "image" not in self._fields and not any(s.place or s.fault for part in self._samples.values() for s in part):
+        if not self._has_image:
             raise SourceError(
-                f"{self._path}: no sample has an image; it has {', '.join(self._fields) or 'no fields'}; name it with  "
-                f"--image-key KEY  (in Python: image_key=KEY)"
+                f"{self._path}: no sample has an image; it has {', '.join([*self._fields][1:]) or 'no fields'}; name "
+                f"the image with  --image-key KEY  (in Python: image_key=KEY)"
             )
         classes, wrong = self._classes.in_order()
         listing = SourceListing({}, field_kinds(self._fields), classes)
-        for name, samples in self._samples.items():
-            listing.splits[name] = self._part(samples, tuple(listing.fields), name if samples[0].split else "", listing)
+        for name, part in self._parts.items():
+            part.widen(len(self._fields))
+            listing.splits[name] = self._checked(part.build(part.root), listing)
         if self._left_behind:
             listing.warnings.append(f"{self._path}: features left behind: {', '.join(sorted(self._left_behind))}")
-        labels = {s.label for part in self._samples.values() for s in part} - {NO_LABEL}
-        if wrong and min(labels) == 0:
+        labels = np.concatenate([part.labels for part in listing.splits.values()])
+        labels = labels[labels != NO_LABEL]
+        if wrong and labels.min() == 0:
             listing.warnings.append(f"{self._path}: class names are left out: {wrong}")
-        if min(labels, default=0) == 1:
+        if len(labels) and labels.min() == 1:
             listing.warnings.append(
-                f"{self._path}: labels run from 1 to {max(labels)} and none is 0, as in ImageNet's records; "
+                f"{self._path}: labels run from 1 to {labels.max()} and none is 0, as in ImageNet's records; "
                 f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
             )
         return listing
 
-    def _part(
-        self, samples: Sequence[Located], fields: tuple[str, ...], root: str, listing: SourceListing
-    ) -> SplitListing:
-        part = SplitListing(root=root, stamps=[self._stamp] * len(samples))
-        by_number = len({sample.key for sample in samples}) < len(samples)
-        if by_number:
+    def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
+        n = len(part)
+        if len(repeated(part.keys, n)):
             listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
-        for number, sample in enumerate(samples):
-            what = sample.fault or sample.place or (None if "image" in sample.ranges else "the sample has no image")
-            part.places.append((what, tuple(sample.ranges.get(name) for name in fields)))
-            part.bytes.append(sum(length for _, length in sample.ranges.values()) or sample.bytes)
-            part.labels.append(sample.label)
-            part.keys.append(key_by_number(self._path, number) if by_number else sample.key)
-            part.names.append(("",) * len(fields) if by_number else tuple(sample.names.get(n, "") for n in fields))
-        check_names([*part.keys, *(name for names in part.names for name in names if name)], str(self._path))
+            nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
+            part.keys = Strings.of(key_by_number(self._path, number) for number in range(n))
+            part.names = FieldNames(*[nothing] * len(self._fields))
+        check_names(part.keys, str(self._path))
+        check_names((name for names in part.names for name in names if name), str(self._path))
         return part
+
+
+class _Part(ListingBuilder):
+    """A split whose fields show while it is filled."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.root = root
+
+    def widen(self, fields: int) -> None:
+        """Have columns for the names of as many fields."""
+        while len(self._names) < fields:
+            names = NamesBuilder()
+            for _ in range(len(self)):
+                names.append("")
+            self._names.append(names)
 
 
 class ShardReader:
     """Reads samples of one file, and of a compressed one in the order of the file."""
 
-    def __init__(self, keeper: StreamKeeper, container: Format) -> None:
-        self._keeper, self._container = keeper, container
+    def __init__(self, keeper: StreamKeeper, container: Format, fields: int) -> None:
+        self._keeper, self._container, self._fields = keeper, container, fields
         compression = compression_of(keeper.path)
         self._stream = keeper.take(compression) if compression else None
         self._file: ByteFile = self._stream or PlainFile(keeper.path)
@@ -257,14 +283,13 @@ class ShardReader:
         self._opened = ExitStack()
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
-        what, ranges = place
+        what, *ranges = place
         if isinstance(what, str):
             raise BadSampleError(what)
-        payloads: list[Buffer | None] = [None] * len(ranges)
-        present = ((at, i) for i, at in enumerate(ranges) if at is not None)
-        for (offset, length), i in sorted(present):  # as they are in the file: a stream only goes forward
+        payloads: list[Buffer | None] = [None] * self._fields
+        for offset, length, number in ranges:  # in the order of the file: a stream only goes forward
             self._file.read_into(offset, arena.rest()[:length])
-            payloads[i] = arena.take(length)
+            payloads[number] = arena.take(length)
         if what is not None:
             payloads[0] = self._open_places().read(what)
         return payloads
