@@ -42,7 +42,7 @@ def measure(root: str, per_shard: int, shuffle: bool, traced: bool) -> dict[str,
     """Seconds of each step, and the peak of memory in bytes."""
     from packer.conversion.options import ConvertOptions
     from packer.conversion.plan import check_listing, make_plan
-    from packer.engines.garbage import no_search_for_cycles
+    from packer.engines.local import no_search_for_cycles
     from packer.formats import format_named
     from packer.sources.base import SomeSamples
     from packer.sources.folder import FolderSource

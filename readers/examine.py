@@ -1,26 +1,37 @@
-"""Sizes and times of many files, asked for in several processes where that pays.
+"""Walk a tree: the names of its files, folder by folder, and their sizes and times.
 
 Python's `stat` takes 2.5 µs a file with the answer at hand, most of it under the interpreter's lock, and a round trip
-with a file system across a network. So slices of the files go to forked children, each of which sends its answers back
-through a pipe and ends. A child that dies is no loss: this process asks for its slice itself.
+with a file system across a network. So, where that pays, slices of the files go to forked children, each of which sends
+its answers back through a pipe and ends. A child that dies is no loss: this process examines its slice itself.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import os
 import stat
 import sys
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import NamedTuple
 
-__all__ = ["NOT_REGULAR", "UNKNOWN", "FolderFiles", "examine"]
+import numpy as np
+
+from readers.errors import SourceError
+from readers.listing import TreeFiles
+from readers.strings import Names, NamesBuilder, Strings
+
+__all__ = ["NOT_REGULAR", "UNKNOWN", "FolderFiles", "examine", "scan"]
 
 UNKNOWN = -1  # a file that cannot be examined, such as a dangling link
 NOT_REGULAR = -2
+_MOST_VISITS = 64
+_RUN = 1 << 16  # names of a folder that are sorted at a time
 _BLOCK = 4096  # files, or numbers, in memory as Python objects at a time
 _FEWEST_FILES = 4096  # for a process of its own: forking takes as long as examining about a thousand
 
@@ -133,3 +144,136 @@ def _receive(pipe: int, found: array[int], files: int) -> bool:
             del found[before:]
             return False
     return True
+
+
+def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> TreeFiles:
+    """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
+
+    processes: how many may examine the files of a large tree. Raises SourceError for a folder that cannot be read:
+    what it holds would be lost silently.
+    """
+    walk = _Walk(os.fspath(root))
+    walk.run()
+    facts = np.frombuffer(examine(walk, processes), np.int64).reshape(-1, 3)
+    sizes = [stop - start for start, stop in walk.bounds()]
+    folder = np.repeat(np.arange(len(walk.folders), dtype=np.int32), sizes)
+    files = TreeFiles(walk.folders, folder, walk.names, facts)
+    odd = np.flatnonzero(facts[:, 0] == NOT_REGULAR)
+    if len(odd):
+        walk.left_out += [(i, files[i].path, "not a regular file") for i in odd.tolist()]
+        walk.left_out.sort(key=itemgetter(0))
+        files = files.take(np.flatnonzero(facts[:, 0] != NOT_REGULAR))
+    left_out += [(path, reason) for _, path, reason in walk.left_out]
+    return files
+
+
+class _Walk:
+    """The names below a folder, folder by folder, and (files before it, path, reason) of what is left out.
+
+    folders: relative to the root, with a "/" at the end; starts: how many names come before those of each.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.folders: list[str] = []
+        self.starts: list[int] = []
+        self.names: Strings = Names.of(())
+        self.left_out: list[tuple[int, str, str]] = []
+        self._found = NamesBuilder()
+        self._visits: Counter[tuple[int, int]] = Counter()
+
+    def run(self) -> None:
+        """Walk without recursion, so that a tree may be as deep as a path can be long."""
+        above: list[tuple[int, int]] = []  # the folders on the way to the one that is visited, as (device, inode)
+        ahead = [("", 0)]  # (path relative to the root, its depth), the next one last
+        while ahead:
+            relative, depth = ahead.pop()
+            del above[depth:]
+            found = self._visit(relative, above)
+            ahead += [(f"{relative}{name}/", depth + 1) for name in reversed(found)]
+        self.names = self._found.build()
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """The names [first, stop) of each folder."""
+        return itertools.pairwise([*self.starts, len(self.names)])
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __iter__(self) -> Iterator[FolderFiles]:
+        for relative, (first, stop) in zip(self.folders, self.bounds(), strict=True):
+            yield FolderFiles(self._path(relative), self.names, first, stop)
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == group for group in self)
+
+    def _path(self, relative: str) -> str:
+        return f"{self.root}/{relative}".rstrip("/") if relative else self.root
+
+    def _visit(self, relative: str, above: list[tuple[int, int]]) -> list[str]:
+        """Take up the files of a folder, and put it on `above`; returns the names of the folders in it."""
+        folder = self._path(relative)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+        try:
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)
+            if identity in above:
+                self._leave_out(relative.rstrip("/"), "a link that leads back to a folder above it")
+                return []
+            self._count_visit(folder, identity)
+            above.append(identity)
+            self.folders.append(relative)
+            self.starts.append(len(self._found))
+            return self._list(descriptor, relative)
+        except OSError as error:
+            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+
+    def _list(self, descriptor: int, relative: str) -> list[str]:
+        """Take up the files of an open folder by name. Of a large one, sorted runs are merged, as columns."""
+        is_folder: set[str] = set()
+        runs: list[Sequence[str]] = []
+        with os.scandir(descriptor) as entries:
+            while batch := list(itertools.islice(entries, _RUN)):
+                names = sorted([entry.name for entry in batch])
+                is_folder.update([entry.name for entry in batch if entry.name[0] != "." and entry.is_dir()])
+                if len(batch) < _RUN and not runs:
+                    return self._take_up(names, is_folder, relative)
+                run = NamesBuilder()
+                run.extend(names)
+                runs.append(run.build())
+        folders: list[str] = []
+        merged = heapq.merge(*runs)
+        while names := list(itertools.islice(merged, _RUN)):
+            folders += self._take_up(names, is_folder, relative)
+        return folders
+
+    def _take_up(self, names: list[str], is_folder: set[str], relative: str) -> list[str]:
+        """Add the files among some names, in their order, and note what is left out; returns the folders."""
+        folders: list[str] = []
+        files: list[str] = []
+        for name in names:
+            if name[0] == ".":
+                self._leave_out(relative + name, "hidden", len(files))
+            elif name in is_folder:
+                folders.append(name)
+            else:
+                files.append(name)
+        self._found.extend(files)
+        return folders
+
+    def _count_visit(self, folder: str, identity: tuple[int, int]) -> None:
+        """Links that lead to links multiply: two in each of 24 folders are 16 million paths to the last."""
+        self._visits[identity] += 1
+        if self._visits[identity] > _MOST_VISITS:
+            raise SourceError(
+                f"{folder}: is reached on more than {_MOST_VISITS} paths, through links to links; remove links, or "
+                f"convert the folders that hold the images one by one"
+            )
+
+    def _leave_out(self, path: str, reason: str, more: int = 0) -> None:
+        self.left_out.append((len(self._found) + more, path, reason))

@@ -8,30 +8,32 @@ Only names are looked at here, no file is opened; sizes and times come from the 
 name, over all splits together, so that a label means the same in each. Symbolic links are followed; a link that
 leads back to a folder above it is reported and left out, and a folder that links reach on more than 64 paths is an
 error. A tree may be as deep as paths can be long.
-
-A listing is columns, 36 bytes a file and the bytes of its name in its folder: a tree of ten million files takes half a
-gigabyte. A split, or a selection, is the rows of a tree's columns that it takes.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import os
-from collections import Counter as Counted
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.errors import SourceError
-from readers.examine import NOT_REGULAR, FolderFiles, examine
+from readers.examine import scan
 from readers.layout import same_split
-from readers.strings import Names, NamesBuilder, Strings, repeated
+from readers.listing import (
+    IMAGE_SUFFIXES,
+    Keys,
+    Rows,
+    TreeFile,
+    TreeFiles,
+    TreeNames,
+    has_image_suffix,
+    key_of_name,
+)
+from readers.strings import repeated
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -49,211 +51,6 @@ __all__ = [
 ]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
-_MOST_VISITS = 64
-_BLOCK = 4096
-_RUN = 1 << 16
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-Rows: TypeAlias = "range | npt.NDArray[np.int64]"
-
-
-class TreeFile(NamedTuple):
-    """A file: its path relative to the root ("/" between parts), size in bytes, times of modification and change in ns.
-
-    bytes is -1 for a file that cannot be examined, such as a dangling link.
-    """
-
-    path: str
-    bytes: int
-    mtime_ns: int
-    ctime_ns: int = 0
-
-
-class TreeFiles(Sequence[TreeFile]):
-    """Files of a tree, as rows of columns that all selections of it share.
-
-    folders: relative to the root, with a "/" at the end; "" for the root itself
-    folder   int32 [n]      which of them a file is in
-    names    [n]            its name there
-    facts    int64 [n, 3]   bytes (-1: could not be examined), times of modification and change in ns
-    rows     [k]            the files that these are, in their order
-    """
-
-    __slots__ = ("facts", "folder", "folders", "names", "rows")
-
-    def __init__(
-        self,
-        folders: Sequence[str],
-        folder: npt.NDArray[np.int32],
-        names: Strings,
-        facts: npt.NDArray[np.int64],
-        rows: Rows | None = None,
-    ) -> None:
-        self.folders, self.folder, self.names, self.facts = folders, folder, names, facts
-        self.rows: Rows = range(len(names)) if rows is None else rows
-
-    @classmethod
-    def of(cls, paths: Sequence[str], sizes: Sequence[int]) -> TreeFiles:
-        """Files that no folder of this machine holds, such as the members of an archive; their times are 0."""
-        folders: dict[str, int] = {}
-        numbers = np.empty(len(paths), np.int32)
-        names = NamesBuilder()
-        for i, path in enumerate(paths):
-            cut = path.rfind("/") + 1
-            numbers[i] = folders.setdefault(path[:cut], len(folders))
-            names.append(path[cut:])
-        facts = np.zeros((len(paths), 3), np.int64)
-        facts[:, 0] = sizes
-        return cls(list(folders), numbers, names.build(), facts)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> TreeFile: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TreeFile]: ...
-    def __getitem__(self, index: int | slice) -> TreeFile | list[TreeFile]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        row = int(self.rows[index])
-        return TreeFile(self.folders[self.folder[row]] + self.names[row], *self.facts[row].tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TreeFiles):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def take(self, indices: Rows) -> TreeFiles:
-        """Some of these files, in the order of `indices`."""
-        if isinstance(indices, range):
-            rows: Rows = self.rows[indices.start : indices.stop : indices.step]
-        else:
-            whole = isinstance(self.rows, range) and self.rows == range(len(self.names))
-            rows = indices if whole else np.asarray(self.rows)[indices]
-        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows)
-
-    def column(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 [k]: 0 the sizes, 1 the times of modification, 2 of change; a view where the rows are consecutive."""
-        return self.facts[_index(self.rows), number]
-
-    def in_folders(self) -> npt.NDArray[np.int32]:
-        """int32 [k]: the number in `folders` that each file is in."""
-        return self.folder[_index(self.rows)]
-
-    def used_folders(self) -> list[int]:
-        """The numbers in `folders` that any file is in, rising."""
-        return _numbers_in(self.in_folders(), len(self.folders))
-
-    def paths(self, first: int = 0, stop: int | None = None, skip: int = 0) -> Iterator[str]:
-        """The paths of the files [first, stop), without the first `skip` letters, a block in memory at a time."""
-        folders = self.folders
-        for rows in _blocks(self.rows[first:stop]):
-            if isinstance(rows, range):
-                names: Sequence[str] = self.names[rows.start : rows.stop]
-            else:
-                names = list(self.names.take(rows))
-            for folder, name in zip(self.folder[_index(rows)].tolist(), names, strict=True):
-                yield folders[folder][skip:] + name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """These rows alone, for another process."""
-        rows = np.asarray(self.rows, np.int64)
-        used = self.used_folders()
-        number = np.zeros(len(self.folders), np.int32)
-        number[used] = np.arange(len(used))
-        folders = [self.folders[i] for i in used]
-        return TreeFiles, (folders, number[self.folder[rows]], self.names.take(rows), self.facts[rows])
-
-
-def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:
-    """Rows as NumPy takes them: consecutive ones are a view."""
-    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
-
-
-def _numbers_in(numbers: npt.NDArray[np.int32], count: int) -> list[int]:
-    """Which of the numbers from 0 to `count` are there. (np.unique imports what takes as long as listing does.)"""
-    found = np.zeros(count, np.bool_)
-    found[numbers] = True
-    return list(np.flatnonzero(found).tolist())
-
-
-def _blocks(rows: Rows) -> Iterator[Rows]:
-    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
-
-
-class _Texts(Sequence[str]):
-    """A sequence of strings that are put together when they are asked for, and is equal to a list of the same."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        return self._between(0, len(self))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            first, stop, step = index.indices(len(self))
-            return list(self._between(first, max(first, stop)))[::step]
-        i = range(len(self))[index]
-        return next(self._between(i, i + 1))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _between(self, first: int, stop: int) -> Iterator[str]:
-        raise NotImplementedError
-
-
-class TreeNames(_Texts):
-    """The names of files relative to a folder, whose path in the tree has `skip` letters."""
-
-    __slots__ = ("files", "skip")
-
-    def __init__(self, files: TreeFiles, skip: int = 0) -> None:
-        self.files, self.skip = files, skip
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def take(self, indices: npt.NDArray[np.int64]) -> TreeNames:
-        """The names at `indices`."""
-        return TreeNames(self.files.take(indices), self.skip)
-
-    def _between(self, first: int, stop: int) -> Iterator[str]:
-        return self.files.paths(first, stop, self.skip)
-
-
-class Keys(_Texts):
-    """The keys of samples by the names of their files. whole, bool [n]: where the key is the name with its suffix."""
-
-    __slots__ = ("names", "whole")
-
-    def __init__(self, names: Sequence[str], whole: npt.NDArray[np.bool_]) -> None:
-        self.names, self.whole = names, whole
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def take(self, indices: npt.NDArray[np.int64]) -> Keys:
-        """The keys at `indices`."""
-        if isinstance(self.names, (Strings, TreeNames)):
-            return Keys(self.names.take(indices), self.whole[indices])
-        return Keys([self.names[i] for i in indices.tolist()], self.whole[indices])
-
-    def _between(self, first: int, stop: int) -> Iterator[str]:
-        for start in range(first, stop, _BLOCK):
-            end = min(start + _BLOCK, stop)
-            for name, whole in zip(self.names[start:end], self.whole[start:end].tolist(), strict=True):
-                yield name if whole else key_of_name(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +72,6 @@ class TreeSplit:
         return sorted(self.files.folders[i][skip:].rstrip("/") for i in self.files.used_folders())
 
 
-def key_of_name(name: str) -> str:
-    """The key that a file name implies: the name without its last suffix."""
-    dot = name.rfind(".")
-    return name[:dot] if dot > name.rfind("/") + 1 else name
-
-
-def has_image_suffix(name: str) -> bool:
-    """Whether a file name ends as images do."""
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
 def unique_keys(names: Sequence[str]) -> Keys:
     """Keys for distinct file names: without the suffix, or the whole name where two keys would be the same.
 
@@ -297,147 +83,14 @@ def unique_keys(names: Sequence[str]) -> Keys:
     if not positions:
         return Keys(names, whole)
     found = [(i, names[i]) for i in positions]
-    images = Counted(key_of_name(name) for _, name in found if has_image_suffix(name))
-    others = Counted(key_of_name(name) for _, name in found if not has_image_suffix(name))
+    images = Counter(key_of_name(name) for _, name in found if has_image_suffix(name))
+    others = Counter(key_of_name(name) for _, name in found if not has_image_suffix(name))
     for i, name in found:
         key = key_of_name(name)
         whole[i] = images[key] + (0 if has_image_suffix(name) else others[key]) != 1
     chosen = Keys(names, whole)
     doubles = [chosen[i] for i in repeated(chosen, count).tolist()]
     return chosen if len(set(doubles)) == len(doubles) else Keys(names, np.ones(count, np.bool_))
-
-
-def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> TreeFiles:
-    """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
-
-    processes: how many may examine the files of a large tree. Raises SourceError for a folder that cannot be read:
-    what it holds would be lost silently.
-    """
-    walk = _Walk(os.fspath(root))
-    walk.run()
-    facts = np.frombuffer(examine(walk, processes), np.int64).reshape(-1, 3)
-    sizes = [stop - start for start, stop in walk.bounds()]
-    folder = np.repeat(np.arange(len(walk.folders), dtype=np.int32), sizes)
-    files = TreeFiles(walk.folders, folder, walk.names, facts)
-    odd = np.flatnonzero(facts[:, 0] == NOT_REGULAR)
-    if len(odd):
-        walk.left_out += [(i, files[i].path, "not a regular file") for i in odd.tolist()]
-        walk.left_out.sort(key=itemgetter(0))
-        files = files.take(np.flatnonzero(facts[:, 0] != NOT_REGULAR))
-    left_out += [(path, reason) for _, path, reason in walk.left_out]
-    return files
-
-
-class _Walk:
-    """The names below a folder, folder by folder, and (files before it, path, reason) of what is left out.
-
-    folders: relative to the root, with a "/" at the end; starts: how many names come before those of each.
-    """
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.folders: list[str] = []
-        self.starts: list[int] = []
-        self.names: Strings = Names.of(())
-        self.left_out: list[tuple[int, str, str]] = []
-        self._found = NamesBuilder()
-        self._visits: Counted[tuple[int, int]] = Counted()
-
-    def run(self) -> None:
-        """Walk without recursion, so that a tree may be as deep as a path can be long."""
-        above: list[tuple[int, int]] = []  # the folders on the way to the one that is visited, as (device, inode)
-        ahead = [("", 0)]  # (path relative to the root, its depth), the next one last
-        while ahead:
-            relative, depth = ahead.pop()
-            del above[depth:]
-            found = self._visit(relative, above)
-            ahead += [(f"{relative}{name}/", depth + 1) for name in reversed(found)]
-        self.names = self._found.build()
-
-    def bounds(self) -> Iterator[tuple[int, int]]:
-        """The names [first, stop) of each folder."""
-        return itertools.pairwise([*self.starts, len(self.names)])
-
-    def __len__(self) -> int:
-        return len(self.folders)
-
-    def __iter__(self) -> Iterator[FolderFiles]:
-        for relative, (first, stop) in zip(self.folders, self.bounds(), strict=True):
-            yield FolderFiles(self._path(relative), self.names, first, stop)
-
-    def __contains__(self, item: object) -> bool:
-        return any(item == group for group in self)
-
-    def _path(self, relative: str) -> str:
-        return f"{self.root}/{relative}".rstrip("/") if relative else self.root
-
-    def _visit(self, relative: str, above: list[tuple[int, int]]) -> list[str]:
-        """Take up the files of a folder, and put it on `above`; returns the names of the folders in it."""
-        folder = self._path(relative)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-        try:
-            status = os.fstat(descriptor)
-            identity = (status.st_dev, status.st_ino)
-            if identity in above:
-                self._leave_out(relative.rstrip("/"), "a link that leads back to a folder above it")
-                return []
-            self._count_visit(folder, identity)
-            above.append(identity)
-            self.folders.append(relative)
-            self.starts.append(len(self._found))
-            return self._list(descriptor, relative)
-        except OSError as error:
-            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-
-    def _list(self, descriptor: int, relative: str) -> list[str]:
-        """Take up the files of an open folder by name. Of a large one, sorted runs are merged, as columns."""
-        is_folder: set[str] = set()
-        runs: list[Sequence[str]] = []
-        with os.scandir(descriptor) as entries:
-            while batch := list(itertools.islice(entries, _RUN)):
-                names = sorted([entry.name for entry in batch])
-                is_folder.update([entry.name for entry in batch if entry.name[0] != "." and entry.is_dir()])
-                if len(batch) < _RUN and not runs:
-                    return self._take_up(names, is_folder, relative)
-                run = NamesBuilder()
-                run.extend(names)
-                runs.append(run.build())
-        folders: list[str] = []
-        merged = heapq.merge(*runs)
-        while names := list(itertools.islice(merged, _RUN)):
-            folders += self._take_up(names, is_folder, relative)
-        return folders
-
-    def _take_up(self, names: list[str], is_folder: set[str], relative: str) -> list[str]:
-        """Add the files among some names, in their order, and note what is left out; returns the folders."""
-        folders: list[str] = []
-        files: list[str] = []
-        for name in names:
-            if name[0] == ".":
-                self._leave_out(relative + name, "hidden", len(files))
-            elif name in is_folder:
-                folders.append(name)
-            else:
-                files.append(name)
-        self._found.extend(files)
-        return folders
-
-    def _count_visit(self, folder: str, identity: tuple[int, int]) -> None:
-        """Links that lead to links multiply: two in each of 24 folders are 16 million paths to the last."""
-        self._visits[identity] += 1
-        if self._visits[identity] > _MOST_VISITS:
-            raise SourceError(
-                f"{folder}: is reached on more than {_MOST_VISITS} paths, through links to links; remove links, or "
-                f"convert the folders that hold the images one by one"
-            )
-
-    def _leave_out(self, path: str, reason: str, more: int = 0) -> None:
-        self.left_out.append((len(self._found) + more, path, reason))
 
 
 def arrange(
@@ -467,8 +120,8 @@ def arrange(
     splits = {}
     for number, (root, name) in enumerate(roots.items()):
         if split in (None, name):
-            rows = _in_order(np.flatnonzero(split_of == number), folder, places.rank)
-            splits[name] = TreeSplit(root.rstrip("/"), files.take(rows), label_of[folder[_index(rows)]])
+            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, places.rank))
+            splits[name] = TreeSplit(root.rstrip("/"), its, label_of[its.in_folders()])
     return splits, classes
 
 

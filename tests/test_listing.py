@@ -21,7 +21,6 @@ from formats_suite import bounded
 
 import packer
 import readers.examine
-import readers.tree
 from packer.conversion.options import ConvertOptions
 from packer.conversion.plan import make_plan
 from packer.formats import format_named
@@ -239,7 +238,7 @@ def test_a_folder_of_many_files_is_sorted_in_runs(tmp_path: Path, monkeypatch: p
     at_once: list[tuple[str, str]] = []
     in_runs: list[tuple[str, str]] = []
     expected = scan(tmp_path, at_once)
-    monkeypatch.setattr(readers.tree, "_RUN", 8)
+    monkeypatch.setattr(readers.examine, "_RUN", 8)
     assert scan(tmp_path, in_runs) == expected
     assert in_runs == at_once == [(f".{i}", "hidden") for i in range(3)]
     assert [file.path for file in expected] == [*sorted(f"{i}.jpg" for i in range(50)), "d3/ü.jpg"]

@@ -22,7 +22,7 @@ from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
 from packer.cli.text import human_bytes, human_seconds, json_option, print_json, show
 from packer.conversion.options import parse_size
-from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
 __all__ = ["command", "copies_lines"]
 

@@ -13,8 +13,8 @@ from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
+from packer.conversion.left_out import set_aside
 from packer.conversion.options import ConvertOptions
-from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader

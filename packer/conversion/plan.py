@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packer.conversion.images import check_new_names
 from packer.conversion.options import ConvertOptions
-from packer.conversion.reencode import check_new_names
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import BadNameError, SourceError

@@ -145,7 +145,7 @@ class FieldNames(Sequence["tuple[str, ...]"]):
         return FieldNames(*(column.take(indices) for column in self.columns))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
@@ -163,6 +163,14 @@ class SplitListing:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SplitListing):
+            return NotImplemented
+        same = (self.root, len(self)) == (other.root, len(other)) and np.array_equal(self.stamps, other.stamps)
+        return same and all(mine == its for mine, its in zip(self.slices(), other.slices(), strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
     def take(self, indices: npt.NDArray[np.int64]) -> SplitListing:
         """Some of the samples, in the order of `indices`."""
