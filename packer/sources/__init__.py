@@ -82,6 +82,15 @@ REGISTRY = Registry(
         ),
         SourceEntry(name="set", title="a packed set", home="packer.sources.packed:PackedSource", inside=DATASET_FILE),
         SourceEntry(
+            name="lmdb",
+            title="an LMDB environment",
+            home="packer.sources.lmdb:LmdbSource",
+            magic=((16, b"\xde\xc0\xef\xbe"),),
+            suffixes=(".mdb", ".lmdb"),
+            inside="data.mdb",
+            options=frozenset({"layout"}),
+        ),
+        SourceEntry(
             name="manifest",
             title="a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)",
             home="packer.sources.manifest:ManifestSource",
