@@ -22,8 +22,7 @@ import torch
 from cache.forks import tell_after_fork
 from readers.augment.cpu import Renderer
 from readers.augment.fused import BatchRenderer
-from readers.augment.ops import Normalize
-from readers.augment.recipe import Job
+from readers.augment.recipe import Job, Recipe
 from readers.decode.backend import CpuDecoder, Decoder
 from readers.decode.choice import DecoderName, open_decoder
 from readers.decode.picture import Picture
@@ -46,7 +45,7 @@ class DeviceWork(EpochWork):
     decodes: bool = True
 
     def tools(self) -> Renderer:
-        return _BoxRenderer()
+        return _BoxRenderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         batch = EpochWork.plan(self, step)
@@ -108,7 +107,7 @@ def device_path(
     *,
     dtype: torch.dtype,
     planar: bool,
-    normalize: Normalize | None,
+    recipe: Recipe,
     ahead: int,
 ) -> DevicePath | None:
     """None where the crew does everything: on the CPU, unless a decoder of batches is asked for.
@@ -118,7 +117,10 @@ def device_path(
     opened = open_decoder(decoder, device)
     if device.type != "cuda" and isinstance(opened, CpuDecoder):
         return None
-    return DevicePath(opened, BatchRenderer(device, dtype=dtype, planar=planar, normalize=normalize), ahead)
+    renderer = BatchRenderer(
+        device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
+    )
+    return DevicePath(opened, renderer, ahead)
 
 
 def numbered(device: torch.device | str) -> torch.device:

@@ -53,7 +53,7 @@ class EpochWork:
     _samples: dict[int, tuple[Int64s, Int64s]] = field(default_factory=dict)
 
     def tools(self) -> Renderer:
-        return Renderer()
+        return Renderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
