@@ -29,6 +29,7 @@ from readers.augment import (
     Op,
     Plan,
     RandomCrop,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
@@ -51,6 +52,7 @@ EXAMPLES: list[Op] = [
     GaussianBlur((0.5, 2.0), p=0.7),
     Normalize((0.5,) * 3, (0.2,) * 3),
     RandomCrop(30),
+    RandomGrayscale(0.5),
     RandomHorizontalFlip(),
     RandomResizedCrop(32),
     RandomRotation(30),
@@ -177,3 +179,13 @@ def test_dali_makes_the_same_or_says_what_does(op: Op, reader: readers.Reader) -
     for (mine, _), (other, _) in zip(ours, theirs, strict=True):
         apart = (mine.to(torch.float32) - other.to(torch.float32)).abs() * unit
         assert float(apart.mean()) < 1.0 and float(apart.max()) <= 6
+
+
+# --- what each op makes -----------------------------------------------------------------------------------------------
+def test_greyscale_is_pillows() -> None:
+    found, parameters = changed(RandomGrayscale(0.5), photos())
+    grey = parameters[:, 0] == 0
+    assert 5 < grey.sum() < 19
+    for image, result, without_colour in zip(photos(), found, grey, strict=True):
+        expected = np.asarray(Image.fromarray(image).convert("L").convert("RGB")) if without_colour else image
+        assert np.abs(result - expected).max() <= 1

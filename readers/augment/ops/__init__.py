@@ -8,6 +8,7 @@ from readers.augment.ops.color_jitter import ColorJitter
 from readers.augment.ops.crops import CenterCrop, Crop, RandomCrop
 from readers.augment.ops.flips import RandomHorizontalFlip, RandomVerticalFlip
 from readers.augment.ops.gaussian_blur import GaussianBlur
+from readers.augment.ops.grayscale import RandomGrayscale
 from readers.augment.ops.normalize import IMAGENET_MEAN, IMAGENET_STD, Normalize
 from readers.augment.ops.resize import RandomResizedCrop, Resize
 from readers.augment.ops.rotation import RandomRotation
@@ -23,6 +24,7 @@ __all__ = [
     "Normalize",
     "Op",
     "RandomCrop",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
