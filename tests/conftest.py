@@ -6,39 +6,65 @@ import errno
 import gc
 import importlib
 import importlib.util
-import io
+import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pytest
-from PIL import Image
-from remote_suite import address, packed, proxy, s3, web  # noqa: F401
 
 from cache import list_caches
+
+pytest.register_assert_rewrite("suites")
+
+from remote_suite import address, packed, proxy, s3, web  # noqa: E402, F401
+from suites.samples import Samples, make_jpeg  # noqa: E402
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def make_jpeg(seed: int, size: tuple[int, int] = (32, 24), **options: object) -> bytes:
-    """A small JPEG that no other seed gives."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).resize(size).save(out, "JPEG", **options)
-    return out.getvalue()
-
-
 @pytest.fixture
 def jpeg() -> Callable[..., bytes]:
     return make_jpeg
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """What the suites read."""
+    return Samples(tmp_path_factory.mktemp("samples"))
+
+
+@pytest.fixture(scope="session")
+def spawned() -> Iterator[ProcessPoolExecutor]:
+    """A process that was not forked from this one, for many tests to use."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def elsewhere(spawned: ProcessPoolExecutor) -> Callable[..., Any]:
+    """Calls function(*arguments) in another process, with this one's environment, and gives the result."""
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        return spawned.submit(_call, dict(os.environ), pickle.dumps((function, arguments))).result(timeout=60)
+
+    return call
+
+
+def _call(environ: dict[str, str], work: bytes) -> Any:
+    os.environ.clear()
+    os.environ.update(environ)
+    function, arguments = pickle.loads(work)
+    return function(*arguments)
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +129,8 @@ def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
     folder = tmp_path / "memory"
     folder.mkdir()
     yield {"directory": folder, "job": f"test-{os.getpid()}"}
-    gc.collect()
+    if any(folder.iterdir()):
+        gc.collect()
     assert [path.name for path in folder.iterdir()] == []
     assert [info.name for info in list_caches() if info.job == f"test-{os.getpid()}"] == []
 

@@ -98,6 +98,7 @@ class Fault:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # with socketserver's 5, a client of many connections waits a second to connect again
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that went away are what these tests are about."""
@@ -146,6 +147,7 @@ class Proxy:
 
 class _ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     proxy: Proxy
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -254,6 +256,7 @@ class FileServer:
 
 class _FileHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     root: Path
     etags: bool
     ranges: bool

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cached_sources import made_set
 
@@ -108,17 +107,16 @@ def test_who_opens_while_a_set_is_replaced_is_told_so(
     packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """dataset.json was read before, the index after the replacement."""
-    load = np.lib.format.read_magic
+    opened = readers.index.open_regular
 
-    def meanwhile(file: Any) -> Any:
-        monkeypatch.setattr(np.lib.format, "read_magic", load)
-        file.close()
+    def meanwhile(path: Path) -> Any:
+        monkeypatch.setattr("readers.index.open_regular", opened)
         replace(packed, other)
         if state == "under way":
             (packed / "dataset.json").unlink()
         raise ValueError("the file has changed")
 
-    monkeypatch.setattr(np.lib.format, "read_magic", meanwhile)
+    monkeypatch.setattr("readers.index.open_regular", meanwhile)
     with pytest.raises(StaleIndexError, match=f"(has been replaced|is being replaced).*{AGAIN}"):
         readers.open(packed, "train")
 

@@ -109,7 +109,7 @@ def _runs(start: int, stop: int) -> Iterator[_Ints]:
 
 def _hash(index: int) -> int:
     """`counter_hash` of one number, in Python's own integers: a microsecond, where NumPy takes twenty."""
-    value = (index * _GOLDEN + int(_KEY)) & _MASK
+    value = (int(index) * _GOLDEN + int(_KEY)) & _MASK
     value = ((value ^ value >> 30) * _MIX_1) & _MASK
     value = ((value ^ value >> 27) * _MIX_2) & _MASK
     return value ^ value >> 31

@@ -1,0 +1,12 @@
+"""Contracts, as classes of tests: what every implementation of a seam promises.
+
+A suite is a base class without a name that pytest collects. The test of an implementation subclasses it and says, with
+one or two fixtures, how to make one; it then has every test of the contract. What an implementation promises besides
+is tested next to it, outside of the suite.
+
+    readers   ReaderSuite   random access to n samples
+    sources   SourceSuite   a listing of samples, and their bytes
+    feeds     FeedSuite     batches: every sample once an epoch, resumable on any ranks
+    stores    StoreSuite    bytes at ranges of files
+    samples   the samples that all of them read, with what is true of these
+"""

@@ -1,0 +1,283 @@
+"""What every reader promises.
+
+Random access to n samples, each with a key, a label (or none) and fields of bytes; "image" is the first field and
+nearly every sample has it. One way of reading gives the same bytes as any other, in the order asked for. Sample numbers
+count from 0, or from -1 backwards; one outside is an IndexError, a field that the set or the sample lacks an
+UnknownNameError. What is known of all samples (keys, labels, sizes, headers) has n entries and a fixed dtype.
+
+A reader may be used by threads, after a fork, and in another process after pickling; it is closed at any time and
+opens again with the next read. Bytes that were handed out stay as they are, whatever happens to the reader.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+import readers
+from readers.errors import SourceError, UnknownNameError
+from suites.samples import Truth
+
+__all__ = ["DTYPES", "ReaderSuite", "checksums", "in_forked_child"]
+
+DTYPES = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)  # of ImageInfo
+
+
+def checksums(reader: Any) -> list[int]:
+    """Of all images, read one by one and then all at once, which must be the same."""
+    singly = [crc32c(reader.read(i)) for i in range(len(reader))]
+    assert singly == [crc32c(data) for data in reader.read_many(range(len(reader)))]
+    return singly
+
+
+def in_forked_child(work: Callable[[], object]) -> None:
+    """Run in a forked child, which must end without an error."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class ReaderSuite:
+    """Subclasses have the fixtures `reader`, open, and `truth`, what is true of its samples (12 or more).
+
+    closed_while_read: whether a thread may close the reader while others read from it.
+    """
+
+    closed_while_read = True
+
+    @pytest.fixture
+    def reader(self) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def truth(self) -> Truth:
+        raise NotImplementedError
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+    def test_every_way_of_reading_gives_the_same_bytes(self, reader: Any, truth: Truth) -> None:
+        n, images = len(truth), truth.images
+        assert isinstance(reader, readers.Reader) and len(reader) == n
+        for _ in range(2):  # what a reader remembers of the first time changes nothing
+            assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
+            assert [bytes(data) for data in reader.read_many(range(n))] == images
+            assert [bytes(data) for data in reader.stream()] == images
+            assert [bytes(reader[i].image) for i in range(n)] == images
+            assert reader.prefetch(range(n)) is None
+            assert [bytes(data) for data in reader.read_many(range(n))] == images
+
+    def test_the_order_asked_for(self, reader: Any, truth: Truth) -> None:
+        n, images = len(truth), truth.images
+        orders: list[Any] = [[], [7], [n - 1, 0, 5], [3, 3, 3], [-1, 0, -n, n - 1], [*range(n), *range(n)], [9, 2, 1]]
+        for order in orders:
+            expected = [images[i] for i in order]
+            for given in (order, tuple(order), np.array(order, np.int16)):
+                reader.prefetch(given)
+                assert [bytes(data) for data in reader.read_many(given)] == expected, f"read_many({order})"
+                assert [bytes(data) for data in reader.stream(given)] == expected, f"stream({order})"
+            assert [bytes(data) for data in reader.stream(iter(order))] == expected, f"stream(iter({order}))"
+        assert [bytes(data) for data in reader.read_many(range(n - 1, 2, -3))] == images[n - 1 : 2 : -3]
+
+    def test_integers_of_numpy(self, reader: Any, truth: Truth) -> None:
+        for kind in (np.int8, np.uint8, np.int64, np.uint64):
+            assert bytes(reader.read(kind(5))) == bytes(reader[kind(5)].image) == truth.images[5]
+        for wrong in ("5", 1.0, None):
+            with pytest.raises(TypeError):
+                reader.read(wrong)
+
+    def test_samples_outside(self, reader: Any, truth: Truth) -> None:
+        n = len(truth)
+        for index in (n, n + 1, 10**12, -n - 1, -(10**12)):
+            for one in (reader.read, reader.__getitem__):
+                with pytest.raises(IndexError, match=str(n)):
+                    one(index)
+            for many in (reader.read_many, reader.prefetch, reader.image_info, lambda some: list(reader.stream(some))):
+                with pytest.raises(IndexError):
+                    many([0, index])
+            with pytest.raises(IndexError):
+                reader.keys[index]
+        assert bytes(reader.read(0)) == truth.images[0]
+
+    def test_unknown_fields(self, reader: Any) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: reader.read(0, "depth"),
+            lambda: reader.read_many([0], "depth"),
+            lambda: list(reader.stream([0], "depth")),
+            lambda: reader.sizes("depth"),
+        ]
+        for call in calls:
+            with pytest.raises(UnknownNameError, match="no field 'depth'"):
+                call()
+
+    def test_fields_that_some_samples_lack(self, reader: Any, truth: Truth) -> None:
+        assert list(reader.fields) == list(truth.fields)
+        for name, column in truth.fields.items():
+            present = [i for i, data in enumerate(column) if data is not None]
+            assert [bytes(data) for data in reader.read_many(present, name)] == [column[i] for i in present]
+            assert [bytes(data) for data in reader.stream(present, name)] == [column[i] for i in present]
+            assert [bytes(reader.read(i, name)) for i in present] == [column[i] for i in present]
+            assert [name in reader[i].fields for i in range(len(truth))] == [data is not None for data in column]
+            calls: list[Callable[[int], object]] = [
+                partial(reader.read, field=name),
+                lambda i, name=name, some=present[0]: reader.read_many([some, i], name),  # type: ignore[misc]
+                lambda i, name=name: list(reader.stream([i], name)),  # type: ignore[misc]
+            ]
+            for absent in sorted(set(range(len(truth))) - set(present))[:2]:
+                for call in calls:
+                    with pytest.raises(UnknownNameError, match=f"no field '{name}'"):
+                        call(absent)
+
+    # --- what is known of the samples ----------------------------------------------------------------------------
+    def test_samples(self, reader: Any, truth: Truth) -> None:
+        whole = [reader[i] for i in range(len(truth))]
+        found = [(s.key, s.label, {name: bytes(data) for name, data in s.fields.items()}) for s in whole]
+        expected = [
+            (key, None if label < 0 else label, {name: c[i] for name, c in truth.fields.items() if c[i] is not None})
+            for i, (key, label) in enumerate(zip(truth.keys, truth.labels, strict=True))
+        ]
+        assert found == expected
+
+    def test_keys_labels_and_classes(self, reader: Any, truth: Truth) -> None:
+        assert list(reader.keys) == truth.keys and len(reader.keys) == len(truth)
+        assert reader.keys[-2] == truth.keys[-2] and list(reader.keys[1:4]) == truth.keys[1:4]
+        assert reader.labels.dtype == np.int64 and reader.labels.tolist() == truth.labels
+        assert tuple(reader.classes) == truth.classes
+
+    def test_sizes(self, reader: Any, truth: Truth) -> None:
+        for name, column in truth.fields.items():
+            sizes = reader.sizes(name)
+            assert sizes.dtype == np.int64 and sizes.shape == (len(truth),)
+            if name != "image" or not truth.estimated:
+                assert sizes.tolist() == [len(data or b"") for data in column]
+
+    def test_what_headers_say(self, reader: Any, truth: Truth) -> None:
+        info = reader.info
+        assert [column.dtype for column in info] == list(map(np.dtype, DTYPES))
+        assert all(column.shape == (len(truth),) for column in info)
+        assert list(zip(info.height.tolist(), info.width.tolist(), strict=True)) == truth.shapes
+        for order in ([5, 0, 0, -2], [], np.array([3, 1], np.int16)):
+            some = reader.image_info(order)
+            assert [column.dtype for column in some] == [column.dtype for column in info]
+            assert [column.tolist() for column in some] == [[column[i] for i in order] for column in info]
+
+    def test_a_short_repr(self, reader: Any) -> None:
+        assert str(len(reader)) in repr(reader) and len(repr(reader)) < 400 and "\n" not in repr(reader)
+
+    # --- by name and by part --------------------------------------------------------------------------------------
+    def test_slices_and_keys(self, reader: Any, truth: Truth) -> None:
+        for part in (slice(0, 3), slice(None, None, -5), slice(-2, None), slice(5, 5), slice(1, 10**9, 7)):
+            assert [sample.key for sample in reader[part]] == truth.keys[part], part
+            assert [bytes(sample.image) for sample in reader[part]] == truth.images[part], part
+        key = truth.keys[-1]
+        assert reader[key].key == reader[-1].key == key
+        assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
+        with pytest.raises(UnknownNameError, match="'no such key'"):
+            reader["no such key"]
+        for wrong in (1.5, None, [0]):
+            with pytest.raises(TypeError):
+                reader[wrong]
+
+    def test_selections(self, reader: Any, truth: Truth) -> None:
+        for indices in ([5, 1, 1, -1], list(range(len(truth)))[::-1]):
+            few, expected = reader.select(indices=indices), truth.take(indices)
+            assert [bytes(data) for data in few.read_many(range(len(few)))] == expected.images
+            assert (list(few.keys), few.labels.tolist()) == (expected.keys, expected.labels)
+            assert few.fingerprint != reader.fingerprint
+        label = truth.labels[0]
+        few = reader.select(labels=label)
+        assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
+        assert tuple(few.classes) == truth.classes, "labels keep their meaning"
+        with pytest.raises(SourceError, match="nothing is selected"):
+            reader.select(indices=[])
+
+    # --- which set it is ------------------------------------------------------------------------------------------
+    def test_a_fingerprint_that_stays(self, reader: Any) -> None:
+        first = reader.fingerprint
+        assert isinstance(first, str) and 10 < len(first) < 200
+        reader.read(0)
+        assert pickle.loads(pickle.dumps(reader)).fingerprint == reader.fingerprint == first
+        others = [reader.select(indices=indices).fingerprint for indices in ([0, 1], [1, 0], [0])]
+        assert len({first, *others}) == 4, "other samples, or another order, have another one"
+
+    # --- processes and threads ------------------------------------------------------------------------------------
+    def test_in_a_spawned_process(self, reader: Any, truth: Truth, elsewhere: Callable[..., Any]) -> None:
+        reader.read(0)
+        expected = [crc32c(image) for image in truth.images]
+        assert elsewhere(checksums, reader) == expected
+        assert elsewhere(getattr, reader, "fingerprint") == reader.fingerprint
+        assert checksums(reader) == expected
+
+    def test_in_a_forked_child(self, reader: Any, truth: Truth) -> None:
+        expected = [crc32c(image) for image in truth.images]
+        reader.read(0)
+        reader.prefetch([1, 2])
+
+        def child() -> None:
+            assert checksums(reader) == expected
+            with pytest.raises(IndexError):
+                reader.read(len(truth))
+            reader.close()
+
+        in_forked_child(child)
+        assert checksums(reader) == expected
+
+    def test_pickled_after_close(self, reader: Any, truth: Truth) -> None:
+        reader.close()
+        again = pickle.loads(pickle.dumps(reader))
+        assert [bytes(data) for data in again.read_many([2, 0])] == [truth.images[2], truth.images[0]]
+        assert list(again.keys) == truth.keys
+        again.close()
+
+    def test_threads(self, reader: Any, truth: Truth) -> None:
+        """One of them closes the reader now and then, while the others read."""
+        n = len(truth)
+
+        def work(seed: int) -> int:
+            order = [random.Random(seed).randrange(n) for _ in range(60)]
+            wrong = 0
+            for step, i in enumerate(order):
+                wrong += bytes(reader.read(i)) != truth.images[i]
+                if step % 20 == 0:
+                    part = order[step : step + 10]
+                    wrong += [bytes(data) for data in reader.read_many(part)] != [truth.images[j] for j in part]
+                if self.closed_while_read and seed == 0 and step % 25 == 24:
+                    reader.close()
+            return wrong
+
+        with ThreadPoolExecutor(4) as pool:
+            assert [result.result(60) for result in [pool.submit(work, seed) for seed in range(4)]] == [0] * 4
+
+    # --- life -----------------------------------------------------------------------------------------------------
+    def test_closed_and_read_again(self, reader: Any, truth: Truth) -> None:
+        with reader as same:
+            assert same is reader and bytes(reader.read(1)) == truth.images[1]
+        assert bytes(reader.read(1)) == truth.images[1]
+        reader.close()
+        reader.close()
+        assert [bytes(data) for data in reader.read_many([3, 1])] == [truth.images[3], truth.images[1]]
+
+    def test_views_stay_as_they_are_and_cannot_be_written(self, reader: Any, truth: Truth) -> None:
+        n = len(truth)
+        views = [*reader.read_many(range(n)), *map(reader.read, range(n)), *reader.stream(), reader[0].image]
+        for i in range(n):
+            reader.read((i * 7) % n)
+            reader.read_many([i, -1])
+        reader.close()
+        gc.collect()
+        assert [bytes(view) for view in views] == [*truth.images * 3, truth.images[0]]
+        assert all(memoryview(view).readonly for view in views)

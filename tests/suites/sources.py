@@ -1,0 +1,199 @@
+"""What every source promises.
+
+`list` looks at what is there, without reading the samples where that can be avoided, and gives the same answer each
+time: splits, and in each the samples' keys (unique), labels (a position in `classes`, or -1), original names, and what
+`open` needs to find the bytes. A worker gets the source by pickling, opens it, and reads slices of that listing, in any
+order where the listing says that it `shuffles`. `paths` names every file that is read, so that none is overwritten.
+
+What is missing, damaged or made to deceive ends in SourceError (of a packed set also in DatasetError), or in
+BadSampleError for one sample; never in other bytes, and never in another kind of error.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import packer
+import readers
+from packer.conversion.arena import Arena
+from packer.sources.base import SourceListing
+from readers.errors import BadSampleError, DatasetError, SourceError
+
+__all__ = ["Found", "SourceSuite", "found", "payloads"]
+
+REFUSED = (SourceError, DatasetError)
+
+
+@dataclass
+class Found:
+    """What a source has: by split, (key, label, fields) of each sample; an absent field is None."""
+
+    splits: dict[str, list[tuple[str, int, tuple[bytes | None, ...]]]]
+    classes: tuple[str, ...] = ()
+    fields: tuple[str, ...] = field(default=("image",))
+
+
+def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
+    """As a worker gets them: where each sample is, and how many bytes to make room for."""
+    part = listing.splits[split]
+    slices = [pickle.loads(block) for block in part.blocks(range(len(part)))]
+    return [pair for _, _, _, sizes, its in slices for pair in zip(its, sizes, strict=True)]
+
+
+def payloads(source: Any, wanted: Sequence[tuple[Any, int]]) -> list[tuple[bytes | None, ...]]:
+    """The bytes of the fields of samples, read as a worker does: into memory that is used again."""
+    arena = Arena(lambda: None, 1 << 16)
+    read = []
+    with source.open() as reader:
+        for place, size in wanted:
+            arena.begin(size + 1)
+            read.append(tuple(None if data is None else bytes(data) for data in reader.read(place, arena)))
+    return read
+
+
+def found(source: Any, split: str | None = None) -> Found:
+    """Everything that a source lists and reads."""
+    listing = source.list(split)
+    splits = {
+        name: list(zip(part.keys, part.labels, payloads(source, places(listing, name)), strict=True))
+        for name, part in listing.splits.items()
+    }
+    return Found(splits, tuple(listing.classes), tuple(listing.fields))
+
+
+class SourceSuite:
+    """Subclasses have the fixtures `root`, the path of a source that may be damaged, and `truth`, what it has."""
+
+    @pytest.fixture
+    def root(self) -> Path:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def truth(self) -> Found:
+        raise NotImplementedError
+
+    def open(self, root: Path) -> Any:
+        return packer.open_source(root)
+
+    def files(self, root: Path) -> set[Path]:
+        """Those that a conversion must not overwrite."""
+        return {root} if root.is_file() else {path for path in root.rglob("*") if path.is_file()}
+
+    def data_files(self, root: Path) -> set[Path]:
+        """Those of them that hold samples."""
+        return self.files(root)
+
+    # --- what is there --------------------------------------------------------------------------------------------
+    def test_what_it_lists_and_reads(self, root: Path, truth: Found) -> None:
+        source = self.open(root)
+        assert found(source) == truth
+        assert str(root) in source.title
+        for samples in truth.splits.values():
+            keys = [key for key, _, _ in samples]
+            assert len(set(keys)) == len(keys) and all(label >= -1 for _, label, _ in samples)
+            assert not truth.classes or all(label < len(truth.classes) for _, label, _ in samples)
+
+    def test_listings_are_the_same_each_time(self, root: Path) -> None:
+        first, second = (self.open(root).list(None) for _ in range(2))
+        assert first.splits == second.splits and (first.classes, first.fields) == (second.classes, second.fields)
+        assert first.left_out == second.left_out and first.warnings == second.warnings
+
+    def test_one_split(self, root: Path, truth: Found) -> None:
+        name = list(truth.splits)[-1]
+        only = found(self.open(root), name)
+        assert only.splits == {name: truth.splits[name]} and only.fields == truth.fields
+        if len(truth.splits) > 1:
+            with pytest.raises(REFUSED, match="no split 'elsewhere'"):
+                self.open(root).list("elsewhere")
+
+    def test_room_for_a_sample(self, root: Path, truth: Found) -> None:
+        """The size in a listing is enough for all fields of a sample, or 0 where it is not known."""
+        listing = self.open(root).list(None)
+        for name, samples in truth.splits.items():
+            for (_, said), (_, _, fields) in zip(places(listing, name), samples, strict=True):
+                assert said == 0 or said >= sum(len(data or b"") for data in fields)
+
+    # --- in workers -----------------------------------------------------------------------------------------------
+    def test_slices_in_any_order(self, root: Path, truth: Found) -> None:
+        source = self.open(root)
+        listing = source.list(None)
+        for name, samples in truth.splits.items():
+            order = list(range(len(samples)))
+            orders = [order[1::2], order[-1:]]
+            if listing.shuffles:
+                orders += [order[::-1], random.Random(1).choices(order, k=2 * len(order))]
+            where = places(listing, name)
+            for some in orders:
+                assert payloads(source, [where[i] for i in some]) == [samples[i][2] for i in some]
+
+    def test_in_a_worker_of_its_own(self, root: Path, truth: Found, elsewhere: Callable[..., Any]) -> None:
+        source = self.open(root)
+        assert elsewhere(found, source) == truth
+        listing = source.list(None)
+        for name, samples in truth.splits.items():
+            assert elsewhere(payloads, source, places(listing, name)) == [fields for _, _, fields in samples]
+
+    def test_every_file_it_reads_is_named(self, root: Path) -> None:
+        source = self.open(root)
+        named = {Path(path) for path in source.paths(source.list(None))}
+        assert named == self.files(root)
+        assert {Path(path) for path in pickle.loads(pickle.dumps(source)).paths(source.list(None))} == named
+
+    def test_a_packed_set_of_it(self, root: Path, truth: Found, tmp_path: Path) -> None:
+        packer.convert(self.open(root), "tar", tmp_path / "out", workers=1, samples_per_shard=4)
+        for name, samples in truth.splits.items():
+            with readers.open(tmp_path / "out", name, verify=True) as reader:
+                assert (tuple(reader.classes), tuple(reader.fields)) == (truth.classes, truth.fields)
+                assert [(sample.key, -1 if sample.label is None else sample.label) for sample in reader] == [
+                    (key, label) for key, label, _ in samples
+                ]
+                for sample, (key, _, fields) in zip(reader, samples, strict=True):
+                    present = {f: data for f, data in zip(truth.fields, fields, strict=True) if data is not None}
+                    assert {f: bytes(data) for f, data in sample.fields.items()} == present, key
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------
+    def test_nothing_there(self, root: Path, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="no such file or directory"):
+            self.open(tmp_path / "nowhere" / root.name).list(None)
+
+    def test_files_that_go_away(self, root: Path) -> None:
+        """After they were listed."""
+        source = self.open(root)
+        listing = source.list(None)
+        for path in self.files(root):
+            path.unlink()
+        for name in listing.splits:
+            with pytest.raises((*REFUSED, BadSampleError)):
+                payloads(source, places(listing, name))
+
+    @pytest.mark.parametrize("keep", [0.0, 0.3, 0.6, 0.99])
+    def test_files_cut_short(self, root: Path, truth: Found, keep: float) -> None:
+        """Ends in an error, or in samples that are true."""
+        for path in self.data_files(root):
+            data = path.read_bytes()
+            path.write_bytes(data[: int(len(data) * keep)])
+        try:
+            source = self.open(root)
+            listing = source.list(None)
+        except REFUSED:
+            return
+        for name, samples in truth.splits.items():
+            true = {(key, fields[0]) for key, _, fields in samples}
+            listed = listing.splits[name].keys if name in listing.splits else []
+            for key, where in zip(listed, places(listing, name) if listed else [], strict=True):
+                try:
+                    (fields,) = payloads(source, [where])
+                except (*REFUSED, BadSampleError):
+                    continue
+                assert (key, fields[0]) in true or self.whole_files(root), f"{key}: other bytes"
+
+    def whole_files(self, root: Path) -> bool:
+        """Whether samples are files as they are, of which nothing says how long they should be."""
+        return False

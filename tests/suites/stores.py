@@ -1,0 +1,215 @@
+"""What every store promises.
+
+Bytes at extents: (row, shard, offset, length), of which the row is a number that caches use as their key. `read` gives
+them in the order asked for, `read_one` one of them; `prefetch` announces what will be read, and changes nothing else.
+Views that were handed out stay as they are and cannot be written.
+
+A shard that is missing, or not as large as it was when the store was opened, is a StaleIndexError, and so is an extent
+that is not inside its shard: never other bytes, fewer bytes, or another kind of error. Other shards stay readable.
+
+Stores pickle by what they were opened with; threads share them, they work in forked children, and one that was closed
+opens again with the next read.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from readers.errors import StaleIndexError
+from suites.readers import in_forked_child
+
+__all__ = ["NAMES", "SHARDS", "SIZES", "Extents", "StoreSuite", "extents"]
+
+# Of some pages, of many, of one byte, and of none; one lies in a folder.
+SHARDS = {"a.bin": 10_000, "folder/b.bin": 300_000, "c.bin": 1, "d.bin": 0}
+NAMES, SIZES = tuple(SHARDS), tuple(SHARDS.values())
+
+
+class Extents(NamedTuple):
+    """Where k payloads are: int64 arrays of length k."""
+
+    row: npt.NDArray[np.int64]
+    shard: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+    def take(self, which: npt.NDArray[Any]) -> Extents:
+        return Extents(*(column[which] for column in self))
+
+
+def extents(places: Iterable[tuple[int, int, int]]) -> Any:
+    """Of (shard, offset, length); the row follows from the place, so that a repeated place has the same."""
+    columns = np.array([*places], np.int64).reshape(-1, 3).T
+    row = columns[0] * 1_000_003 + columns[1] * 1009 + columns[2]
+    return Extents(row, *columns)
+
+
+def some(seed: int, count: int) -> list[tuple[int, int, int]]:
+    """Places anywhere: near each other and far, overlapping, empty, and up to the ends of shards."""
+    rng = random.Random(seed)
+    places = []
+    for _ in range(count):
+        shard = rng.choice((0, 1, 1, 1, 2, 3))
+        offset = rng.choice((0, SIZES[shard], rng.randint(0, SIZES[shard])))
+        length = min(SIZES[shard] - offset, rng.choice((0, 1, 100, 5000, 300_000)))
+        places.append((shard, offset, length))
+    return places
+
+
+def digests(store: Any, places: list[tuple[int, int, int]]) -> list[bytes]:
+    """In another process: all at once, which must be what there is one by one."""
+    found = [bytes(data) for data in store.read(extents(places))]
+    assert found == [bytes(store.read_one(*one)) for one in zip(*(c.tolist() for c in extents(places)), strict=True)]
+    return found
+
+
+class StoreSuite:
+    """Subclasses say how to `open` a store of the shards NAMES, of SIZES bytes, below a folder."""
+
+    def open(self, root: Path) -> Any:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        """The shards, which may be damaged."""
+        root = tmp_path / "shards"
+        for number, (name, size) in enumerate(SHARDS.items()):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(np.random.default_rng(number).bytes(size))
+        return root
+
+    @pytest.fixture
+    def store(self, root: Path) -> Any:
+        with self.open(root) as store:
+            yield store
+
+    @pytest.fixture
+    def bytes_at(self, root: Path) -> Callable[..., list[bytes]]:
+        """The truth."""
+        whole = [(root / name).read_bytes() for name in NAMES]
+        return lambda places: [whole[shard][offset : offset + length] for shard, offset, length in places]
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize("seed", range(4))
+    def test_in_the_order_asked_for(self, store: Any, bytes_at: Any, seed: int) -> None:
+        places = some(seed, 60)
+        for _ in range(2):  # what a store remembers of the first time changes nothing
+            assert [bytes(data) for data in store.read(extents(places))] == bytes_at(places)
+            assert digests(store, places[:9] * 2) == bytes_at(places[:9] * 2)
+
+    def test_nothing_and_everything(self, store: Any, bytes_at: Any) -> None:
+        assert list(store.read(extents([]))) == [] and store.prefetch(extents([])) is None
+        whole = [(shard, 0, size) for shard, size in enumerate(SIZES)]
+        assert digests(store, whole) == bytes_at(whole)
+        ends = [(shard, size, 0) for shard, size in enumerate(SIZES)]
+        assert digests(store, ends) == [b""] * len(ends)
+
+    def test_announced(self, store: Any, bytes_at: Any) -> None:
+        places = some(5, 40)
+        assert store.prefetch(extents(places + places[:3])) is None
+        assert digests(store, places[::-1]) == bytes_at(places[::-1])
+        store.prefetch(extents(places))
+        store.close()
+        store.prefetch(extents(places))
+        assert digests(store, places) == bytes_at(places)
+
+    def test_views_stay_as_they_are_and_cannot_be_written(self, store: Any, bytes_at: Any) -> None:
+        places = some(6, 30)
+        views = [*store.read(extents(places)), store.read_one(1, 0, 100, 50)]
+        for seed in range(4):
+            store.read(extents(some(seed, 30)))
+        store.close()
+        gc.collect()
+        assert [bytes(view) for view in views] == bytes_at([*places, (0, 100, 50)])
+        assert all(memoryview(view).readonly for view in views)
+
+    # --- processes and threads ------------------------------------------------------------------------------------
+    def test_in_a_spawned_process(self, store: Any, bytes_at: Any, elsewhere: Callable[..., Any]) -> None:
+        places = some(7, 20)
+        store.read(extents(places[:3]))
+        assert elsewhere(digests, store, places) == bytes_at(places) == digests(store, places)
+
+    def test_in_a_forked_child(self, store: Any, bytes_at: Any) -> None:
+        places = some(8, 20)
+        expected = bytes_at(places)
+        store.read(extents(places[:3]))
+        store.prefetch(extents(places))
+
+        def child() -> None:
+            assert digests(store, places) == expected
+            store.close()
+
+        in_forked_child(child)
+        assert digests(store, places) == expected
+
+    def test_threads(self, store: Any, bytes_at: Any) -> None:
+        def work(seed: int) -> bool:
+            places = some(seed, 20)
+            store.prefetch(extents(places[::2]))
+            return digests(store, places) == bytes_at(places)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, range(8), timeout=60))
+
+    def test_closed_and_read_again(self, store: Any, bytes_at: Any) -> None:
+        places = some(9, 10)
+        for again in (store, store, pickle.loads(pickle.dumps(store))):
+            again.close()
+            again.close()
+            assert digests(again, places) == bytes_at(places)
+        again.close()
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------
+    @pytest.mark.parametrize(
+        ("offset", "length"),
+        [
+            (9_999, 2),
+            (10_000, 1),
+            (10_001, 0),
+            (0, 10_001),
+            (-1, 1),
+            (-10, 5),
+            (0, -1),
+            (1 << 62, 1),
+            (1, (1 << 63) - 1),
+        ],
+    )
+    def test_outside_a_shard(self, store: Any, bytes_at: Any, offset: int, length: int) -> None:
+        for call in (
+            lambda: store.read_one(1, 0, offset, length),
+            lambda: store.read(extents([(1, 5, 5), (0, offset, length)])),
+        ):
+            with pytest.raises(StaleIndexError):
+                call()
+        assert digests(store, [(0, 0, 9)]) == bytes_at([(0, 0, 9)])
+
+    @pytest.mark.parametrize("damage", ["cut", "empty", "longer", "gone", "a folder"])
+    def test_a_shard_that_is_not_the_one_it_was(self, root: Path, bytes_at: Any, damage: str) -> None:
+        path = root / NAMES[1]
+        data = path.read_bytes()
+        store = self.open(root)
+        path.unlink()
+        if damage == "a folder":
+            path.mkdir()
+        elif damage != "gone":
+            path.write_bytes({"cut": data[:-1], "empty": b"", "longer": data + b"x"}[damage])
+        calls: list[Callable[[], object]] = [
+            lambda: store.read_one(1, 1, 0, 10),
+            lambda: store.read(extents([(0, 0, 5), (1, 299_000, 1000)])),
+            lambda: pickle.loads(pickle.dumps(store)).read_one(2, 1, 5, 10),
+        ]
+        for call in calls:
+            with pytest.raises(StaleIndexError, match=r"b\.bin"):
+                call()
+        assert digests(store, [(0, 3, 9), (2, 0, 1)]) == bytes_at([(0, 3, 9), (2, 0, 1)]), "other shards are whole"
+        store.close()

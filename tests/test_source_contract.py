@@ -1,0 +1,226 @@
+"""Every source keeps the contract of `suites.sources`: trees, archives, tables, packed sets and files of records."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from conftest import make_jpeg
+from crc32c import crc32c
+from suites.sources import Found, SourceSuite
+
+import packer
+from packer.formats.checksum import masked_crc
+
+CLASSES = ("cat", "dog")
+PICTURES = {
+    f"{split}/{CLASSES[number % 2]}/{number}.jpg": make_jpeg(number, (16 + 4 * number, 24))
+    for number, split in enumerate(["train"] * 9 + ["val"] * 3)
+}
+NAMES = sorted(PICTURES, key=lambda name: name.split("/"))  # a tree's own order
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "tar": bytes,
+    "tar.gz": gzip.compress,
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+    "tar.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+def of_split(split: str) -> list[str]:
+    return [name for name in NAMES if name.startswith(f"{split}/")]
+
+
+@pytest.fixture
+def of_tree() -> Found:
+    """What a tree of these pictures has, however it is kept."""
+    splits = {
+        split: [
+            (name.split("/", 1)[1][: -len(".jpg")], CLASSES.index(name.split("/")[1]), (PICTURES[name],))
+            for name in of_split(split)
+        ]
+        for split in ("train", "val")
+    }
+    return Found(splits, CLASSES)
+
+
+def write_tree(root: Path) -> Path:
+    for name, data in PICTURES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+class OfATree(SourceSuite):
+    @pytest.fixture
+    def truth(self, of_tree: Found) -> Found:
+        return of_tree
+
+
+class TestFolder(OfATree):
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return write_tree(tmp_path / "images")
+
+    def whole_files(self, root: Path) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+class TestTar(OfATree):
+    @pytest.fixture
+    def root(self, tmp_path: Path, compression: str) -> Path:
+        memory = io.BytesIO()
+        with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for name in NAMES:
+                member = tarfile.TarInfo(f"images/{name}")
+                member.size = len(PICTURES[name])
+                archive.addfile(member, io.BytesIO(PICTURES[name]))
+        path = tmp_path / f"images.{compression}"
+        path.write_bytes(COMPRESSIONS[compression](memory.getvalue()))
+        return path
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+class TestZip(OfATree):
+    @pytest.fixture
+    def root(self, tmp_path: Path, method: int) -> Path:
+        with zipfile.ZipFile(tmp_path / "images.zip", "w", method) as archive:
+            for name in NAMES:
+                archive.writestr(f"images/{name}", PICTURES[name])
+        return tmp_path / "images.zip"
+
+
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+class TestPackedSet(OfATree):
+    @pytest.fixture
+    def root(self, tmp_path: Path, to: str) -> Path:
+        packer.convert(write_tree(tmp_path / "images"), to, tmp_path / "set", workers=1, samples_per_shard=5)
+        shutil.rmtree(tmp_path / "images")
+        return tmp_path / "set"
+
+    def data_files(self, root: Path) -> set[Path]:
+        return {path for path in root.iterdir() if path.is_file() and path.suffix != ".json"}
+
+
+class TestHdf5OfItems(OfATree):
+    """A data set an image, in groups like folders."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        with h5py.File(tmp_path / "images.h5", "w") as file:
+            for name in NAMES:
+                file[name] = np.void(PICTURES[name])
+        return tmp_path / "images.h5"
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",").writerows(
+                [rows[0], *(["" if value is None else value for value in row.values()] for row in rows)]
+            )
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+class TestManifest(SourceSuite):
+    """A table with splits, labels, and a mask for every second image."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path, suffix: str) -> Path:
+        root, rows = write_tree(tmp_path / "images"), []
+        for number, name in enumerate(NAMES):
+            mask = None if number % 2 else f"masks/{number}.png"
+            if mask is not None:
+                (root / mask).parent.mkdir(exist_ok=True)
+                (root / mask).write_bytes(b"mask %d" % number)
+            split, label = name.split("/")[:2]
+            rows.append({"path": name, "label": label, "split": split, "mask": mask})
+        write_table(root / f"table.{suffix}", rows)
+        return root / f"table.{suffix}"
+
+    @pytest.fixture
+    def truth(self) -> Found:
+        splits: dict[str, Any] = {"train": [], "val": []}
+        for number, name in enumerate(NAMES):
+            split, label = name.split("/")[:2]
+            mask = None if number % 2 else b"mask %d" % number
+            splits[split].append((name[: -len(".jpg")], CLASSES.index(label), (PICTURES[name], mask)))
+        return Found(splits, CLASSES, ("image", "mask"))
+
+    def files(self, root: Path) -> set[Path]:
+        return super().files(root.parent)
+
+    def whole_files(self, root: Path) -> bool:
+        return True
+
+
+class OfRecords(SourceSuite):
+    """Of numbered images with numbers for labels."""
+
+    @pytest.fixture
+    def truth(self) -> Found:
+        return Found({"train": [(f"train/{i:08d}", i % 3, (PICTURES[name],)) for i, name in enumerate(NAMES)]})
+
+
+class TestHdf5OfRanges(OfRecords):
+    """One data set of bytes, with offsets."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        with h5py.File(tmp_path / "train.h5", "w") as file:
+            file["images"] = np.frombuffer(b"".join(PICTURES[name] for name in NAMES), np.uint8)
+            file["offsets"] = np.cumsum([0, *(len(PICTURES[name]) for name in NAMES)])
+            file["labels"] = np.arange(len(NAMES)) % 3
+        return tmp_path / "train.h5"
+
+
+def example(image: bytes, label: int) -> bytes:
+    """A tf.train.Example of two features, by hand."""
+
+    def field(number: int, data: bytes) -> bytes:
+        size, length = len(data), b""
+        while size > 127:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+    def entry(name: str, feature: bytes) -> bytes:
+        return field(1, field(1, name.encode()) + field(2, feature))
+
+    numbers = field(3, field(1, bytes([label])))
+    return field(1, entry("image/encoded", field(1, field(1, image))) + entry("image/class/label", numbers))
+
+
+@pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
+class TestTFRecord(OfRecords):
+    @pytest.fixture
+    def root(self, tmp_path: Path, suffix: str) -> Path:
+        records = b""
+        for number, name in enumerate(NAMES):
+            data = example(PICTURES[name], number % 3)
+            length = len(data).to_bytes(8, "little")
+            sums = [masked_crc(crc32c(part)).to_bytes(4, "little") for part in (length, data)]
+            records += length + sums[0] + data + sums[1]
+        path = tmp_path / f"train.{suffix}"
+        path.write_bytes(gzip.compress(records) if suffix.endswith("gz") else records)
+        return path
