@@ -19,7 +19,6 @@ import torch
 
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
-from readers.augment.ops import Normalize
 from readers.augment.recipe import Job, Recipe
 from readers.decode.backend import CpuDecoder, Decoder
 from readers.decode.choice import DecoderName, open_decoder
@@ -42,7 +41,7 @@ class DeviceWork(EpochWork):
     decodes: bool = True
 
     def tools(self) -> Renderer:
-        return _BoxRenderer()
+        return _BoxRenderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         batch = EpochWork.plan(self, step)
@@ -112,7 +111,7 @@ def open_path(
     *,
     dtype: torch.dtype,
     planar: bool,
-    normalize: Normalize | None,
+    recipe: Recipe,
     ahead: int,
 ) -> DevicePath | None:
     """How batches are made on this device; None where that is the crew's work.
@@ -122,7 +121,10 @@ def open_path(
     opened = open_decoder(decoder, device)
     if device.type != "cuda" and isinstance(opened, CpuDecoder):
         return None
-    return DevicePath(opened, BatchRenderer(device, dtype=dtype, planar=planar, normalize=normalize), ahead)
+    renderer = BatchRenderer(
+        device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
+    )
+    return DevicePath(opened, renderer, ahead)
 
 
 class DeviceStage(Ahead[Batch]):

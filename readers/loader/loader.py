@@ -111,7 +111,7 @@ class ImageLoader(FeedLoader):
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         self._path = device_path(
-            self.device, decoder, dtype=self.dtype, planar=planar, normalize=normalize, ahead=prefetch
+            self.device, decoder, dtype=self.dtype, planar=planar, recipe=self.recipe, ahead=prefetch
         )
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)

@@ -82,7 +82,7 @@ class EpochWork:
         self.steps = self.feed.steps()
 
     def tools(self) -> Renderer:
-        return Renderer()
+        return Renderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""

@@ -55,7 +55,7 @@ class OpRenderer:
         """Raises BadSampleError."""
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer()
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation)
         pixels = renderer.chunk(1, *task.shape)
         renderer.render(data, task.job, task.size, pixels)
         out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
