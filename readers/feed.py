@@ -37,6 +37,7 @@ from readers.order.schedule import Tail
 from readers.sample import Buffer, ImageInfo, Reader
 
 __all__ = [
+    "ON_ERROR",
     "SAMPLE_ERRORS",
     "BadSample",
     "Feed",
@@ -44,6 +45,7 @@ __all__ = [
     "Fields",
     "OnError",
     "Start",
+    "bad_sample",
     "check_choice",
     "choose_order",
     "choose_tail",
@@ -58,7 +60,7 @@ __all__ = [
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
-_ON_ERROR = ("raise", "skip", "substitute")
+ON_ERROR = ("raise", "skip", "substitute")
 _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
@@ -102,7 +104,7 @@ class FeedOptions:
     decoder: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("on_error", self.on_error, _ON_ERROR)
+        check_choice("on_error", self.on_error, ON_ERROR)
 
 
 @dataclass(frozen=True)
@@ -228,9 +230,7 @@ class Feed:
 
     def bad(self, row: int, position: int, error: Exception) -> BadSample:
         """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
-        if self.options.on_error == "raise":
-            raise name_sample(self.reader, row, f"{error}; {_ADVICE}") from error
-        return BadSample(row, position, self.reader.keys[row], str(error))
+        return bad_sample(self.reader, self.options.on_error, row, position, error)
 
     def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
         """The row that replaces a bad sample, and what `take` made of it; see the function `substitute`."""
@@ -288,6 +288,13 @@ def read_samples(reader: Reader, rows: Sequence[int] | Int64s) -> Sequence[Buffe
         return [read_sample(reader, int(row)) for row in rows]
 
 
+def bad_sample(reader: Reader, on_error: OnError, row: int, position: int, error: Exception) -> BadSample:
+    """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
+    if on_error == "raise":
+        raise name_sample(reader, row, f"{error}; {_ADVICE}") from error
+    return BadSample(row, position, reader.keys[row], str(error))
+
+
 def name_sample(reader: Reader, row: int, reason: str) -> BadSampleError:
     """The error that names a sample."""
     return BadSampleError(f"sample {row} ({reader.keys[row]}): {reason}")
@@ -343,6 +350,18 @@ class Fields:
         """A tuple or a dictionary of what `value` gives for each field."""
         values = tuple(value(name) for name in self.wanted)
         return values if self._names is None else dict(zip(self._names, values, strict=True))
+
+    @staticmethod
+    def value(reader: Reader, row: int, name: str) -> Any:
+        """A field, not "image", of one row: an int, a str, or bytes, None where the sample lacks the field."""
+        if name == "label":
+            return int(reader.labels[row])
+        if name == "index":
+            return row
+        if name == "key":
+            return reader.keys[row]
+        data = _read_or_none(reader, row, name)
+        return None if data is None else bytes(data)
 
     @staticmethod
     def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> Any:
