@@ -450,7 +450,7 @@ def test_a_graph_of_ones_own(reader: readers.Reader) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": [ColorJitter(0.1)]}, "a DALI pipeline has no ColorJitter here, only RandomResizedCrop, "),
+        ({"augment": [ColorJitter(0.1)]}, "DALI pipelines do not execute ColorJitter: use ImageLoader, "),
         ({"augment": [Resize(32)]}, "the size of the results depends on the image"),
         ({}, "a source without ops needs a graph"),
         ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),

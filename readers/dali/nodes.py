@@ -75,8 +75,10 @@ def source_nodes(source: Source, *, parallel: bool = False, per: Per = "batch", 
             f"use per='batch' or tail='drop_last'"
         )
     types = dali.types
-    extras = ([types.INT64] if source.boxed else []) + [types.FLOAT, types.INT32]
-    dtypes = [types.UINT8, types.INT64, *([] if source.recipe is None else extras)]
+    dtypes = [types.UINT8, types.INT64]
+    if source.recipe is not None:
+        steps = [types.FLOAT] * len(source.recipe.pixel_ops)
+        dtypes += [*([types.INT64] if source.boxed else []), types.FLOAT, types.INT32, *steps]
     # The pool copies what its workers give; only without one does DALI use our memory, for as long as a batch is on
     # its way through the pipeline, and one is being made.
     kept = 0 if parallel else _under_way(pipeline.prefetch_queue_depth) + 1

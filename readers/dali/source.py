@@ -13,8 +13,10 @@ What a batch of n samples is made of, in this order:
 and where the source has a list of `readers.augment` ops, what they do to each image, drawn by (seed, epoch, position):
 
     box       int64 [n, 4]    top, left, height, width in the upright image; only if some op crops before the resize
-    resized   float32 [n, 4]  height, width it is resized to; the final crop's place in the room it has, 0..1 (y, x)
+    resized   float32 [n, 4]  height, width it is resized to; the final crop's place in the room it has, 0..1 (y, x),
+                              or in pixels, where crops may reach beyond the image
     flips     int32 [n, 2]    left and right, top and bottom
+    step      float32 [n, k]  for each op on pixels, its parameters
 
 The memory behind `encoded` must stay as it is until DALI has used it. A reader does not touch memory that somebody
 looks at, so the source holds the arrays of the batches that DALI may have under way.
@@ -31,8 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.ranks import rank_and_world_size
-from readers.augment.geometry import GEOMETRIC
-from readers.augment.ops import Op, Resize
+from readers.augment.ops import Op
 from readers.augment.recipe import Plan, Recipe
 from readers.errors import BadSampleError
 from readers.headers import MEDIA, exif_orientation
@@ -87,7 +88,7 @@ class Source:
         rank, world_size = rank_and_world_size(rank, world_size, order.groups)
         self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
         self.recipe = None if augment is None else Recipe(augment)
-        self.boxed = self.recipe is not None and _crops_first(self.recipe)
+        self.boxed = self.recipe is not None and self.recipe.boxed
         self.schedule = Schedule(order, batch_size, rank, world_size, choose_tail(tail, order))
         self.start = _Start(0, 0, order)
         self._ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = {}
@@ -182,7 +183,7 @@ class Source:
         plan = self.recipe.plan(self.seed, self.start.epoch + epoch, positions, heights, widths)
         for row, error in plan.boxes.bad.items():
             raise self.bad(int(indices[row]), str(error)) from error
-        return (labels, *_plan_columns(plan)[0 if self.boxed else 1 :])
+        return (labels, *_plan_columns(plan, self.recipe)[0 if self.boxed else 1 :])
 
     def bad(self, index: int, reason: str) -> BadSampleError:
         """The error that names a sample."""
@@ -281,21 +282,12 @@ def _with_order(schedule: Schedule, order: Order) -> Schedule:
     return Schedule(order, schedule.batch_size, schedule.rank, schedule.world_size, schedule.tail)
 
 
-def _crops_first(recipe: Recipe) -> bool:
-    """Whether a box is less than its image: a crop comes before the resize, or there is no resize."""
-    for op in recipe.ops:
-        if isinstance(op, Resize):
-            return False
-        if isinstance(op, GEOMETRIC):
-            return True
-    return False
-
-
-def _plan_columns(plan: Plan) -> Columns:
-    """box, resized and flips of a batch."""
+def _plan_columns(plan: Plan, recipe: Recipe) -> Columns:
+    """box, resized, flips and steps of a batch."""
     b = plan.boxes
     box = np.stack([b.top, b.left, b.height, b.width], axis=1)
     room = np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
-    corner = np.stack([b.crop_top, b.crop_left]) / room
+    corner = np.stack([b.crop_top, b.crop_left]) / (1 if recipe.hangs_over else room)
     resized = np.stack([b.resized_height, b.resized_width, *corner], axis=1).astype(np.float32)
-    return box, resized, np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
+    flips = np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
+    return box, resized, flips, *(parameters.astype(np.float32) for _, parameters in plan.steps)
