@@ -125,7 +125,7 @@ def test_the_modules_are_found() -> None:
     """A test over no modules would pass."""
     assert len(MODULES) > 40 and {name_of(path) for path in MODULES} >= {
         "packer.formats.tar",
-        "readers.shards",
+        "readers.reader",
         "cache",
     }
 
