@@ -46,6 +46,7 @@ ON_TORCH = (
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
     "cache.checksums": "imports crc32c and numpy",
+    "cache.stores.copied": "16 ms: staging",
     "concurrent.futures": "13 ms",
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
@@ -53,7 +54,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.remake": "33 ms: decoders",
+    "readers.cached.convert": "60 ms: decoders",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
