@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from cache.text import printable
+from packer.cli.flags import with_flags
 from packer.cli.text import human_bytes, human_seconds
 from packer.watch import Silent, Watcher
 
@@ -36,7 +37,7 @@ class ProgressDisplay:
         self._thread: threading.Thread | None = None
 
     def note(self, text: str) -> None:
-        print(f"packer: {printable(text)}", file=self._stream, flush=True)
+        print(f"packer: {printable(with_flags(text))}", file=self._stream, flush=True)
 
     def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
         self._stop.clear()
