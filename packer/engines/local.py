@@ -130,13 +130,13 @@ def run_shards(
         if not inline:
             _check_sendable(source)
         if inline:  # the work happens in submit
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         for number, task in enumerate(tasks):
             futures.append(executor.submit(_run, work, task, number))
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
@@ -150,7 +150,7 @@ def run_shards(
     finally:
         counters.stop()
         executor.shutdown(wait=True, cancel_futures=True)
-        watcher.packed()
+        watcher.end()
 
 
 def _check_sendable(source: object) -> None:
