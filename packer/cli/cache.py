@@ -93,9 +93,9 @@ def table(reports: list[CacheReport]) -> list[str]:
     rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
     for report in reports:
         full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
-        told = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
+        shares = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
         rows.append(
-            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report))
+            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *shares, _users(report))
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -95,7 +95,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _status_of(arguments: list[str], as_json: bool) -> int:
-    """Run a command; its exit status. A failure has been told."""
+    """Run a command; its exit status. A failure has been reported."""
     try:
         status: Any = cli.main(args=arguments, prog_name="packer", standalone_mode=False)
         sys.stdout.flush()

@@ -152,7 +152,7 @@ class ReplacedSet:
                     f"its source is safe; choose another output"
                 )
 
-    def told(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
+    def changes(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
         """What goes and what stays, for the user."""
         info = self._info
         samples = sum(split.samples for split in info.splits.values())

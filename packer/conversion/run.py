@@ -178,7 +178,7 @@ class _Conversion:
             old = replaced_set(journal)
             if old is not None:
                 old.check(plan, self._source.paths(listing))
-                for line in old.told(plan, listing):
+                for line in old.changes(plan, listing):
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
