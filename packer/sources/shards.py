@@ -245,7 +245,7 @@ class _Shard:
 
     def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
         n = len(part)
-        if len(repeated(part.keys, n)):
+        if len(repeated(lambda: part.keys, n)):
             listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
             nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
             part.keys = Strings.of(key_by_number(self._path, number) for number in range(n))
