@@ -30,7 +30,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
     listing = source.list(options.get("split"))
     comparison = _Comparison(root, info, listing, found)
     total = sum(int(part.bytes.sum()) for part in listing.splits.values())
-    watcher.packing(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
+    watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
     try:
         for split in sorted(info.splits.keys() | listing.splits.keys()):
             if split not in listing.splits or split not in info.splits:
@@ -40,7 +40,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
             with source.open() as source_reader:
                 comparison.run(split, listing.splits[split], source_reader)
     finally:
-        watcher.packed()
+        watcher.end()
     return comparison.left_out
 
 
@@ -74,7 +74,7 @@ class _Comparison:
                 self._wrong(split, "is not in the source", index, name)
 
     def _sample(
-        self, reader: readers.ShardReader, index: int, part: Slice, i: int, source: SourceReader, arena: Arena
+        self, reader: readers.Reader, index: int, part: Slice, i: int, source: SourceReader, arena: Arena
     ) -> None:
         key, split = reader.keys[index], reader.split
         try:
@@ -96,9 +96,9 @@ class _Comparison:
         self._found.add(Problem(split, str(self._root), what, index, key))
 
 
-def _file_name(reader: readers.ShardReader, index: int) -> str:
+def _file_name(reader: readers.Reader, index: int) -> str:
     key = reader.keys[index]
-    return decode_name(reader.index.names(reader.fields[0])[index], key) or key
+    return decode_name(reader.table.columns.names(reader.fields[0])[index], key) or key
 
 
 def _class(classes: tuple[str, ...], label: int) -> str | int:

@@ -97,7 +97,7 @@ def _export_shards(
     folder: Path, shards: Mapping[str, ShardInfo], lines: Callable[[ShardInfo], Iterator[str]], watcher: Watcher
 ) -> list[Path]:
     done: list[ShardInfo] = []
-    watcher.packing(
+    watcher.begin(
         sum(shard.samples for shard in shards.values()),
         sum(shard.bytes for shard in shards.values()),
         lambda: (sum(shard.samples for shard in done), sum(shard.bytes for shard in done)),
@@ -107,7 +107,7 @@ def _export_shards(
             _write(folder, name, lines(shard))
             done.append(shard)
     finally:
-        watcher.packed()
+        watcher.end()
     return [folder / name for name in shards]
 
 

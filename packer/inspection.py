@@ -94,8 +94,8 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
     )
 
 
-def _report(reader: readers.ShardReader) -> SplitReport:
-    lengths = {field: reader.index.field_column(field, "length") for field in reader.fields}
+def _report(reader: readers.Reader) -> SplitReport:
+    lengths = {field: reader.table.field_column(field, "length") for field in reader.fields}
     labels, info = reader.labels, reader.info
     known = labels[labels != NO_LABEL]
     values, counts = np.unique(known, return_counts=True)
@@ -115,8 +115,8 @@ def _report(reader: readers.ShardReader) -> SplitReport:
     )
 
 
-def _present(reader: readers.ShardReader, field: str) -> int:
-    offsets = reader.index.field_column(field, "offset")
+def _present(reader: readers.Reader, field: str) -> int:
+    offsets = reader.table.field_column(field, "offset")
     return int((offsets != np.uint64(2**64 - 1)).sum())
 
 
@@ -132,7 +132,7 @@ def _named_counts(codes: npt.NDArray[Any], name: Any) -> dict[str, int]:
     return {name(int(code)): int(count) for code, count in zip(values, counts, strict=True)}
 
 
-def _coding(reader: readers.ShardReader) -> dict[str, int]:
+def _coding(reader: readers.Reader) -> dict[str, int]:
     """Counts of what a decoder must know: JPEG process, colour, and orientations other than upright."""
     info = reader.info
     jpeg = info.media == MEDIA.index("jpeg")
@@ -144,13 +144,13 @@ def _coding(reader: readers.ShardReader) -> dict[str, int]:
     return found
 
 
-def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
+def _duplicates(opened: Mapping[str, readers.Reader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Samples, over all splits, whose first field has the length and CRC32C of another sample's."""
     marks, places = [], []
     for name, reader in opened.items():
         field = reader.fields[0]
-        length = reader.index.field_column(field, "length").astype(np.uint64)
-        crc = reader.index.field_column(field, "crc32c").astype(np.uint64)
+        length = reader.table.field_column(field, "length").astype(np.uint64)
+        crc = reader.table.field_column(field, "crc32c").astype(np.uint64)
         marks.append((length << np.uint64(32)) ^ crc)
         places.append((name, len(reader)))
     if not marks:
@@ -166,7 +166,7 @@ def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[t
     return int(counts[repeated].sum() - len(repeated)), tuple(examples)
 
 
-def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.ShardReader]) -> str:
+def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.Reader]) -> str:
     for name, count in places:
         if position < count:
             return f"{name}/{opened[name].keys[position]}"
@@ -213,6 +213,6 @@ def compare_orders(
         return [_order_report(name, order, memory, reader) for name, order, memory in orders]
 
 
-def _order_report(name: str, order: Order, memory: int, reader: readers.ShardReader) -> OrderReport:
+def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
     amplification = {size: read_amplification(order, reader, request_bytes=size) for size in REQUESTS}
     return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)

@@ -20,7 +20,6 @@ from cache.staging import Copy, Removed, Store, candidates, find_store, remove_c
 from packer.output import place_told
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, StagingError, UnknownNameError
-from readers.staging import staging_errors
 
 __all__ = [
     "DIRECTORY",
@@ -135,7 +134,7 @@ def warm_cache(
             if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
                     f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
-                    f"--capacity, or see  packer cache ls"
+                    f"capacity=SIZE, or see  packer cache ls"
                 )
             if reasons:
                 seen.note(reasons)
@@ -144,11 +143,11 @@ def warm_cache(
             def progress(samples: int, size: int) -> None:
                 done[:] = samples, size
 
-            seen.packing(before.kept, 0, lambda: (done[0], done[1]))
+            seen.begin(before.kept, 0, lambda: (done[0], done[1]))
             try:
                 reader.prefill(threads, progress=progress)
             finally:
-                seen.packed()
+                seen.end()
             after = reader.stats()
             return WarmResult(
                 told,
@@ -258,7 +257,7 @@ def clean_staged(
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
     for store in _stores(to):
-        with staging_errors(), store.lock():
+        with store.lock():
             described = {copy.path: _described(copy) for copy in store.copies()}
             described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
             for gone in [*sweep(store, dry_run), *remove_copies(store, chosen, dry_run)]:
@@ -276,12 +275,9 @@ def _source_text(dataset: str | os.PathLike[str]) -> str:
 def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
     """Our directories in the candidates; those that are not ours are an error only where the user named one."""
     found: dict[Path, Store] = {}
-    with staging_errors():
-        targets = candidates(to)
-    for target in targets:
+    for target in candidates(to):
         try:
-            with staging_errors():
-                store = find_store(target.path)
+            store = find_store(target.path)
         except (StagingError, OSError):
             if to is not None:
                 raise

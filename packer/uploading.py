@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
-
-from cache.files import Folder, open_regular, read_regular
+from cache.checksums import crc32c, file_checksum
+from cache.files import Folder, read_regular
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -35,8 +34,7 @@ from cache.remote import (
     Span,
     UnsupportedError,
 )
-from cache.staging import StagedFile
-from cache.staging.crew import work_off
+from cache.staging import StagedFile, work_off
 from packer.watch import Silent, Watcher
 from readers.errors import DatasetError, OutputError
 from readers.index import column_names
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UploadResult", "committed", "convert_to_address", "default_work", "upload"]
 
-_READ_BYTES = 1 << 20
 _GET_BYTES = 8 << 20
 _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
@@ -111,19 +108,20 @@ class _Upload:
         if there is not None and there != text:
             if not self._overwrite:
                 raise OutputError(
-                    f"{self._remote.url}: holds another set; add --overwrite to replace it, or choose another address"
+                    f"{self._remote.url}: holds another set; pass overwrite=True to replace it, or choose another "
+                    f"address"
                 )
             self._remote.store.delete(DATASET_FILE)
         at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
         missing: list[StagedFile] = []
         work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
         # What an earlier run has sent is no work of this one: rates and the time left are of what is sent now.
-        self._watcher.packing(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
+        self._watcher.begin(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
             work_off(missing, self._bring, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
-            self._watcher.packed()
+            self._watcher.end()
         if there != text:
             self._commit(text)
         removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
@@ -131,7 +129,7 @@ class _Upload:
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
         """Whether an object is there as it should be; otherwise it is appended to `missing`."""
-        crc = _checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
+        crc = file_checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
         size, told = self._look(file, crc)
         if size == file.bytes and told == f"{crc:08x}":
             self._count(file, crc, sent=False)
@@ -139,7 +137,7 @@ class _Upload:
         if size is not None and not told and not self._overwrite:
             raise OutputError(
                 f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written (whole); "
-                f"remove it there, or choose another address (--overwrite replaces it, and whatever set is at the "
+                f"remove it there, or choose another address (overwrite=True replaces it, and whatever set is at the "
                 f"address by then)"
             )
         missing.append(file)
@@ -147,7 +145,7 @@ class _Upload:
     def _bring(self, file: StagedFile) -> None:
         """Send a file."""
         path = self._directory / file.path
-        crc = _checksum(path)
+        crc = file_checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
             raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
         self._remote.store.put(file.path, path, crc32c=crc)
@@ -221,14 +219,6 @@ def _another(remote: Remote) -> OutputError:
     return OutputError(f"{remote.url}: another upload has put its set there meanwhile; choose another address")
 
 
-def _checksum(path: Path) -> int:
-    crc = 0
-    with open_regular(path) as file:
-        while part := file.read(_READ_BYTES):
-            crc = crc32c(part, crc)
-    return crc
-
-
 def default_work(remote: Remote) -> Path:
     """Where a set for an address is made if no directory is named."""
     digest = hashlib.blake2b(str(remote.url).encode(), digest_size=4).hexdigest()
@@ -277,10 +267,10 @@ def _made(convert: Callable[[Path, bool], ConvertResult], place: Path, overwrite
         return convert(place, overwrite)
     except OutputError as error:
         reason, semicolon, advice = str(error).partition(";")
-        if not semicolon or "--overwrite" not in advice:
+        if not semicolon or "overwrite=True" not in advice:
             raise
         # That advice is about the directory here; given to this command it is about the address as well.
         raise OutputError(
             f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
-            f"directory with --work (--overwrite would also replace what is at the address)"
+            f"directory with work=DIR (overwrite=True would also replace what is at the address)"
         ) from error

@@ -18,8 +18,7 @@ from crc32c import crc32c
 import readers
 from cache.node import usable_cpus
 from cache.remote import ChangedError, MissingError, Remote, TruncatedError, is_remote
-from cache.staging import SourceError, StagedFile
-from cache.staging.crew import work_off
+from cache.staging import StagedFile, StagingSourceError, work_off
 from cache.staging.remote import RemoteSource
 from cache.text import plural
 from packer.comparison import compare
@@ -146,7 +145,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
         found.add(Problem(task.split, task.shard.path, what, index, key))
 
     try:
-        reader.check_shard(task.number)
+        reader.store.check(task.number)
     except StaleIndexError as error:
         wrong(str(error))
         return found
@@ -161,7 +160,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
     return found
 
 
-def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: Any) -> None:
+def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
     """The format finds in the file what the index says of it."""
     count = 0
     try:
@@ -182,14 +181,14 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
-def _key_of(reader: readers.ShardReader, index: int) -> str | None:
+def _key_of(reader: readers.Reader, index: int) -> str | None:
     try:
         return reader.keys[index]
     except DatasetError:
         return None
 
 
-def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter: Counter) -> None:
+def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Counter) -> None:
     """The checksum of every field of every sample, the header of its image, and under deep the pixels."""
     info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
@@ -209,12 +208,12 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             counter.report(_REPORT_SAMPLES, 0)
 
 
-def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
+def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
     """What is wrong with the bytes of a field; "" for nothing. decode: as what to decode an image ("none": not)."""
     if payload is None:
         return ""
     crc = crc32c(payload)
-    expected = int(reader.index.field_column(name, "crc32c")[index])
+    expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
     if name == "image" and sniff(payload):
@@ -235,8 +234,8 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         remote = Remote(address)
     if deep:
         raise RemoteError(
-            f"{remote.url}: --deep and --against need the files here; run  packer stage {remote.url} --to DIR  and "
-            f"verify the copy"
+            f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {remote.url} "
+            f"--target DIR  and verify the copy"
         )
     home = RemoteHome(remote)
     found = Problems()
@@ -255,11 +254,11 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
     total = sum(file.bytes for _, file in files)
     checked = _Checked(RemoteSource(remote, home.path, frozenset()), found)
-    watcher.packing(0, total, lambda: (0, checked.done_bytes))
+    watcher.begin(0, total, lambda: (0, checked.done_bytes))
     try:
         work_off(files, checked.check, workers, checked.stop, lambda: None)
     finally:
-        watcher.packed()
+        watcher.end()
     return VerifyResult(
         path=str(remote.url),
         shards=len(shards),
@@ -300,7 +299,7 @@ class _Checked:
                 crc = crc32c(chunk, crc)
                 with self._lock:
                     self.done_bytes += len(chunk)
-        except SourceError as error:
+        except StagingSourceError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, _OF_THE_SHARD):
                 raise RemoteError(str(error)) from error
             self._wrong(split, file, str(error))

@@ -165,6 +165,6 @@ def _leave_out_strays(
         if split is None and has_image_suffix(path):
             raise SourceError(
                 f"{where}: {path!r} lies beside the split {first!r} and would be left out; move it into a "
-                f"split, or convert one split at a time with  --split {first}"
+                f"split, or take one split at a time with  split={first!r}"
             )
         left_out.append((path, "beside the splits"))

@@ -43,19 +43,9 @@ def tar(*arguments: object, folder: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The set of the session's image tree in a format, packed once."""
-    made: dict[str, Path] = {}
-
-    def pack(to: str) -> Path:
-        if to not in made:
-            made[to] = tmp_path_factory.mktemp(to) / "set"
-            packer.convert(
-                tree, to=to, output=made[to], workers=1, samples_per_shard=16, label_offset=int(to == "tfrecord")
-            )
-        return made[to]
-
-    return pack
+def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
+    """The set of the session's image tree in a format."""
+    return lambda to: pack(tree, to, samples_per_shard=16, label_offset=int(to == "tfrecord"))
 
 
 def originals(tree: Path, split: str) -> Content:

@@ -17,7 +17,7 @@ from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, in_child, samp
 
 from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
 from cache.shared.file import open_file
-from cache.shared.locks import TABLE
+from cache.shared.layout import TABLE
 
 
 class TestFile(SharedCacheSuite):

@@ -19,8 +19,7 @@ from shared_cache_suite import CAPACITY, SLOTS, in_child, sample
 
 import cache
 from cache import CacheFullError, SharedByteCache
-from cache.shared.layout import Layout
-from cache.shared.locks import user_byte
+from cache.shared.layout import Layout, user_byte
 
 LAYOUT = Layout(SLOTS, CAPACITY)
 TAIL_AT = 1032

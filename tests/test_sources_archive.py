@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from conftest import tree_of
 from PIL import Image
 
 import packer
@@ -54,10 +55,7 @@ def tree(tmp_path: Path) -> Path:
     """A tree with splits, classes, a nested folder, a long name and a stray text file."""
     names = ["train/b/2.jpg", "train/a/1.jpg", "train/a/sub/0.jpg", "train/a/3.jpeg", f"train/b/{LONG}.jpg"]
     names += ["val/a/x y.jpg", "val/b/ü.jpg"]
-    root = tmp_path / "flowers"
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(PICTURES[number])
+    root = tree_of(tmp_path / "flowers", dict(zip(names, PICTURES, strict=False)))
     (root / "train/b/notes.txt").write_text("no image", encoding="utf-8")
     return root
 

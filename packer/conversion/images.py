@@ -112,7 +112,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
             reason = without_rgb(picture) if decode == "RGB" else without_all_bits(picture)
             if reason:
                 other = decode == "RGB" and not without_all_bits(picture)
-                raise BadSampleError(reason + ("; --decode unchanged packs such images" if other else ""))
+                raise BadSampleError(reason + ("; decode='unchanged' packs such images" if other else ""))
             bits = max(bits, bits_of(picture))
     if bits > 8 and decode == "RGB":
         remarks += (_DEEP,)

@@ -64,7 +64,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     if options.shuffle is not None and not listing.shuffles:
         raise SourceError(
             "a compressed source is one stream and cannot be read in shuffled order; uncompress it first (gunzip, "
-            "unzstd, unxz), or convert it as it is and then convert the result with --shuffle"
+            "unzstd, unxz), or convert it as it is and then convert the result with shuffle=SEED"
         )
     _check_words(listing)
     shards, specs = [], {}

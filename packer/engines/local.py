@@ -98,7 +98,7 @@ def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tup
         except (OSError, ImportError) as error:  # ImportError: a system without semaphores
             note(
                 f"no worker processes can be started without a /dev/shm that can be written to ({error}), so this "
-                f"process does all the work; mount a tmpfs there, or give --workers 1 to say that this is meant"
+                f"process does all the work; mount a tmpfs there, or pass workers=1 to say that this is meant"
             )
     counters = Counters((ctypes.c_uint64 * numbers)())
     _share(counters.array)
@@ -130,13 +130,13 @@ def run_shards(
         if not inline:
             _check_sendable(source)
         if inline:  # the work happens in submit
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         for number, task in enumerate(tasks):
             futures.append(executor.submit(_run, work, task, number))
             if inline:
                 futures[-1].result()
         if not inline:  # the display has a thread, which must not be there when workers are forked
-            watcher.packing(samples, total_bytes, counters.totals)
+            watcher.begin(samples, total_bytes, counters.totals)
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
@@ -145,12 +145,12 @@ def run_shards(
     except BrokenExecutor as error:
         raise WorkerError(
             "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
-            "run the same command again (fewer --workers need less memory): what is whole is kept"
+            "run the same command again (fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
         counters.stop()
         executor.shutdown(wait=True, cancel_futures=True)
-        watcher.packed()
+        watcher.end()
 
 
 def _check_sendable(source: object) -> None:

@@ -58,17 +58,17 @@ class PackedSource:
             yield from (self.root / split.index).iterdir()
 
 
-def _list_split(reader: readers.ShardReader) -> SplitListing:
+def _list_split(reader: readers.Reader) -> SplitListing:
     keys = list(reader.keys)
     columns = [
-        [decode_name(stored, key) for stored, key in zip(reader.index.names(field), keys, strict=True)]
+        [decode_name(stored, key) for stored, key in zip(reader.table.columns.names(field), keys, strict=True)]
         for field in reader.fields
     ]
     sizes = np.zeros(len(reader), np.int64)
     for field in reader.fields:
-        sizes += reader.index.field_column(field, "length").astype(np.int64)
+        sizes += reader.table.field_column(field, "length").astype(np.int64)
     builder = ListingBuilder(len(columns))
-    stamps = reader.index.field_column(reader.fields[0], "crc32c")
+    stamps = reader.table.field_column(reader.fields[0], "crc32c")
     for i, (key, label, size, stamp) in enumerate(
         zip(keys, reader.labels.tolist(), sizes.tolist(), stamps.tolist(), strict=True)
     ):
@@ -82,7 +82,7 @@ class PackedReader:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._splits: dict[str, readers.ShardReader] = {}
+        self._splits: dict[str, readers.Reader] = {}
 
     def read(self, place: tuple[str, int], arena: Arena) -> Sequence[Buffer | None]:
         split, index = place
@@ -95,8 +95,7 @@ class PackedReader:
                 if not reader.has(index, field):
                     payloads.append(None)
                     continue
-                size = reader.read_into(index, field, arena.rest())
-                payloads.append(arena.take(size))
+                payloads.append(reader.read(index, field))
         except DamagedSampleError as error:
             raise BadSampleError(str(error)) from error
         except StaleIndexError as error:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cache.stores.blocks import BlockPool
 from readers.augment.recipe import Job, Recipe
-from readers.blocks import BlockPool
 from readers.decode.streams import Ready
 from readers.errors import BadSampleError
 from readers.headers import ImageHeader
@@ -69,8 +69,9 @@ class Batch:
 class ImageMemory:
     """Gives every batch its tensor, in memory that earlier batches have left.
 
-    Memory is used again only when nothing refers to the earlier batch any more (see `readers.blocks`), so a batch may
-    be kept for as long as anybody likes. Pinned memory comes from torch's own pool, which waits for copies under way.
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.blocks`), so a batch
+    may be kept for as long as anybody likes. Pinned memory comes from torch's own pool, which waits for copies under
+    way.
     """
 
     def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:

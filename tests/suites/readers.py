@@ -15,8 +15,9 @@ import gc
 import os
 import pickle
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ import readers
 from readers.errors import SourceError, UnknownNameError
 from suites.samples import Truth
 
-__all__ = ["DTYPES", "ReaderSuite", "checksums", "in_forked_child"]
+__all__ = ["DTYPES", "ReaderSuite", "checksums", "forked"]
 
 DTYPES = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)  # of ImageInfo
 
@@ -40,8 +41,9 @@ def checksums(reader: Any) -> list[int]:
     return singly
 
 
-def in_forked_child(work: Callable[[], object]) -> None:
-    """Run in a forked child, which must end without an error."""
+@contextmanager
+def forked(work: Callable[[], object]) -> Iterator[None]:
+    """A forked child runs `work`, which must not raise, while this process does what is in the block."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -50,7 +52,11 @@ def in_forked_child(work: Callable[[], object]) -> None:
             code = 0
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    try:
+        yield
+    finally:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, "the child failed"
 
 
 class ReaderSuite:
@@ -72,7 +78,8 @@ class ReaderSuite:
     # --- bytes ----------------------------------------------------------------------------------------------------
     def test_every_way_of_reading_gives_the_same_bytes(self, reader: Any, truth: Truth) -> None:
         n, images = len(truth), truth.images
-        assert isinstance(reader, readers.Reader) and len(reader) == n
+        assert isinstance(reader, readers.Reader) and not isinstance(object(), readers.Reader)
+        assert len(reader) == n
         for _ in range(2):  # what a reader remembers of the first time changes nothing
             assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
             assert [bytes(data) for data in reader.read_many(range(n))] == images
@@ -86,7 +93,8 @@ class ReaderSuite:
         orders: list[Any] = [[], [7], [n - 1, 0, 5], [3, 3, 3], [-1, 0, -n, n - 1], [*range(n), *range(n)], [9, 2, 1]]
         for order in orders:
             expected = [images[i] for i in order]
-            for given in (order, tuple(order), np.array(order, np.int16)):
+            arrays = (np.array(order, np.int16), [*map(np.int64, order)], np.array(order[::-1], np.int64)[::-1])
+            for given in (order, tuple(order), *arrays):
                 reader.prefetch(given)
                 assert [bytes(data) for data in reader.read_many(given)] == expected, f"read_many({order})"
                 assert [bytes(data) for data in reader.stream(given)] == expected, f"stream({order})"
@@ -169,14 +177,16 @@ class ReaderSuite:
         info = reader.info
         assert [column.dtype for column in info] == list(map(np.dtype, DTYPES))
         assert all(column.shape == (len(truth),) for column in info)
-        assert list(zip(info.height.tolist(), info.width.tolist(), strict=True)) == truth.shapes
+        assert list(zip(*(column.tolist() for column in info), strict=True)) == truth.headers
         for order in ([5, 0, 0, -2], [], np.array([3, 1], np.int16)):
             some = reader.image_info(order)
             assert [column.dtype for column in some] == [column.dtype for column in info]
             assert [column.tolist() for column in some] == [[column[i] for i in order] for column in info]
 
-    def test_a_short_repr(self, reader: Any) -> None:
+    def test_short_representations(self, reader: Any, truth: Truth) -> None:
         assert str(len(reader)) in repr(reader) and len(repr(reader)) < 400 and "\n" not in repr(reader)
+        first = f"Sample({truth.keys[0]!r}, label={reader[0].label}, {{image: {len(truth.images[0]):,} bytes"
+        assert repr(reader[0]).startswith(first) and "\n" not in repr(reader[0])
 
     # --- by name and by part --------------------------------------------------------------------------------------
     def test_slices_and_keys(self, reader: Any, truth: Truth) -> None:
@@ -186,10 +196,10 @@ class ReaderSuite:
         key = truth.keys[-1]
         assert reader[key].key == reader[-1].key == key
         assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
-        with pytest.raises(UnknownNameError, match="'no such key'"):
-            reader["no such key"]
-        for wrong in (1.5, None, [0]):
-            with pytest.raises(TypeError):
+        with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
+            reader["cow/1"]
+        for wrong in (1.5, None, [0], np.arange(3)):
+            with pytest.raises(TypeError, match="by its number, its key or a slice, not by"):
                 reader[wrong]
 
     def test_selections(self, reader: Any, truth: Truth) -> None:
@@ -198,10 +208,10 @@ class ReaderSuite:
             assert [bytes(data) for data in few.read_many(range(len(few)))] == expected.images
             assert (list(few.keys), few.labels.tolist()) == (expected.keys, expected.labels)
             assert few.fingerprint != reader.fingerprint
-        label = truth.labels[0]
-        few = reader.select(labels=label)
-        assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
-        assert tuple(few.classes) == truth.classes, "labels keep their meaning"
+        for label in (truth.labels[0], truth.labels[-1]):
+            few = reader.select(labels=label)
+            assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
+            assert tuple(few.classes) == truth.classes, "labels keep their meaning"
         with pytest.raises(SourceError, match="nothing is selected"):
             reader.select(indices=[])
 
@@ -233,7 +243,8 @@ class ReaderSuite:
                 reader.read(len(truth))
             reader.close()
 
-        in_forked_child(child)
+        with forked(child):
+            assert checksums(reader) == expected, "read at the same time"
         assert checksums(reader) == expected
 
     def test_pickled_after_close(self, reader: Any, truth: Truth) -> None:

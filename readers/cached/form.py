@@ -12,42 +12,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cache.stores import Buffer, Int64s
+from readers import table as tables
 from readers.headers import MEDIA
-from readers.sample import Buffer, ImageInfo
+from readers.headers.pixels import HEADER_BYTES
+from readers.sample import ImageInfo
 from readers.shrink import shrunk_sides
 
 if TYPE_CHECKING:
     from readers.augment.ops import Op
 
-__all__ = ["Decoded", "Encoded", "Keep", "KeepLike", "Recoded", "as_keep"]
+__all__ = ["Decoded", "Encoded", "Form", "KeepLike", "Recoded", "as_form"]
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
 _BASELINE = 0xC0
 
 
-class Keep(Protocol):
+class Form(tables.Form, Protocol):
     """How images are kept. Implementations are frozen, pickle, and may be shared between threads."""
 
     @property
-    def kind(self) -> str:
-        """A short text that another way of keeping would not have; names caches and goes into fingerprints."""
+    def converts(self) -> bool:
+        """Whether images are handed out as anything but what they are."""
 
-    def info(self, original: ImageInfo) -> ImageInfo:
-        """What the headers of the kept forms say, from those of the originals."""
-
-    def made(self, image: Buffer) -> Buffer:
+    def convert(self, image: Buffer) -> Buffer:
         """The kept form of an encoded image. Raises BadSampleError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The bytes as they are."""
+
+    converts = False
 
     @property
     def kind(self) -> str:
@@ -56,7 +58,10 @@ class Encoded:
     def info(self, original: ImageInfo) -> ImageInfo:
         return original
 
-    def made(self, image: Buffer) -> Buffer:
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        return original
+
+    def convert(self, image: Buffer) -> Buffer:
         return image
 
 
@@ -64,11 +69,15 @@ class Encoded:
 class Recoded:
     """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as `packer convert --resize-short` does it.
 
-    Images whose short side is not longer keep their bytes. quality: 1 to 100.
+    Images whose short side is not longer keep their bytes. quality: 1 to 100. rate: bytes per pixel, for estimates;
+    `readers.cached` measures it.
     """
+
+    converts = True
 
     short_side: int
     quality: int = 90
+    rate: float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.short_side <= 65_535 or not 1 <= self.quality <= 100:
@@ -97,8 +106,13 @@ class Recoded:
         )
         return _info(values, original)
 
-    def made(self, image: Buffer) -> Buffer:
-        from readers.cached.remake import recoded  # loads the codecs
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        pixels = info.height.astype(np.int64) * info.width
+        short = np.minimum(info.height, info.width)
+        return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
+
+    def convert(self, image: Buffer) -> Buffer:
+        from readers.cached.convert import recoded  # loads the codecs
 
         return recoded(image, self.short_side, self.quality)
 
@@ -107,6 +121,8 @@ class Recoded:
 class Decoded:
     """Pixels, uint8 RGB, after `ops`: the leading Resize, CenterCrop and Crop of the augmentation, which then starts
     after them. No ops: the whole upright image."""
+
+    converts = True
 
     ops: tuple[Op, ...] = ()
 
@@ -129,7 +145,7 @@ class Decoded:
         return "decoded-" + "-".join(re.sub(r"\W+", "_", repr(op)).strip("_").lower() for op in self.ops)
 
     def info(self, original: ImageInfo) -> ImageInfo:
-        from readers.cached.remake import boxes_of
+        from readers.cached.convert import boxes_of
 
         height, width = (side.astype(np.int64) for side in (original.height, original.width))
         turned = original.orientation >= 5
@@ -146,17 +162,21 @@ class Decoded:
         )
         return _info(values, original)
 
-    def made(self, image: Buffer) -> Buffer:
-        from readers.cached.remake import decoded
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        pixels = info.height.astype(np.int64) * info.width
+        return np.where(pixels > 0, HEADER_BYTES + 3 * pixels, 0)
+
+    def convert(self, image: Buffer) -> Buffer:
+        from readers.cached.convert import decoded
 
         return decoded(image, self.ops)
 
 
-KeepLike: TypeAlias = str | Encoded | Recoded | Decoded
+KeepLike: TypeAlias = str | Form
 
 
-def as_keep(keep: KeepLike) -> Encoded | Recoded | Decoded:
-    """A way of keeping from its text. Raises ValueError for others."""
+def as_form(keep: KeepLike) -> Form:
+    """A form from its text. Raises ValueError for others."""
     if not isinstance(keep, str):
         return keep
     if keep == "encoded":

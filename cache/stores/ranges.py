@@ -6,6 +6,7 @@ read is cheaper than two system calls and because the disk sees one sequential r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,16 @@ class ReadPlan(NamedTuple):
     run_place: npt.NDArray[np.int64]
     place: npt.NDArray[np.int64]
     total_bytes: int
+
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """(shard, offset, length, place) of each run."""
+        columns = (self.run_shard, self.run_offset, self.run_length, self.run_place)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+    def views(self, block: memoryview, length: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        """The wanted ranges in a buffer that the runs were read into."""
+        stops = (self.place + length).tolist()
+        return [block[start:stop] for start, stop in zip(self.place.tolist(), stops, strict=True)]
 
 
 def first_outside(
