@@ -24,9 +24,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from readers.order.base import Int64s, Order
+from readers.order.base import Int64s, Order, Sequential
 from readers.order.block import BlockShuffled
-from readers.order.sequential import Sequential
 from readers.ranges import plan_reads
 from readers.sample import Reader
 from readers.selection import SelectedReader
