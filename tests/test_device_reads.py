@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import packer
 import readers
 from readers.device_reads import DeviceReader
 from readers.errors import DatasetError, MissingExtraError, StaleIndexError, UnknownNameError
@@ -57,10 +56,8 @@ def kvikio(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CuFile]]:
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("reads") / "set"
-    packer.convert(tree, to="hdf5", output=out, samples_per_shard=10)
-    return out
+def packed(tree: Path, pack: Callable[..., Path]) -> Path:
+    return pack(tree, "hdf5", samples_per_shard=10)
 
 
 def test_bytes_are_those_of_the_reader(packed: Path, kvikio: list[CuFile]) -> None:

@@ -24,6 +24,7 @@ from readers.augment.recipe import Recipe
 from readers.dali.backend import Dali, load_dali
 from readers.dali.nodes import source_nodes
 from readers.dali.source import Source
+from readers.feed import check_choice
 
 __all__ = ["Graph", "PipelineOptions", "classification", "pipeline"]
 
@@ -60,9 +61,7 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                told = ", ".join(str(value) for value in allowed)
-                raise ValueError(f"{name} is one of {told}, not {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         for name, least in (("prefetch", 1), ("workers", 0), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -70,7 +69,8 @@ class PipelineOptions:
 
 
 def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: Graph | None = None) -> Any:
-    """A `nvidia.dali.Pipeline` with the outputs (images, labels), neither built nor started.
+    """A `nvidia.dali.Pipeline` with the outputs (images, labels), neither built nor started; behind them, where the
+    source skips or replaces bad samples, which samples these are: int64 [n, 1].
 
     source: with the ops to execute, unless a graph is given. graph: a function from the encoded node to that of the
     images, for what our ops cannot say; random operators in it draw by DALI's seed, which a resume does not restore.
@@ -101,12 +101,13 @@ def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: G
     )
     with made:
         encoded, label, *columns = source_nodes(source, parallel=options.workers > 0, ahead=options.prefetch)
+        rows = [] if source.on_error == "raise" else [columns.pop()]
         if graph is not None:
             images = graph(encoded)
         else:
             assert source.recipe is not None
             images = _Augmented(dali, source.recipe, options).images(encoded, columns)
-        made.set_outputs(images, label)
+        made.set_outputs(images, label, *rows)
     return made
 
 
