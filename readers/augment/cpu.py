@@ -21,7 +21,7 @@ from readers.augment.ops.normalize import Normalize
 from readers.augment.pixels import window
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
-from readers.decode.raw import lent
+from readers.decode.region import lent
 from readers.errors import BadSampleError
 from readers.sample import Buffer
 

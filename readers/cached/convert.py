@@ -18,7 +18,7 @@ from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
 from readers.decode import Region, decode_image
 from readers.decode.orient import upright_size
-from readers.decode.raw import with_header
+from readers.decode.region import with_header
 from readers.errors import BadSampleError
 from readers.headers import read_header
 from readers.sample import Buffer
