@@ -19,8 +19,7 @@ import readers
 from packer import Reencode
 from readers.decode import decode_image, decode_unchanged
 from readers.errors import BadSampleError, SourceError
-from readers.headers import read_header
-from readers.headers.frames import frames
+from readers.headers import frames, read_header
 
 
 def tree(root: Path, **images: bytes) -> Path:

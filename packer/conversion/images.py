@@ -20,15 +20,14 @@ import numpy as np
 from cache.text import plural
 from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
+from readers.decode.cpu import without_all_bits
 from readers.decode.jpeg import check_coding
 from readers.decode.orient import upright_size
 from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
 from readers.decode.region import check_pixels
-from readers.decode.unchanged import without_all_bits
 from readers.errors import BadSampleError, SourceError
-from readers.headers import SUFFIX, ImageHeader, parse_header, read_header, sniff
+from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.exif import PREFIX
-from readers.headers.frames import frames
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.sample import Buffer
