@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import make_jpeg, tree_of
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -31,10 +31,9 @@ def test_formats_go_by_their_other_names(tmp_path: Path, written: str, meant: st
 
 def test_a_format_by_another_name_on_the_command_line(tmp_path: Path) -> None:
     tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)})
-    line = [sys.executable, "-m", "packer", "convert", tmp_path / "in", "--to"]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False, "cwd": tmp_path}
-    assert subprocess.run([*line, "H5"], **options).stdout.startswith("in-hdf5: 1 sample ")
-    wrong = subprocess.run([*line, "lmdb"], **options)
+    run = partial(run_packer, "convert", tmp_path / "in", "--to", cwd=tmp_path)
+    assert run("H5").stdout.startswith("in-hdf5: 1 sample ")
+    wrong = run("lmdb")
     assert wrong.returncode == 2 and "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 is hdf5, " in wrong.stderr, (
         wrong.stderr
     )

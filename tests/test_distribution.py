@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import packer
 from cache.distribution import DISTRIBUTION, install_command
@@ -58,9 +58,7 @@ def test_a_missing_extra_names_the_command() -> None:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_python(*command, cwd=folder, env=environment)
 
 
 def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(tmp_path: Path) -> None:
