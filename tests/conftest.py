@@ -165,10 +165,9 @@ def spoil() -> Callable[..., None]:
     """Flips a byte of a sample in a cache."""
 
     def spoil(reader: Any, index: int, at: int = -1) -> None:
-        shelf = reader._shelf
-        view = shelf.store.get(shelf.slots.first("image") + index)
+        view = reader.store.shared.get(reader.store.slots.first("image") + index)
         place = at % len(view)
-        with open(next(shelf.store._spec.directory.glob("packer-cache*")), "r+b") as file:
+        with open(next(reader.store.shared._spec.directory.glob("packer-cache*")), "r+b") as file:
             whole = file.read()
             start = whole.rindex(bytes(view))
             file.seek(start + place)

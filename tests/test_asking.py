@@ -13,7 +13,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
-from packer.orders import compare_orders
+from packer.inspection import compare_orders
 from readers.order import Shuffled
 from readers.order.quality import shuffle_quality
 

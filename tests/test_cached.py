@@ -12,7 +12,7 @@ from cached_sources import SlowReader, images
 
 import readers
 from readers.augment import CenterCrop, Resize
-from readers.cached.choice import EVERYTHING, Choice, chosen_below
+from readers.cached.subset import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.order import NodeLocal, Shuffled
@@ -91,7 +91,7 @@ def test_who_comes_later_keeps_the_same(base: Any, place: dict[str, Any]) -> Non
 def test_no_room_passes_everything_through(base: Any, place: dict[str, Any], no_room: None) -> None:
     with pytest.warns(UserWarning, match=r"no room for a cache of [\d,]+ bytes in .*packer cache ls"):
         reader = readers.cached(base, "1GiB", "decoded:16", **place)
-    assert images(reader) == [bytes(reader.keep.made(image)) for image in images(base)]
+    assert images(reader) == [bytes(reader.keep.convert(image)) for image in images(base)]
     assert reader.stats().kept == 0 and reader.prefill() == 0
 
 
@@ -143,7 +143,7 @@ def test_bad_samples_are_nobodys_business_but_the_readers(base: Any, place: dict
         with pytest.raises(kind):
             reader.read_many([index, 1])
         assert bytes(reader.read(index + 2)) == bytes(base.read(index + 2))
-    assert reader.image_info([4, 5]).height.tolist() == [24, 0]
+    assert reader.image_info([4, 5]).height.tolist() == [24, 24 if base.table.has_headers else 0]
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
@@ -172,24 +172,24 @@ def test_percent_is_a_share(base: Any, place: dict[str, Any]) -> None:
 
 # --- the choice ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("samples", [0, 1, 37, 5000])
-def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int) -> None:
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int, listed: bool) -> None:
+    rows = np.arange(3, 3 + samples) if listed else range(3, 3 + samples)
     sizes = np.random.default_rng(1).integers(0, 1000, samples)
     for limit in (0, 1, int(sizes.sum()) // 3, max(0, int(sizes.sum()) - 1), int(sizes.sum())):
-        threshold = chosen_below(3, 3 + samples, limit, lambda run: sizes[run - 3])
-        choice = Choice(3, 3 + samples, threshold)
+        choice = Subset(rows).limited(limit, lambda run: sizes[run - 3])
         mask = choice.mask(np.arange(samples + 10))
         assert mask.tolist() == [choice.keeps(i) for i in range(samples + 10)]
         total = int(sizes[mask[3 : 3 + samples]].sum())
-        assert total == choice.total(lambda run: sizes[run - 3]) <= limit or threshold == EVERYTHING
-        if threshold != EVERYTHING:
-            larger = Choice(3, 3 + samples, threshold + 1).total(lambda run: sizes[run - 3])
+        assert total == choice.total(lambda run: sizes[run - 3]) <= limit or choice.threshold == EVERYTHING
+        if choice.threshold != EVERYTHING:
+            larger = Subset(rows, choice.threshold + 1).total(lambda run: sizes[run - 3])
             assert larger > limit, "the next one would not have fitted"
 
 
 def test_the_choice_is_frozen() -> None:
     """Jobs of other versions share caches with this one."""
-    threshold = chosen_below(0, 1000, 10, lambda run: run * 0 + 1)
-    kept = np.concatenate(list(Choice(0, 1000, threshold).kept())).tolist()
+    kept = np.concatenate(list(Subset(range(1000)).limited(10, lambda run: run * 0 + 1).kept())).tolist()
     assert kept == [2, 100, 145, 148, 350, 532, 601, 646, 686, 762]
 
 

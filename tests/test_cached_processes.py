@@ -28,7 +28,7 @@ METHODS = ("fork", "spawn")
 def fill_and_tell(reader: Any) -> tuple[list[bytes], int]:
     """What a process reads, and how many reads of the source that took."""
     found = images(reader)
-    return found, len(reader.base.reads)
+    return found, len(reader.store.source.reads)
 
 
 def open_and_tell(path: Path, place: dict[str, Any], capacity: Any) -> list[int]:
@@ -43,15 +43,15 @@ def test_what_one_has_read_all_have(packed: Path, place: dict[str, Any], method:
     context = multiprocessing.get_context(method)
     with readers.open(packed, "train") as base:
         reader = readers.cached(SlowReader(base), 0.5, keep, **place)
-        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        expected = [bytes(reader.keep.convert(image)) for image in images(base)]
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             found, _ = pool.submit(fill_and_tell, reader).result(timeout=60)
         assert found == expected
-        reader.base.reads.clear()
+        reader.store.source.reads.clear()
         assert images(reader) == expected
-        assert len(reader.base.reads) == 18, "the half that has a place was filled by the other process"
+        assert len(reader.store.source.reads) == 18, "the half that has a place was filled by the other process"
         with ProcessPoolExecutor(3, mp_context=context) as pool:
-            reader.base.reads.clear()
+            reader.store.source.reads.clear()
             for found, reads in pool.map(fill_and_tell, [reader] * 6, timeout=60):
                 assert found == expected and reads % 18 == 0
         assert reader.stats().puts >= 18 and reader.stats().present == 18
@@ -66,12 +66,12 @@ def test_memory_without_a_name(packed: Path, method: str, keep: str) -> None:
     context = multiprocessing.get_context(method)
     with readers.open(packed, "train") as base:
         reader = readers.cached(SlowReader(base), 0.5, keep, backend="memfd")
-        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        expected = [bytes(reader.keep.convert(image)) for image in images(base)]
         with ProcessPoolExecutor(2, mp_context=context) as pool:
             for found, _ in pool.map(fill_and_tell, [reader] * 4, timeout=60):
                 assert found == expected
-        reader.base.reads.clear()
-        assert images(reader) == expected and len(reader.base.reads) == 18
+        reader.store.source.reads.clear()
+        assert images(reader) == expected and len(reader.store.source.reads) == 18
         assert reader.stats().present == 18 and list_caches() == []
         with readers.cached(base, 0.5, keep, backend="memfd") as other:
             assert other.stats().present == 0, "another memory"

@@ -216,9 +216,9 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
         "    drawn.set()\n"
         "    return 640000, 70000000000\n"
         "display = ProgressDisplay(sys.stderr)\n"
-        "display.packing(1281167, 140000000000, done)\n"
+        "display.begin(1281167, 140000000000, done)\n"
         "assert drawn.wait(30)\n"
-        "display.packed()\n"
+        "display.end()\n"
     )
     subprocess.run([sys.executable, "-c", script], stderr=theirs, timeout=120, check=True)
     os.close(theirs)

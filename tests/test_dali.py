@@ -6,6 +6,7 @@ import gc
 import io
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classifica
 from readers.decode import decode_image
 from readers.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.loader import ImageLoader
+from readers.order import Shuffled
 
 try:
     import nvidia.dali as dali
@@ -74,7 +76,7 @@ def packed(photos: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def reader(packed: Callable[[str], Path]) -> Iterator[readers.ShardReader]:
+def reader(packed: Callable[[str], Path]) -> Iterator[readers.Reader]:
     with readers.open(packed("hdf5")) as reader:
         yield reader
 
@@ -172,13 +174,13 @@ def test_every_kind_of_reader(kind: str, photos: Path, packed: Callable[[str], P
     ],
     ids=lambda ops: "-".join(type(op).__name__ for op in ops),
 )
-def test_lists_of_ops(reader: readers.ShardReader, ops: list[Any]) -> None:
+def test_lists_of_ops(reader: readers.Reader, ops: list[Any]) -> None:
     scale = 255 * 0.225 if isinstance(ops[-1], Normalize) else 1.0
     ours = ImageLoader(reader, 8, augment=ops, seed=5, layout="NCHW", threads=1)
     same_epochs(ours, DaliLoader(reader, 8, augment=ops, seed=5, output="numpy"), epochs=1, scale=scale)
 
 
-def test_layouts_and_dtypes(reader: readers.ShardReader) -> None:
+def test_layouts_and_dtypes(reader: readers.Reader) -> None:
     ops = [*CROPS, Normalize((0.5,) * 3, (0.5,) * 3)]
     for layout in ("NCHW", "NHWC"):
         ours = ImageLoader(reader, 8, augment=ops, seed=5, layout=layout, threads=1)
@@ -216,7 +218,7 @@ def test_all_media_that_both_decode() -> None:
 
 def test_what_dali_would_not_turn_or_stumbles_over_is_named(tmp_path: Path) -> None:
     odd = {
-        "its orientation is not told by EXIF": with_segments(make_jpeg(1), XMP_PREFIX + xmp(6)),
+        "its orientation does not come from EXIF": with_segments(make_jpeg(1), XMP_PREFIX + xmp(6)),
         "stray bytes or a damaged segment": make_jpeg(2).replace(b"\xff\xda", b"stray\xff\xda"),
         "our decoder goes past this damage": encoded(Image.new("RGB", (32, 24)), "PNG")[:-12],
     }
@@ -237,14 +239,14 @@ def labels_of(loader: DaliLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize(("tail", "sizes"), [("drop_last", [8] * 5), ("pad", [8] * 5 + [2]), ("exact", [8] * 5 + [2])])
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_lengths_and_tails(reader: readers.ShardReader, tail: Any, sizes: list[int], output: Any) -> None:
+def test_lengths_and_tails(reader: readers.Reader, tail: Any, sizes: list[int], output: Any) -> None:
     loader = DaliLoader(reader, 8, augment=CROPS, tail=tail, output=output)
     assert len(loader) == len(sizes)
     for epoch in range(3):
         assert loader.epoch == epoch and [len(labels) for labels in labels_of(loader)] == sizes
 
 
-def test_a_rank_without_samples_in_the_last_step(reader: readers.ShardReader) -> None:
+def test_a_rank_without_samples_in_the_last_step(reader: readers.Reader) -> None:
     some = reader.select(indices=list(range(26)))
     for output in ("torch", "numpy"):
         loader = DaliLoader(some, 4, augment=CROPS, output=output, rank=0, world_size=3, tail="exact")
@@ -254,7 +256,7 @@ def test_a_rank_without_samples_in_the_last_step(reader: readers.ShardReader) ->
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_resume_in_mid_epoch_is_exact(reader: readers.ShardReader, output: Any) -> None:
+def test_resume_in_mid_epoch_is_exact(reader: readers.Reader, output: Any) -> None:
     def loader() -> DaliLoader:
         return DaliLoader(reader, 8, augment=CROPS, seed=7, output=output)
 
@@ -275,7 +277,7 @@ def loader_epoch(loader: DaliLoader, epochs: int) -> Iterator[Any]:
         yield from loader
 
 
-def test_states_are_shared_with_our_loader(reader: readers.ShardReader) -> None:
+def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
     ours = ImageLoader(reader, 8, augment=CROPS, seed=7, layout="NCHW", threads=1)
     batches = iter(ours)
     next(batches)
@@ -291,7 +293,7 @@ def test_states_are_shared_with_our_loader(reader: readers.ShardReader) -> None:
         theirs.load_state_dict({**state, "fingerprint": "other"})
 
 
-def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
+def test_an_epoch_that_has_nothing_left(reader: readers.Reader) -> None:
     loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
     loader.load_state_dict({**loader.state_dict(), "cursor": 40})
     assert loader.epoch == 1 and loader.left == len(loader) == 5
@@ -299,7 +301,7 @@ def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
     assert labels_of(loader) == labels_of(straight)
 
 
-def test_closing_keeps_the_place(reader: readers.ShardReader) -> None:
+def test_closing_keeps_the_place(reader: readers.Reader) -> None:
     loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
     epochs = [labels_of(straight) for _ in range(3)]
     loader.load_state_dict({**loader.state_dict(), "cursor": 16})
@@ -312,7 +314,7 @@ def test_closing_keeps_the_place(reader: readers.ShardReader) -> None:
     assert loader.epoch == 3
 
 
-def test_dali_restores_its_own_checkpoints(reader: readers.ShardReader) -> None:
+def test_dali_restores_its_own_checkpoints(reader: readers.Reader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, enable_checkpointing=True)
     def encoded_only() -> Any:
         return external_source(reader, 8, seed=5)
@@ -328,7 +330,7 @@ def test_dali_restores_its_own_checkpoints(reader: readers.ShardReader) -> None:
 
 # --- processes ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_two_workers_give_what_none_do(reader: readers.ShardReader, start_method: Any) -> None:
+def test_two_workers_give_what_none_do(reader: readers.Reader, start_method: Any) -> None:
     alone = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact")
     options = PipelineOptions(workers=2, start_method=start_method)
     together = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact", options=options)
@@ -340,7 +342,7 @@ def test_two_workers_give_what_none_do(reader: readers.ShardReader, start_method
 
 
 @pytest.mark.parametrize("conditionals", [False, True])
-def test_samples_one_by_one(reader: readers.ShardReader, conditionals: bool) -> None:
+def test_samples_one_by_one(reader: readers.Reader, conditionals: bool) -> None:
     start_method = "fork" if conditionals else "spawn"
 
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method=start_method)
@@ -360,7 +362,7 @@ def test_samples_one_by_one(reader: readers.ShardReader, conditionals: bool) -> 
     assert epoch(per="sample", parallel=True) == expected == epoch(per="batch", parallel=True)
 
 
-def test_leaving_early_ends_the_workers(reader: readers.ShardReader) -> None:
+def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
     loader = DaliLoader(reader, 8, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     for _ in loader:
         assert len(multiprocessing.active_children()) == 2
@@ -369,7 +371,7 @@ def test_leaving_early_ends_the_workers(reader: readers.ShardReader) -> None:
     assert len(labels_of(loader)) == 5
 
 
-def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.ShardReader) -> None:
+def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.Reader) -> None:
     loader = DaliLoader(reader, 2, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     batches = iter(loader)
     next(batches)
@@ -406,6 +408,74 @@ def test_a_bad_sample_is_named(photos: Path, tmp_path: Path, workers: int, how: 
         assert loader.state_dict()["cursor"] <= 12 and loader.epoch == 0
 
 
+def damaged(packed: Callable[[str], Path], folder: Path, numbers: tuple[int, ...]) -> Path:
+    """A copy of a set in which some images have lost their second half."""
+    shutil.copytree(packed("tar"), folder)
+    with readers.open(folder) as reader:
+        for number in numbers:
+            shard, offset, length = reader.byte_range(number) or (folder, 0, 0)
+            with open(shard, "r+b") as file:
+                file.seek(offset + length // 2)
+                file.write(bytes(length - length // 2))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path, workers: int, output: Any) -> None:
+    """In batches of other sizes, and in the same batches as our own loader."""
+    bad = (3, 13, 14, 41)
+    with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
+        options = PipelineOptions(workers=workers, start_method="fork")
+        given: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
+        theirs = DaliLoader(reader, 8, options=options, output=output, **given)
+        ours = ImageLoader(reader, 8, layout="NCHW", threads=1, **given)
+        for epoch in range(2):
+            with pytest.warns(UserWarning, match=rf"epoch {epoch}: 4 bad samples were skipped, the first is sample 3 "):
+                same_epochs(ours, theirs, epochs=1)
+            assert theirs.bad_samples == ours.bad_samples
+        theirs.close()
+
+
+def test_bad_samples_are_replaced_also_after_a_resume(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    bad = Shuffled(42, 7).indices(0, np.array([0, 20, 33])).tolist()
+    with readers.open(damaged(packed, tmp_path / "set", tuple(bad))) as reader:
+
+        def loader() -> DaliLoader:
+            return DaliLoader(reader, 8, augment=CROPS, seed=7, tail="exact", on_error="substitute")
+
+        with pytest.warns(UserWarning, match="epoch 0: 3 bad samples were replaced"):
+            whole = list(loader())
+        assert sum(len(labels) for _, labels in whole) == 42
+        first = loader()
+        for _, _ in zip(range(2), first, strict=False):
+            state = first.state_dict()
+        second = loader()
+        second.load_state_dict(state)
+        with pytest.warns(UserWarning, match="epoch 0: 2 bad samples were replaced"):
+            rest = list(second)
+        for (images, labels), (others, other_labels) in zip(whole[2:], rest, strict=True):
+            assert torch.equal(images, others) and torch.equal(labels, other_labels)
+        assert [sample.index for sample in (*first.bad_samples, *second.bad_samples)] == bad
+
+
+def test_a_sample_that_only_dali_fails_on_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
+    """Its header and its end are whole, so that nothing is known of it until it is decoded."""
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        data = bytearray(encoded(Image.fromarray(pixels), "PNG"))
+        if number in (2, 9):
+            data[200:900] = bytes(700)
+        (tmp_path / f"{number:02d}.png").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    loader = DaliLoader(reader, 4, augment=CROPS, shuffle=False, on_error="skip", output="numpy")
+    for epoch in range(2):
+        with pytest.warns(UserWarning, match=f"epoch {epoch}: 2 bad samples were skipped"):
+            assert [len(labels) for _, labels in loader] == [3, 4, 3]
+        assert [sample.key for sample in loader.bad_samples] == ["02", "09"]
+    assert loader.epoch == 2 and loader.state_dict()["cursor"] == 0
+
+
 def test_what_dali_does_not_decode_is_named(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jpg").write_bytes(make_jpeg(1))
@@ -417,7 +487,7 @@ def test_what_dali_does_not_decode_is_named(tmp_path: Path) -> None:
         list(loader)
 
 
-def test_cached_pixels_are_refused(reader: readers.ShardReader, place: dict[str, Any]) -> None:
+def test_cached_pixels_are_refused(reader: readers.Reader, place: dict[str, Any]) -> None:
     cached = readers.cached(reader, keep="decoded:32", **place)
     for augment, graph in ((CROPS, None), (None, fn.decoders.image)):
         loader = DaliLoader(cached, 8, augment=augment, graph=graph)
@@ -427,7 +497,7 @@ def test_cached_pixels_are_refused(reader: readers.ShardReader, place: dict[str,
     cached.close()
 
 
-def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.ShardReader) -> None:
+def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.Reader) -> None:
     def crop(encoded: Any) -> Any:
         return fn.crop(fn.decoders.image(encoded), crop=(4000, 4000))
 
@@ -437,7 +507,7 @@ def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.ShardReader
         list(DaliLoader(reader, 4, graph=crop))
 
 
-def test_a_graph_of_ones_own(reader: readers.ShardReader) -> None:
+def test_a_graph_of_ones_own(reader: readers.Reader) -> None:
     def graph(encoded: Any) -> Any:
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB)
         return fn.resize(images, resize_x=20, resize_y=24)
@@ -449,15 +519,16 @@ def test_a_graph_of_ones_own(reader: readers.ShardReader) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": [ColorJitter(0.1)]}, "a DALI pipeline has no ColorJitter here, only RandomResizedCrop, "),
+        ({"augment": [ColorJitter(0.1)]}, "DALI pipelines do not execute ColorJitter: use ImageLoader, "),
         ({"augment": [Resize(32)]}, "the size of the results depends on the image"),
         ({}, "a source without ops needs a graph"),
         ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),
+        ({"augment": CROPS, "on_error": "ignore"}, "on_error is one of raise, skip, substitute, not 'ignore'"),
         ({"augment": CROPS, "output": "jax"}, "output is one of torch, numpy, not 'jax'"),
         ({"augment": classification(32), "options": PipelineOptions(dtype="uint8")}, "do not fit into uint8"),
     ],
 )
-def test_wrong_options(reader: readers.ShardReader, options: dict[str, Any], message: str) -> None:
+def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DaliLoader(reader, 8, **options)
 
@@ -471,7 +542,7 @@ def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
         PipelineOptions(**options)
 
 
-def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_dali_is_refused(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "__version__", "2.2.9")
     with pytest.raises(
         MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer-vision\[dali\]'"
@@ -479,7 +550,7 @@ def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest
         DaliLoader(reader, 8, augment=CROPS)
 
 
-def test_wrong_use_of_nodes(reader: readers.ShardReader) -> None:
+def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
     with pytest.raises(ValueError, match="no pipeline is being defined"):
         external_source(reader, 8)
     with dali.Pipeline(batch_size=4, num_threads=1, device_id=None):
@@ -487,9 +558,11 @@ def test_wrong_use_of_nodes(reader: readers.ShardReader) -> None:
             external_source(reader, 8)
         with pytest.raises(ValueError, match="samples one by one make no short batches"):
             external_source(reader, 4, tail="pad", per="sample")
+        with pytest.raises(ValueError, match="no short batches, as on_error='skip' needs"):
+            external_source(reader, 4, on_error="skip", per="sample")
 
 
-def test_the_graph_for_a_gpu_can_be_defined(reader: readers.ShardReader) -> None:
+def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
     """No more can be had without one: whole images are decoded, then cut."""
     made = pipeline(Source(reader, 8, augment=CROPS), PipelineOptions(device="gpu", device_id=0))
     made._build_graph()

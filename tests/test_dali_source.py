@@ -22,7 +22,7 @@ from readers.order import NodeLocal
 
 
 @pytest.fixture(scope="module")
-def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.ShardReader]:
+def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
     with readers.open(pack(tree, "hdf5", samples_per_shard=10), "train") as reader:
         yield reader
 
@@ -36,7 +36,7 @@ def indices(source: Source, epoch: int = 0) -> list[int]:
     return [i for step in range(source.batches(epoch)) for i in source.samples_of(epoch, step)[1].tolist()]
 
 
-def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.ShardReader) -> None:
+def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.Reader) -> None:
     source = Source(reader, 5, seed=3, tail="exact")
     assert sorted(indices(source)) == sorted(indices(source, 1)) == list(range(36))
     assert indices(source) != indices(source, 1) and source.steps() == 8
@@ -46,7 +46,7 @@ def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.Shar
             call(info(0, step))
 
 
-def test_a_batch_is_views_of_the_readers_memory(reader: readers.ShardReader) -> None:
+def test_a_batch_is_views_of_the_readers_memory(reader: readers.Reader) -> None:
     source = Source(reader, 4, seed=1)
     arrays, labels = source.batch(0, 2)
     _, wanted = source.samples_of(0, 2)
@@ -55,7 +55,7 @@ def test_a_batch_is_views_of_the_readers_memory(reader: readers.ShardReader) -> 
     assert all(a.dtype == np.uint8 and not a.flags.owndata and not a.flags.writeable for a in arrays)
 
 
-def test_the_memory_of_batches_under_way_is_held(reader: readers.ShardReader) -> None:
+def test_the_memory_of_batches_under_way_is_held(reader: readers.Reader) -> None:
     """The reader would use it again for the next batch if nobody looked at it."""
     source = Source(reader, 4, seed=1)
     kept = BatchSource(source, kept=3)
@@ -70,7 +70,7 @@ def test_the_memory_of_batches_under_way_is_held(reader: readers.ShardReader) ->
     assert len(first) < 6, "the reader never uses memory again: this test shows nothing"
 
 
-def test_calls_in_any_order_and_process_give_the_same(reader: readers.ShardReader) -> None:
+def test_calls_in_any_order_and_process_give_the_same(reader: readers.Reader) -> None:
     ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
     source = Source(reader, 6, augment=ops, seed=5)
     call, other = BatchSource(source, 2), pickle.loads(pickle.dumps(BatchSource(source, 2)))
@@ -85,7 +85,7 @@ def test_calls_in_any_order_and_process_give_the_same(reader: readers.ShardReade
             assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
 
 
-def test_what_ops_do_comes_with_the_samples(reader: readers.ShardReader) -> None:
+def test_what_ops_do_comes_with_the_samples(reader: readers.Reader) -> None:
     source = Source(reader, 6, augment=[RandomResizedCrop(16), RandomHorizontalFlip()])
     _, _, box, resized, flips = source.batch(0, 0)
     assert box.dtype == np.int64 and box.shape == (6, 4) and (box[:, :2] + box[:, 2:] <= (24, 32)).all()
@@ -99,7 +99,7 @@ def test_what_ops_do_comes_with_the_samples(reader: readers.ShardReader) -> None
 @pytest.mark.parametrize(
     ("tail", "steps", "batches"), [("drop_last", 2, [2] * 3), ("pad", 3, [3] * 3), ("exact", 3, [2, 3, 3])]
 )
-def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps: int, batches: list[int]) -> None:
+def test_ranks_have_the_same_steps(reader: readers.Reader, tail: Any, steps: int, batches: list[int]) -> None:
     """26 samples are two steps of 12 and 2 more; with "exact" one rank has none of those."""
     some = reader.select(indices=list(range(26)))
     ranks = [Source(some, 4, seed=2, rank=rank, world_size=3, tail=tail) for rank in range(3)]
@@ -108,13 +108,13 @@ def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps
     assert len(set(seen)) == len(seen) if tail != "pad" else set(seen) == set(range(26))
 
 
-def test_the_state_between_epochs(reader: readers.ShardReader) -> None:
+def test_the_state_between_epochs(reader: readers.Reader) -> None:
     source = Source(reader, 6, seed=4)
     assert source.state_after(0, 6) == source.state_after(1, 0) and source.state_after(0, 6)["epoch"] == 1
     assert source.starting(5).state_after(1, 2)["epoch"] == 6
 
 
-def test_a_state_of_another_set_or_decoder(reader: readers.ShardReader) -> None:
+def test_a_state_of_another_set_or_decoder(reader: readers.Reader) -> None:
     state = Source(reader, 4).state_after(0, 1)
     with pytest.raises(ResumeError, match="of the data set"):
         Source(reader.select(labels=[0]), 4).resumed(state)
@@ -122,7 +122,7 @@ def test_a_state_of_another_set_or_decoder(reader: readers.ShardReader) -> None:
         Source(reader, 4).resumed({**state, "decoder": "cpu"})
 
 
-def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.ShardReader) -> None:
+def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader) -> None:
     old, new = NodeLocal(36, 2, exchange_every=1), NodeLocal(36, 3, exchange_every=1)
     state = Source(reader, 4, order=old, rank=0, world_size=2).state_after(0, 1)
     went_on = Source(reader, 4, order=new, rank=0, world_size=3).resumed(state)
@@ -136,7 +136,7 @@ def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
     reader = readers.open_folder(tmp_path)
     plain, cropped = Source(reader, 1, shuffle=False), Source(reader, 1, shuffle=False, augment=[CenterCrop(8)])
     assert plain.batch(0, 0) and plain.batch(0, 2), "what DALI will say of it is not known yet"
-    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; packer verify --deep finds"):
+    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; find .* `packer verify --deep`"):
         plain.batch(0, 1)
     with pytest.raises(BadSampleError, match=r"sample 2 \(c\): its header cannot be read"):
         cropped.batch(0, 2)
@@ -146,7 +146,39 @@ def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
         Source(reader, 1, shuffle=False, augment=[CenterCrop(30)]).batch(0, 0)
 
 
-def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.ShardReader) -> None:
+def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
+    images = {
+        "a": jpeg(1),
+        "b": jpeg(2)[:-300],
+        "c": b"",
+        "d": jpeg(3),
+        "e": jpeg(4).replace(b"\xff\xda", b"x\xff\xda"),
+    }
+    for name, data in images.items():
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    skipping = Source(reader, 5, augment=[RandomResizedCrop(8)], shuffle=False, on_error="skip")
+    arrays, labels, *columns, rows = skipping.batch(0, 0)
+    assert rows.ravel().tolist() == [0, 3] and [array.tobytes() for array in arrays] == [images["a"], images["d"]]
+    assert len(labels) == 2 and all(len(column) == 2 for column in columns)
+    whole = Source(reader.select(indices=[0, 3, 0, 3, 0]), 5, augment=[RandomResizedCrop(8)], shuffle=False)
+    _, _, *same = whole.batch(0, 0)
+    boxes, same_boxes = columns[0], same[0]
+    assert (boxes[0] == same_boxes[0]).all() and (boxes[1] == same_boxes[3]).all(), "crops stay those of the position"
+    bad = skipping.bad_samples_of(0, 0, rows.ravel())
+    assert [(sample.index, sample.key) for sample in bad] == [(1, "b"), (2, "c"), (4, "e")]
+    assert "expected" in bad[0].reason and "no bytes" in bad[1].reason and "stray bytes" in bad[2].reason
+    replacing = pickle.loads(pickle.dumps(Source(reader, 5, shuffle=False, on_error="substitute")))
+    arrays, _, rows = replacing.batch(0, 0)
+    assert len(rows) == 5 and set(rows.ravel().tolist()) == {0, 3} and rows[[0, 3], 0].tolist() == [0, 3]
+    assert [sample.index for sample in replacing.bad_samples_of(0, 0, rows.ravel())] == [1, 2, 4]
+    assert replacing.batch(0, 0)[-1].tolist() == rows.tolist(), "the same ones each time"
+    only_bad = Source(reader.select(indices=[1, 2]), 2, shuffle=False, on_error="skip")
+    with pytest.raises(BadSampleError, match=r"sample 0 \(b\): it is the first of 2 samples .* all bad.*'substitute'"):
+        only_bad.batch(0, 0)
+
+
+def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.Reader) -> None:
     from readers.dali import external_source
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)

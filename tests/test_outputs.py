@@ -271,7 +271,7 @@ def test_nobody_converts_under_the_lock_of_a_removed_folder(
         real(descriptor, operation)
 
     class Busy(Silent):
-        def packing(self, *args: object) -> None:
+        def begin(self, *args: object, **options: object) -> None:
             with pytest.raises(OutputError, match="another conversion is writing here"):
                 packer.convert(tree, to="tar", output=out, workers=1)
             refused.append(True)

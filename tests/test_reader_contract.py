@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.readers import DTYPES, ReaderSuite
-from suites.samples import Samples, Truth, header
+from suites.readers import ReaderSuite
+from suites.samples import Samples, Truth
 
 import readers
+from cache.stores import Store
 from readers.augment import Resize
-from readers.errors import UnknownNameError
-from readers.selection import Selectable
+from readers.packed import open_packed
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 INDICES = [20, 2, 2, -1, 17, 0, 5, 23, 8, 9, 11, 13]
@@ -42,7 +41,7 @@ class TestPackedSets(OfThePackedSet):
 class TestFewOpenShards(OfThePackedSet):
     @pytest.fixture
     def reader(self, samples: Samples) -> Iterator[Any]:
-        with readers.ShardReader(samples.packed(), open_shards=1) as reader:
+        with open_packed(samples.packed(), open_shards=1) as reader:
             yield reader
 
 
@@ -83,7 +82,7 @@ class TestMappedSelection(ReaderSuite):
     def reader(self, samples: Samples, tmp_path: Path) -> Iterator[Any]:
         np.save(tmp_path / "indices.npy", np.array(INDICES) % 24)
         with readers.open(samples.packed()) as base:
-            yield readers.SelectedReader(base, np.load(tmp_path / "indices.npy", mmap_mode="r"))
+            yield readers.Reader(base.table.take(np.load(tmp_path / "indices.npy", mmap_mode="r")), base.store)
 
     @pytest.fixture
     def truth(self, samples: Samples) -> Truth:
@@ -125,7 +124,7 @@ class TestCached(ReaderSuite):
         if keep == "encoded":
             return truth
         form = readers.Recoded(16, 80) if keep.startswith("recoded") else readers.Decoded([Resize(16)])
-        return truth.recoded(lambda image: bytes(form.made(image)), estimated=keep.startswith("recoded"))
+        return truth.recoded(lambda image: bytes(form.convert(image)), estimated=keep.startswith("recoded"))
 
 
 @pytest.mark.parametrize("staged", ["partly", "not at all"])
@@ -157,70 +156,21 @@ class TestRemote(OfThePackedSet):
             yield reader
 
 
-class Minimal(Selectable):
-    """What somebody may write: everything in memory, pickled as it is."""
+class InMemory(Store):
+    """A store made elsewhere: payloads by row, pickled as they are."""
 
-    def __init__(self, truth: Truth) -> None:
-        self._columns = truth.fields
-        self.fields, self.classes, self.keys = tuple(truth.fields), truth.classes, tuple(truth.keys)
-        self.labels = np.array(truth.labels, np.int64)
-        self.fingerprint = "a set of somebody's own"
+    def __init__(self, payloads: list[bytes]) -> None:
+        self.payloads = payloads
 
-    @property
-    def info(self) -> readers.ImageInfo:
-        return self.image_info(range(len(self)))
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
+        return self.payloads[row]
 
-    def sizes(self, field: str = "image") -> Any:
-        return np.array([len(data or b"") for data in self._column(field)], np.int64)
 
-    def image_info(self, indices: Any) -> readers.ImageInfo:
-        columns = np.array([*map(header, self.read_many(indices))], np.uint32).reshape(-1, len(DTYPES)).T
-        return readers.ImageInfo(*(column.astype(kind) for column, kind in zip(columns, DTYPES, strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __repr__(self) -> str:
-        return f"Minimal({len(self)} samples)"
-
-    def sample(self, index: int) -> readers.Sample:
-        fields = {name: data for name in self.fields if (data := self._columns[name][self._checked(index)]) is not None}
-        return readers.Sample(self.keys[index], None if self.labels[index] < 0 else int(self.labels[index]), fields)
-
-    def read(self, index: int, field: str = "image") -> bytes:
-        data = self._column(field)[self._checked(index)]
-        if data is None:
-            raise UnknownNameError(f"sample {index} has no field {field!r}")
-        return data
-
-    def read_many(self, indices: Any, field: str = "image") -> list[bytes]:
-        return [self.read(i, field) for i in indices]
-
-    def prefetch(self, indices: Any, field: str = "image") -> None:
-        for i in indices:
-            self._checked(i)
-
-    def stream(self, indices: Any = None, field: str = "image") -> Iterator[bytes]:
-        return (self.read(i, field) for i in (range(len(self)) if indices is None else indices))
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Minimal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _column(self, field: str) -> list[bytes | None]:
-        if field not in self.fields:
-            raise UnknownNameError(f"no field {field!r}")
-        return self._columns[field]
-
-    def _checked(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is outside the {len(self)}")
-        return operator.index(index)
+def made_elsewhere(truth: Truth) -> readers.Reader:
+    sizes = {name: [-1 if data is None else len(data) for data in column] for name, column in truth.fields.items()}
+    payloads = [data or b"" for row in zip(*truth.fields.values(), strict=True) for data in row]
+    table = readers.Table.of(truth.keys, truth.labels, truth.classes, sizes, title="a set of one's own")
+    return readers.Reader(table, InMemory(payloads))
 
 
 @pytest.mark.parametrize("wrapped", ["itself", "selected", "cached"])
@@ -229,7 +179,7 @@ class TestSomebodysOwn(ReaderSuite):
 
     @pytest.fixture
     def reader(self, samples: Samples, wrapped: str, place: dict[str, Any]) -> Iterator[Any]:
-        base = Minimal(samples.truth)
+        base = made_elsewhere(samples.truth)
         made: Any = {"selected": lambda: base.select(indices=INDICES), "cached": lambda: readers.cached(base, **place)}
         with made.get(wrapped, lambda: base)() as reader:
             yield reader

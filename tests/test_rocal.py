@@ -28,7 +28,7 @@ MIDDLE = Crop(4, 8, 32, 32)  # of rocal_images.SIZE
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> readers.FolderReader:
+def reader(tmp_path: Path) -> readers.Reader:
     return folder_of(tmp_path / "images", {number: solid(number) for number in range(22)})
 
 

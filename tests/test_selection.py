@@ -36,12 +36,12 @@ INDICES = [30, 2, 2, -1, 17, 0]
 
 def test_a_selection_of_a_selection_reads_through_both(base: Any) -> None:
     reader = base.select(indices=range(35, -1, -1)).select(indices=[35 - i % 36 for i in INDICES])
-    assert reader.base is base and reader.indices.tolist() == [i % 36 for i in INDICES]
-    assert repr(reader) == f"SelectedReader(6 samples of {base!r})"
+    assert reader.store is base.store and reader.table.rows.tolist() == [i % 36 for i in INDICES]
+    assert repr(reader) == f"Reader(6 samples of {base.table.title})"
     for call in (reader.read_many, reader.prefetch, reader.image_info):
-        with pytest.raises(IndexError, match="not all inside the samples of SelectedReader"):
+        with pytest.raises(IndexError, match="not all inside the samples of "):
             call([0, 6])
-    with pytest.raises(IndexError, match="outside the 6 keys"):
+    with pytest.raises(IndexError, match="outside the 6 strings"):
         reader.keys[6]
 
 
@@ -49,13 +49,13 @@ def test_mapped_indices_are_pickled_by_path(base: Any, tmp_path: Path) -> None:
     path = tmp_path / "indices.npy"
     np.save(path, np.tile(np.arange(36), 5000))
     indices = np.load(path, mmap_mode="r")
-    reader = readers.SelectedReader(base, indices)
+    reader = readers.Reader(base.table.take(indices), base.store)
     text = pickle.dumps(reader)
     again = pickle.loads(text)
-    assert len(text) < 20_000 and isinstance(again.indices, np.memmap)
+    assert len(text) < 20_000 and isinstance(again.table.rows, np.memmap)
     assert again.read(40) == base.read(4) and again.fingerprint == reader.fingerprint
-    part = pickle.loads(pickle.dumps(readers.SelectedReader(base, indices[7:9])))
-    assert part.indices.tolist() == [7, 8], "a part of a map was taken for the whole"
+    part = pickle.loads(pickle.dumps(readers.Reader(base.table.take(indices[7:9]), base.store)))
+    assert part.table.rows.tolist() == [7, 8], "a part of a map was taken for the whole"
     path.unlink()
     with pytest.raises(StaleIndexError, match="indices of a selection cannot be mapped any more"):
         pickle.loads(text)
@@ -90,8 +90,8 @@ def test_sizes_and_masks(base: Any) -> None:
     assert base.select(max_bytes=middle).sizes().max() <= middle
     assert len(base.select(min_bytes=middle)) + len(base.select(max_bytes=middle - 1)) == 36
     mask = np.arange(36) % 3 == 0
-    assert base.select(mask=mask).indices.tolist() == np.flatnonzero(mask).tolist()
-    assert base.select(mask=mask, indices=[9, 8, 3, 9]).indices.tolist() == [9, 3, 9]
+    assert base.select(mask=mask).table.rows.tolist() == np.flatnonzero(mask).tolist()
+    assert base.select(mask=mask, indices=[9, 8, 3, 9]).table.rows.tolist() == [9, 3, 9]
     with pytest.raises(ValueError, match=r"mask must be bool \[36\], found int64 \[36\]"):
         base.select(mask=np.ones(36, np.int64))
     with pytest.raises(ValueError, match=r"mask must be bool \[36\], found bool \[3\]"):
@@ -111,8 +111,13 @@ def test_the_shorter_side(tmp_path: Path) -> None:
 def test_only_files_that_are_asked_for_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = readers.open_folder(tree, "train")
     asked: list[int] = []
-    real = type(reader).read
-    monkeypatch.setattr(type(reader), "read", lambda self, i, field="image": asked.append(i) or real(self, i, field))
+    read_one = type(reader.store).read_one
+
+    def note(self: Any, row: int, *where: int) -> Any:
+        asked.append(row)
+        return read_one(self, row, *where)
+
+    monkeypatch.setattr(type(reader.store), "read_one", note)
     reader.select(labels="dog", fraction=0.25).image_info([0, 1])
     assert len(asked) == 2
     reader.select(labels="dog", min_side=24)
@@ -125,12 +130,12 @@ def test_fractions(tree: Path, a: float, b: float, seed: int) -> None:
     reader = readers.open_folder(tree, "train")
     small, large = sorted((a, b))
     few, many = reader.select(fraction=small, seed=seed), reader.select(fraction=large, seed=seed)
-    assert len(few) == max(1, round(36 * small)) and set(few.indices.tolist()) <= set(many.indices.tolist())
-    assert (np.diff(few.indices) > 0).all(), "not in stored order"
+    assert len(few) == max(1, round(36 * small)) and set(few.table.rows.tolist()) <= set(many.table.rows.tolist())
+    assert (np.diff(few.table.rows) > 0).all(), "not in stored order"
 
 
 def test_everything_and_nothing(base: Any) -> None:
-    assert base.select().indices.tolist() == list(range(36))
+    assert base.select().table.rows.tolist() == list(range(36))
     with pytest.raises(SourceError, match=r"nothing is selected: none of the 36 samples of .* has labels='cat', min_b"):
         base.select(labels="cat", min_bytes=10**9)
     with pytest.raises(SourceError, match="has indices=\\[\\]"):

@@ -18,7 +18,7 @@ from suites.children import in_child
 
 from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
 from cache.shared.file import open_file
-from cache.shared.locks import TABLE
+from cache.shared.layout import TABLE
 
 
 class TestFile(SharedCacheSuite):

@@ -20,8 +20,7 @@ from suites.children import in_child
 
 import cache
 from cache import CacheFullError, SharedByteCache
-from cache.shared.layout import Layout
-from cache.shared.locks import user_byte
+from cache.shared.layout import Layout, user_byte
 
 LAYOUT = Layout(SLOTS, CAPACITY)
 TAIL_AT = 1032

@@ -20,8 +20,8 @@ from staging_suite import DEADLINE, SLOWLY, Notes, assert_whole, copy_of, leader
 from suites.children import crashes_at
 
 import readers
-from cache.staging import FolderSource, StagedFile, transfer
-from cache.staging.crew import work_off
+from cache.staging import FolderSource, StagedFile, StagingSourceError, work_off
+from cache.staging.transfer import Pace, transfer
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
                 file.write(bytes(4096))
         _, errors = process.communicate(timeout=DEADLINE)
         assert process.returncode == 1
-        assert "StagingError" in errors and "No space left on device in the middle of copying; make room" in errors
+        assert "NoRoomError" in errors and "No space left on device in the middle of copying; make room" in errors
         (small / "fill").unlink()
         staging = readers.stage(source, small)
         with staging as local:
@@ -249,12 +249,11 @@ def test_a_file_that_grows_while_it_is_copied(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(5000))
 
-    def checksum(data: memoryview, crc: int) -> int:
-        with open(path, "ab") as file:
-            file.write(b"more")
-        return crc
+    class Growing(Pace):
+        def moved(self, size: int) -> None:
+            with open(path, "ab") as file:
+                file.write(b"more")
 
-    pace = transfer.Pace(checksum)
-    with pytest.raises(transfer.SourceError, match="was written to while it was being copied"):
-        transfer.transfer(FolderSource(tmp_path), StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", pace)
+    with pytest.raises(StagingSourceError, match="was written to while it was being copied"):
+        transfer(FolderSource(tmp_path), StagedFile("a", 5000), tmp_path / "part", tmp_path / "b", Growing())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]

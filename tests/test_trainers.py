@@ -45,7 +45,7 @@ Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.ShardReader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]:
     root = tmp_path_factory.mktemp("trainers")
     tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)})
     packer.convert(root / "images", to="tar", output=root / "set")

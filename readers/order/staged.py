@@ -16,7 +16,7 @@ one part of each of the last `window` shards, all of them shuffled together:
 So a round needs no shard that comes later than its own, training follows half a window behind the copies, and a batch
 mixes samples of `window` shards (of fewer in the first and last rounds). Every sample comes once an epoch whatever is
 staged; what is not there when it is wanted is waited for, or read from the source, as the reader was told to
-(`readers.FallbackReader`).
+(`readers.open` with `fallback`).
 
 Epochs begin to begin + epochs - 1 are of this kind, all others are those of `Shuffled`. Memory: about 32 bytes for each
 part of a shard, for each of the two epochs used last.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -122,6 +123,10 @@ class StagedFirst(PlainOrder):
         found: Int64s = start + permute_each(inside, self.starts[shard + 1] - start, shard, keys)
         return found.reshape(given.shape)
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self.starts)
+
     def spec(self) -> Spec:
         return {
             "kind": "staged-first",
@@ -129,7 +134,7 @@ class StagedFirst(PlainOrder):
             "window": self.window,
             "epochs": self.epochs,
             "begin": self.begin,
-            "starts": digest_of(self.starts),
+            "starts": self._digest,
         }
 
     def resumed(self, spec: Mapping[str, Any]) -> StagedFirst:
