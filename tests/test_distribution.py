@@ -6,10 +6,10 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import packer
 from cache import errors
@@ -85,9 +85,7 @@ def test_a_changed_object_is_a_stale_index_and_a_remote_error() -> None:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_python(*command, cwd=folder, env=environment)
 
 
 def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(tmp_path: Path) -> None:

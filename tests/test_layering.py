@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import packer
 from readers.errors import MissingExtraError
@@ -248,9 +249,7 @@ def test_what_an_import_loads(module: str) -> None:
 
 def test_import_packer_loads_nothing_optional() -> None:
     script = "import sys, packer; print(*sorted(name.partition('.')[0] for name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
-    )
+    done = run_python("-c", script, cwd=ROOT, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"click", "h5py", "PIL", *OPTIONAL}, "importing packer should be quick: it loads " + ", ".join(
         sorted(loaded & {"click", "h5py", "PIL", *OPTIONAL})

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from conftest import files_of
 from remote_servers import Fault, FileServer, Proxy
 from remote_suite import BUCKET
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -343,11 +343,7 @@ def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
 
 
 def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "packer", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment)
-
+    run = partial(run_packer, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(packer.__file__).parent.parent)})
     done = run("convert", str(tree), "--to", "tar", "-o", target, "--workers", "1", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["output"] == target, done.stderr
     done = run("verify", target)

@@ -72,7 +72,7 @@ class RemoteFiles(Store):
         _, firsts = np.unique(np.stack([extents.shard, extents.offset, extents.length]), axis=1, return_index=True)
         once = np.zeros(len(fresh), np.bool_)
         once[firsts] = True
-        extents = extents.take(fresh & once)
+        extents = extents.take(fresh & once & (extents.length > 0))  # of nothing there is nothing to fetch
         if not len(extents.row):
             return
         self._ask_first()
