@@ -1,7 +1,7 @@
 """A cache of opaque bytes that all processes of a node share: a fixed number of slots, nothing is ever evicted.
 
-A slot is filled once, by the first process that does so, and read from then on as a view of the shared memory: without a
-lock, a copy or a system call. What does not fit is not taken, and no process ever waits for the fill of another. The
+A slot is filled once, by the first process that does so, and read from then on as a view of the shared memory: without
+a lock, a copy or a system call. What does not fit is not taken, and no process ever waits for the fill of another. The
 bytes are laid out as in `cache.shared.layout`; the rules of filling in `cache.shared.segment`.
 
 All processes that have opened a segment own it together: it is removed with its last user, unless it persists.
