@@ -9,7 +9,7 @@ A lock lives as long as any descriptor of its opening, and a fork copies descrip
 copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on descriptions that nothing else
 has a copy of (`reopened`).
 
-A process that had a lock may have removed its file, and then a lock on it excludes nobody: `is_at` compares.
+A process that had a lock may have removed its file, and then a lock on it excludes no process: `is_at` compares.
 """
 
 from __future__ import annotations

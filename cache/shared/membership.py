@@ -209,7 +209,7 @@ def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
 
 
 def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
-    """Remove the segments of this user that nobody uses, with `all` those that persist too; which they were."""
+    """Remove the segments of this user that no process uses, with `all` those that persist too; which they were."""
     found = _files(Path(directory))
     return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
 
@@ -233,19 +233,19 @@ def _described(path: Path, file: ByteLocks) -> CacheInfo:
         age = max(0.0, time.time() - facts.st_mtime)
         held, nothing = file.is_held(USE), CacheStats()
         return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
-    layout, told, _ = found
+    layout, content, _ = found
     segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
     users = Users(segment.table, file)
     return CacheInfo(
         name=path.name,
         uid=facts.st_uid,
-        **{name: str(told.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
+        **{name: str(content.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
         slots=layout.slots,
         capacity_bytes=layout.capacity_bytes,
         used_bytes=segment.slots.tail - layout.arena_at,
         in_use=file.is_held(USE),
         users=tuple(users.pids()),
         stats=users.stats(),
-        age_s=max(0.0, time.time() - told["created_ns"] / 1e9),
+        age_s=max(0.0, time.time() - content["created_ns"] / 1e9),
         persist=segment.persist,
     )
