@@ -29,14 +29,13 @@ from cache.stores import Buffer, Store
 from cache.stores.joined import Joined, Part
 from readers.criteria import Criteria
 from readers.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
-from readers.headers import MEDIA, ImageHeader, read_header
 from readers.index import ABSENT as _ABSENT
 from readers.layout import DatasetInfo, SplitInfo
-from readers.sample import NO_LABEL, ImageInfo, Sample
+from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "concat", "headers_of"]
+__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "concat"]
 
 BLOCK_SAMPLES = 64
 AHEAD_BLOCKS = 4
@@ -380,25 +379,3 @@ def concat(readers: Sequence[Reader]) -> Reader:
         for reader in readers
     ]
     return Reader(joined, Joined(parts))
-
-
-def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
-    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
-    found = [_header(image) for image in images]
-    return ImageInfo(
-        np.array([header.height for header in found], np.uint32),
-        np.array([header.width for header in found], np.uint32),
-        np.array([header.components for header in found], np.uint8),
-        np.array([header.process for header in found], np.uint8),
-        np.array([header.orientation for header in found], np.uint8),
-        np.array([MEDIA.index(header.media) for header in found], np.uint8),
-    )
-
-
-def _header(image: Buffer | None) -> ImageHeader:
-    if image is not None:
-        try:
-            return read_header(image)
-        except BadSampleError:
-            pass
-    return ImageHeader("", 0, 0, 0, 0, 0)

@@ -17,8 +17,8 @@ from cache.stores.remote import RemoteFiles
 from readers.cached.form import Encoded
 from readers.cached.store import Cached, Slots, Terms
 from readers.cached.subset import EVERYTHING, Subset
+from readers.columns import MemoryColumns
 from readers.errors import StaleIndexError
-from readers.table import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)
 
