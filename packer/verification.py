@@ -30,6 +30,7 @@ from packer.formats.window import Window
 from packer.index_check import check_index, header_difference, sample_difference
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
+from packer.sources.shards import located_samples
 from packer.watch import Counter, Silent, Watcher
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, RemoteError, StaleIndexError
 from readers.headers import sniff
@@ -163,7 +164,7 @@ def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) 
     """The format finds in the file what the index says of it."""
     count = 0
     try:
-        for count, sample in enumerate(format_named(task.format).locate(path, task.options), start=1):
+        for count, sample in enumerate(located_samples(format_named(task.format), path, task.options), start=1):
             index = task.first + count - 1
             if count > task.shard.samples:
                 continue

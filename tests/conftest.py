@@ -9,7 +9,6 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
-import resource
 import signal
 import sys
 import threading
@@ -94,12 +93,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     files = {name: make_jpeg(seed) for seed, name in enumerate(names, 1)}
     return tree_of(tmp_path_factory.mktemp("tree") / "images", files)
-
-
-def limit_memory(more_bytes: int) -> None:
-    """Let this process take so much more address space than it has: a forked child has all that the tests loaded."""
-    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (has + more_bytes, has + more_bytes))
 
 
 def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:

@@ -6,6 +6,7 @@ import gc
 import io
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classifica
 from readers.decode import decode_image
 from readers.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.loader import ImageLoader
+from readers.order import Shuffled
 
 try:
     import nvidia.dali as dali
@@ -217,7 +219,7 @@ def test_all_media_that_both_decode() -> None:
 
 def test_what_dali_would_not_turn_or_stumbles_over_is_named(tmp_path: Path) -> None:
     odd = {
-        "its orientation is not told by EXIF": with_segments(make_jpeg(1), XMP_PREFIX + xmp(6)),
+        "its orientation does not come from EXIF": with_segments(make_jpeg(1), XMP_PREFIX + xmp(6)),
         "stray bytes or a damaged segment": make_jpeg(2).replace(b"\xff\xda", b"stray\xff\xda"),
         "our decoder goes past this damage": encoded(Image.new("RGB", (32, 24)), "PNG")[:-12],
     }
@@ -407,6 +409,74 @@ def test_a_bad_sample_is_named(photos: Path, tmp_path: Path, workers: int, how: 
         assert loader.state_dict()["cursor"] <= 12 and loader.epoch == 0
 
 
+def damaged(packed: Callable[[str], Path], folder: Path, numbers: tuple[int, ...]) -> Path:
+    """A copy of a set in which some images have lost their second half."""
+    shutil.copytree(packed("tar"), folder)
+    with readers.open(folder) as reader:
+        for number in numbers:
+            shard, offset, length = reader.byte_range(number) or (folder, 0, 0)
+            with open(shard, "r+b") as file:
+                file.seek(offset + length // 2)
+                file.write(bytes(length - length // 2))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path, workers: int, output: Any) -> None:
+    """In batches of other sizes, and in the same batches as our own loader."""
+    bad = (3, 13, 14, 41)
+    with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
+        options = PipelineOptions(workers=workers, start_method="fork")
+        given: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
+        theirs = DaliLoader(reader, 8, options=options, output=output, **given)
+        ours = ImageLoader(reader, 8, layout="NCHW", threads=1, **given)
+        for epoch in range(2):
+            with pytest.warns(UserWarning, match=rf"epoch {epoch}: 4 bad samples were skipped, the first is sample 3 "):
+                same_epochs(ours, theirs, epochs=1)
+            assert theirs.bad_samples == ours.bad_samples
+        theirs.close()
+
+
+def test_bad_samples_are_replaced_also_after_a_resume(packed: Callable[[str], Path], tmp_path: Path) -> None:
+    bad = Shuffled(42, 7).indices(0, np.array([0, 20, 33])).tolist()
+    with readers.open(damaged(packed, tmp_path / "set", tuple(bad))) as reader:
+
+        def loader() -> DaliLoader:
+            return DaliLoader(reader, 8, augment=CROPS, seed=7, tail="exact", on_error="substitute")
+
+        with pytest.warns(UserWarning, match="epoch 0: 3 bad samples were replaced"):
+            whole = list(loader())
+        assert sum(len(labels) for _, labels in whole) == 42
+        first = loader()
+        for _, _ in zip(range(2), first, strict=False):
+            state = first.state_dict()
+        second = loader()
+        second.load_state_dict(state)
+        with pytest.warns(UserWarning, match="epoch 0: 2 bad samples were replaced"):
+            rest = list(second)
+        for (images, labels), (others, other_labels) in zip(whole[2:], rest, strict=True):
+            assert torch.equal(images, others) and torch.equal(labels, other_labels)
+        assert [sample.index for sample in (*first.bad_samples, *second.bad_samples)] == bad
+
+
+def test_a_sample_that_only_dali_fails_on_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
+    """Its header and its end are whole, so that nothing is known of it until it is decoded."""
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        data = bytearray(encoded(Image.fromarray(pixels), "PNG"))
+        if number in (2, 9):
+            data[200:900] = bytes(700)
+        (tmp_path / f"{number:02d}.png").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    loader = DaliLoader(reader, 4, augment=CROPS, shuffle=False, on_error="skip", output="numpy")
+    for epoch in range(2):
+        with pytest.warns(UserWarning, match=f"epoch {epoch}: 2 bad samples were skipped"):
+            assert [len(labels) for _, labels in loader] == [3, 4, 3]
+        assert [sample.key for sample in loader.bad_samples] == ["02", "09"]
+    assert loader.epoch == 2 and loader.state_dict()["cursor"] == 0
+
+
 def test_what_dali_does_not_decode_is_named(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.jpg").write_bytes(make_jpeg(1))
@@ -450,10 +520,11 @@ def test_a_graph_of_ones_own(reader: readers.Reader) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": [ColorJitter(0.1)]}, "a DALI pipeline has no ColorJitter here, only RandomResizedCrop, "),
+        ({"augment": [ColorJitter(0.1)]}, "DALI pipelines do not execute ColorJitter: use ImageLoader, "),
         ({"augment": [Resize(32)]}, "the size of the results depends on the image"),
         ({}, "a source without ops needs a graph"),
         ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),
+        ({"augment": CROPS, "on_error": "ignore"}, "on_error is one of raise, skip, substitute, not 'ignore'"),
         ({"augment": CROPS, "output": "jax"}, "output is one of torch, numpy, not 'jax'"),
         ({"augment": classification(32), "options": PipelineOptions(dtype="uint8")}, "do not fit into uint8"),
     ],
@@ -488,6 +559,8 @@ def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
             external_source(reader, 8)
         with pytest.raises(ValueError, match="samples one by one make no short batches"):
             external_source(reader, 4, tail="pad", per="sample")
+        with pytest.raises(ValueError, match="no short batches, as on_error='skip' needs"):
+            external_source(reader, 4, on_error="skip", per="sample")
 
 
 def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:

@@ -136,7 +136,7 @@ def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
     reader = readers.open_folder(tmp_path)
     plain, cropped = Source(reader, 1, shuffle=False), Source(reader, 1, shuffle=False, augment=[CenterCrop(8)])
     assert plain.batch(0, 0) and plain.batch(0, 2), "what DALI will say of it is not known yet"
-    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; packer verify --deep finds"):
+    with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; find .* `packer verify --deep`"):
         plain.batch(0, 1)
     with pytest.raises(BadSampleError, match=r"sample 2 \(c\): its header cannot be read"):
         cropped.batch(0, 2)
@@ -144,6 +144,38 @@ def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
         cropped.batch(0, 3)
     with pytest.raises(BadSampleError, match=r"sample 0 \(a\): CenterCrop\(size=30\) does not fit"):
         Source(reader, 1, shuffle=False, augment=[CenterCrop(30)]).batch(0, 0)
+
+
+def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
+    images = {
+        "a": jpeg(1),
+        "b": jpeg(2)[:-300],
+        "c": b"",
+        "d": jpeg(3),
+        "e": jpeg(4).replace(b"\xff\xda", b"x\xff\xda"),
+    }
+    for name, data in images.items():
+        (tmp_path / f"{name}.jpg").write_bytes(data)
+    reader = readers.open_folder(tmp_path)
+    skipping = Source(reader, 5, augment=[RandomResizedCrop(8)], shuffle=False, on_error="skip")
+    arrays, labels, *columns, rows = skipping.batch(0, 0)
+    assert rows.ravel().tolist() == [0, 3] and [array.tobytes() for array in arrays] == [images["a"], images["d"]]
+    assert len(labels) == 2 and all(len(column) == 2 for column in columns)
+    whole = Source(reader.select(indices=[0, 3, 0, 3, 0]), 5, augment=[RandomResizedCrop(8)], shuffle=False)
+    _, _, *same = whole.batch(0, 0)
+    boxes, same_boxes = columns[0], same[0]
+    assert (boxes[0] == same_boxes[0]).all() and (boxes[1] == same_boxes[3]).all(), "crops stay those of the position"
+    bad = skipping.bad_samples_of(0, 0, rows.ravel())
+    assert [(sample.index, sample.key) for sample in bad] == [(1, "b"), (2, "c"), (4, "e")]
+    assert "expected" in bad[0].reason and "no bytes" in bad[1].reason and "stray bytes" in bad[2].reason
+    replacing = pickle.loads(pickle.dumps(Source(reader, 5, shuffle=False, on_error="substitute")))
+    arrays, _, rows = replacing.batch(0, 0)
+    assert len(rows) == 5 and set(rows.ravel().tolist()) == {0, 3} and rows[[0, 3], 0].tolist() == [0, 3]
+    assert [sample.index for sample in replacing.bad_samples_of(0, 0, rows.ravel())] == [1, 2, 4]
+    assert replacing.batch(0, 0)[-1].tolist() == rows.tolist(), "the same ones each time"
+    only_bad = Source(reader.select(indices=[1, 2]), 2, shuffle=False, on_error="skip")
+    with pytest.raises(BadSampleError, match=r"sample 0 \(b\): it is the first of 2 samples .* all bad.*'substitute'"):
+        only_bad.batch(0, 0)
 
 
 def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.Reader) -> None:

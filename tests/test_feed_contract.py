@@ -102,8 +102,6 @@ class TestImageStream(FeedSuite):
 # DALI leaves a socket to the garbage collector when it spawns a worker.
 @pytest.mark.filterwarnings("ignore:unclosed <socket.socket:ResourceWarning")
 class TestDali(FeedSuite):
-    errors = ("raise",)
-
     @pytest.fixture(autouse=True)
     def dali(self) -> None:
         pytest.importorskip("nvidia.dali", exc_type=ImportError)
@@ -111,7 +109,7 @@ class TestDali(FeedSuite):
     def open(self, options: Options) -> Feed:
         from readers.dali import DaliLoader
 
-        ranks = {name: getattr(options, name) for name in ("rank", "world_size", "seed", "shuffle", "tail")}
+        ranks = {name: getattr(options, name) for name in ("rank", "world_size", "seed", "shuffle", "tail", "on_error")}
         return OurOwn(DaliLoader(options.reader, options.batch_size, augment=OPS, output="numpy", **ranks))
 
 

@@ -31,10 +31,8 @@ from readers.augment import (
     Recipe,
     Resize,
 )
-from readers.augment.batched import apply_steps
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import TILING, BatchRenderer, moved_bytes, triton_runs
-from readers.augment.pixels import apply_pixel_op
 from readers.augment.recipe import Plan
 from readers.decode.orient import upright
 from readers.decode.picture import Picture, layout, upright_tensor
@@ -107,10 +105,10 @@ def test_torch_ops_make_what_the_cpu_makes(ops: list[Any], dtype: torch.dtype, p
 def test_batched_pixel_ops_are_those_of_one_image(op: Any) -> None:
     images = torch.rand(7, 3, 19, 23) * 255
     (_, draws), *_ = Recipe([op]).plan(3, 0, np.arange(7), np.full(7, 19), np.full(7, 23)).steps
-    expected = torch.stack(
-        [apply_pixel_op(op, row, image.clone()) for row, image in zip(draws.tolist(), images, strict=True)]
+    expected = torch.cat(
+        [op.apply(image[None].clone(), [row]) for row, image in zip(draws.tolist(), images, strict=True)]
     )
-    ours = apply_steps([(op, draws.tolist())], images.clone())
+    ours = op.apply(images.clone(), draws.tolist())
     assert torch.allclose(ours, expected, atol=2e-3)
     assert not torch.allclose(ours, images, atol=1.0)
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
+from suites.children import in_child
 
 import packer
 import readers
@@ -489,15 +490,12 @@ def test_control_c_ends_the_program_at_once(packed: Path) -> None:
 def test_a_forked_child_has_loaders_of_its_own(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 10, augment=CROP, seed=1)
     expected = run(loader)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            loader.set_epoch(0)
-            code = 0 if same(run(loader), expected) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def child() -> None:
+        loader.set_epoch(0)
+        assert same(run(loader), expected)
+
+    in_child(child)
 
 
 # --- wrong use ----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from readers.decode.route import routes
 from readers.errors import BadSampleError, MissingExtraError
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
+from readers.loop import Stopped
 from readers.order import Sequential
 
 # Not so small that the CPU decodes at a fraction, or with coarse colours: then both sides are the same to the bit.
@@ -276,12 +277,12 @@ def test_no_more_batches_wait_than_asked_for(reader: readers.Reader, double: Dou
     loader = ImageLoader(reader, 2, augment=CROP, decoder=name_of(double), prefetch=2)
     batches: Any = iter(loader)
     next(batches)
-    stage = batches._crew
+    stage = batches._maker
     with stage._changed:
         assert stage._changed.wait_for(lambda: len(stage._made) == 2, 30)
     batches.close()
     assert not device_threads()
-    with pytest.raises(device.Stopped):
+    with pytest.raises(Stopped):
         stage._made.clear()
         stage.take()
 

@@ -135,7 +135,7 @@ def archive_of(kind: str) -> bytes:
 TFRECORD = b"\x00\x00\x00\x00\x00\x00\x00\x00\x29\x03\x98\x07\xd8\xea\x82\xa2"  # a record without data
 CONTAINERS = {
     "part.parquet": (b"PAR1" + bytes(60) + b"PAR1", "Parquet; packer convert {root}/part.parquet"),
-    "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; no command reads this"),
+    "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; packer convert "),
     "x-00000": (TFRECORD, "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
     "x.npz": (archive_of("npz"), "NumPy arrays; no command reads this"),

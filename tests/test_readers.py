@@ -413,7 +413,7 @@ WRONG = [
     *(at(f"{SHARD}.{name}", ...) for name in ("path", "bytes", "samples", "crc32c")),
     *(at("kind", value) for value in ("other", None, 5, ["packer-dataset"])),
     *(at("version", value) for value in (0, 2, -1, "1", 1.0, True, None, 10**30)),
-    *(at("format", value) for value in ("zip", "", None, 5, ["tar"], "../tar")),
+    *(at("format", value) for value in ("", None, 5, ["tar"], "../tar")),
     *(
         at("fields", value)
         for value in ({}, [], "image", {"image": "movie"}, {"image": 5}, {"image": {}}, {"": "image"})

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, in_child, sample
+from shared_cache_suite import CAPACITY, SLOTS, sample
+from suites.children import in_child
 
 import cache
 from cache import CacheFullError, SharedByteCache

@@ -160,7 +160,7 @@ def test_pickle_is_small(reader: readers.Reader) -> None:
     [
         ({"decode": "BGR"}, "decode is 'RGB', 'unchanged' or None, not 'BGR'"),
         ({"output": "list"}, "output is one of"),
-        ({"on_error": "ignore"}, "on_error of"),
+        ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
         ({"transform": CROP, "decode": None}, "ops need 8-bit RGB"),
         ({"transform": [RandomHorizontalFlip(), Resize(3)]}, "put crops and the resize first"),
     ],

@@ -18,7 +18,7 @@ from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
+from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
 from packer.engines.local import no_search_for_cycles, run_shards
@@ -101,7 +101,7 @@ def convert(
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
     options = ConvertOptions(
-        to=container_named(to),
+        to=to,
         split=split,
         shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
         samples_per_shard=samples_per_shard,

@@ -1,7 +1,8 @@
 """Execute a plan on the CPU: decode the box, resize it, flip it, and put it into its place in a batch.
 
-Resizing is torch's antialiased bilinear kernel for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its
-quality (docs/performance.md).
+Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its quality
+(docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
+costs some 10 µs and two hand-overs of the interpreter's lock, as much as a tenth of a small image.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import as_strided
 
-from readers.augment.ops import Normalize
-from readers.augment.pixels import apply_pixel_op
+from readers.augment.ops.base import Interpolation
+from readers.augment.ops.normalize import Normalize
+from readers.augment.pixels import window
 from readers.augment.recipe import Job
-from readers.augment.stack import MAX_STACK_BYTES, Stack, alike
 from readers.decode import Scratch, decode_image
 from readers.decode.raw import lent
 from readers.errors import BadSampleError
 from readers.sample import Buffer
 
-__all__ = ["Finish", "Renderer"]
+__all__ = ["MAX_STACK_BYTES", "Finish", "Renderer", "Stack", "alike"]
 
+MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
+_resize_bicubic_into: Any = torch.ops.aten._upsample_bicubic2d_aa.out
 # About what fits into the cache next to a core.
 _GROUP_VALUES = 1 << 18
 
@@ -99,9 +103,10 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
 
 
 class Renderer:
-    """What one thread needs to turn encoded bytes into pixels."""
+    """What one thread needs to turn encoded bytes into pixels. interpolation: of the resize of its jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpolation: Interpolation | None = None) -> None:
+        self._bicubic = interpolation == "bicubic"
         self._scratch = Scratch()
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -149,7 +154,7 @@ class Renderer:
     def _render_stacked(
         self, data: Sequence[Buffer | Exception], jobs: Sequence[Job], stack: Stack, out: torch.Tensor
     ) -> bool:
-        region, resized, _, _, _ = jobs[0]
+        region, resized, corner, _, _ = jobs[0]
         images = []
         try:
             for some, slot in zip(data, stack.slots, strict=False):
@@ -158,7 +163,8 @@ class Renderer:
                 images.append(decode_image(some, region, slot, stack.size))
         except BadSampleError:
             return False
-        together = stack.together(images) if resized == (out.shape[2], out.shape[3]) else None
+        whole = resized == (out.shape[2], out.shape[3]) and corner == (0, 0)
+        together = stack.together(images) if whole else None
         if together is None:
             for image, job, place in zip(images, jobs, out.split(1), strict=True):
                 self._place(image, job, place)
@@ -167,7 +173,7 @@ class Renderer:
         if pixels.shape[2:] == resized:
             out.copy_(pixels)
         else:
-            _resize_into(pixels, resized, False, None, None, out=out)
+            self._resize(pixels, resized, out)
         return True
 
     def _place(self, pixels: npt.NDArray[np.uint8], job: Job, out: torch.Tensor) -> None:
@@ -177,26 +183,78 @@ class Renderer:
             pixels = np.ascontiguousarray(pixels)
         image = torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])
         final = (out.shape[2], out.shape[3])
+        cropped = resized != final or corner != (0, 0)
         if pixels.shape[:2] != resized:
-            direct = resized == final and not steps
+            direct = not cropped and not steps
             target = out if direct else self._memory(resized)
-            _resize_into(image, resized, False, None, None, out=target)
+            self._resize(image, resized, target)
             if direct:
                 return
             image = target
-        if resized != final:
-            top, left = corner
-            image = image[:, :, top : top + final[0], left : left + final[1]]
+        if cropped:
+            image = window(image, corner, final)
         if steps:
             image = torch.flip(image, flips) if flips else image
-            values = image[0].contiguous().to(torch.float32)
+            image = image.contiguous().to(torch.float32)
             for op, parameters in steps:
-                values = apply_pixel_op(op, parameters, values)
-            image = values[None].round_()
+                image = op.apply(image, (parameters,))
+            image = image.round_()
         out.copy_(image)
+
+    def _resize(self, image: torch.Tensor, size: tuple[int, int], out: torch.Tensor) -> None:
+        into = _resize_bicubic_into if self._bicubic else _resize_into
+        into(image, size, False, None, None, out=out)
 
     def _memory(self, size: tuple[int, int]) -> torch.Tensor:
         """[1, 3, height, width] of this thread, channels last."""
         if self._temporary.shape[2:] != size:
             self._temporary = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         return self._temporary
+
+
+def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether two or more images have one size, and the same is to be done to them but for flips."""
+    if len(jobs) < 2 or jobs[0][0] != jobs[1][0]:
+        return False
+    first, size = jobs[0][:3], sizes[0]
+    return all(job[:3] == first and not job[4] for job in jobs) and all(other == size for other in sizes)
+
+
+class _Slot(Scratch):
+    __slots__ = ("_slot",)
+
+    def __init__(self, slot: memoryview) -> None:
+        super().__init__()
+        self._slot = slot
+
+    def pixels(self, size: int) -> bytearray | memoryview:
+        return self._slot if size <= len(self._slot) else super().pixels(size)
+
+
+class Stack:
+    """`count` slots for images of `size` (height, width), each of height * width * 3 bytes.
+
+    A JPEG is decoded to the beginning of its slot, and boxes at the same place of each slot are one tensor without a
+    copy.
+    """
+
+    def __init__(self, count: int, size: tuple[int, int]) -> None:
+        self.count, self.size = count, size
+        self._memory = np.empty((count, size[0] * size[1] * 3), np.uint8)
+        self.slots: list[Scratch] = [_Slot(slot.data) for slot in self._memory]
+
+    def together(self, images: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
+        """One array [n, height, width, 3] over images that lie at the same place of the first n slots, else None."""
+        first, step = images[0], self._memory.shape[1]
+        start = _address(first)
+        if not 0 <= start - _address(self._memory) < step or min(first.strides) < 0:
+            return None
+        for number, image in enumerate(images):
+            if image.shape != first.shape or image.strides != first.strides or _address(image) != start + number * step:
+                return None
+        return as_strided(first, (len(images), *first.shape), (step, *first.strides))
+
+
+def _address(image: npt.NDArray[np.uint8]) -> int:
+    address: int = image.__array_interface__["data"][0]
+    return address

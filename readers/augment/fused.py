@@ -3,7 +3,9 @@ axes.
 
 The jobs are those that `readers.augment.cpu` carries out, so the same seed gives the same crops. Everything up to the
 dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, which some recipes have, follow as
-torch operations on the whole batch. Without Triton, torch's operations do the boxes too.
+torch operations on the whole batch. Without Triton, and for bicubic resizes, which the kernel does not do, torch's
+operations do the boxes too, one image after another; they resize floats only, so they round once instead of after each
+pass.
 
 Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
 decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference comes on top (docs/training.md).
@@ -19,12 +21,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from readers.augment.batched import apply_steps
-from readers.augment.ops import Normalize
+from readers.augment.ops.base import Interpolation, Op, Rows
+from readers.augment.ops.normalize import Normalize
+from readers.augment.pixels import window
 from readers.augment.recipe import Job
-from readers.augment.torch_ops import render_boxes
-from readers.decode.picture import Picture, layout
+from readers.decode.picture import Picture, layout, upright_tensor
 
 __all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "moved_bytes", "triton_runs"]
 
@@ -45,8 +48,9 @@ class BatchRenderer:
     """Decoded images to batches on one device; for one thread at a time.
 
     dtype: uint8, or float32, float16, bfloat16 in 0..1 or normalised. planar: images are [3, height, width] in
-    memory, not [height, width, 3]. engine: what does the boxes; "auto" is Triton where it runs. Raises
-    MissingExtraError for "triton" without triton.
+    memory, not [height, width, 3]. engine: what does the boxes; "auto" is Triton where it runs and the resize is not
+    bicubic. interpolation: of the resize. Raises MissingExtraError for "triton" without triton, ValueError for "triton"
+    with bicubic.
     """
 
     def __init__(
@@ -58,11 +62,18 @@ class BatchRenderer:
         normalize: Normalize | None = None,
         engine: Engine = "auto",
         tiling: Tiling = TILING,
+        interpolation: Interpolation | None = None,
     ) -> None:
         if engine not in get_args(Engine):
             raise ValueError(f"engine is one of {', '.join(get_args(Engine))}, not {engine!r}")
         self.device, self.dtype, self.planar = device, dtype, planar
-        self.engine = ("triton" if triton_runs(device) else "torch") if engine == "auto" else engine
+        self._filter = interpolation or "bilinear"
+        linear = self._filter == "bilinear"
+        if engine == "triton" and not linear:
+            raise ValueError(
+                'the Triton kernel resizes bilinearly only: use engine="torch" for interpolation="bicubic"'
+            )
+        self.engine = ("triton" if linear and triton_runs(device) else "torch") if engine == "auto" else engine
         mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
         scale, shift = [1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
         self._factors = torch.tensor([scale, shift], dtype=torch.float32).to(device)
@@ -86,7 +97,7 @@ class BatchRenderer:
         if not out.numel():
             return out.to(self.dtype)
         if self._kernel is None:
-            render_boxes(pictures, jobs, out)
+            self._boxes_by_torch(pictures, jobs, out)
         else:
             self.prepared(pictures, jobs, out)()
         return out if whole else self._finish(out, steps)
@@ -125,13 +136,31 @@ class BatchRenderer:
 
         return launch
 
-    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Any, Sequence[Sequence[float]]]]) -> torch.Tensor:
+    def _boxes_by_torch(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> None:
+        """Crop, resize and flip each picture by its job into out, uint8 [n, 3, height, width]. On the CPU this is the
+        arithmetic of `readers.augment.cpu`."""
+        size = (out.shape[2], out.shape[3])
+        exact = self.device.type == "cpu"
+        for picture, job, place in zip(pictures, jobs, out, strict=True):
+            (top, left, height, width, _, _), resized, corner, flips, _ = job
+            image = upright_tensor(picture)[None, :, top : top + height, left : left + width]
+            if resized != (height, width):
+                values = image if exact else image.to(torch.float32)
+                values = F.interpolate(values, resized, mode=self._filter, antialias=True, align_corners=False)
+                image = values if exact else values.round_().clamp_(0, 255)
+            if resized != size or corner != (0, 0):
+                image = window(image, corner, size)
+            place.copy_(torch.flip(image, flips)[0] if flips else image[0])
+
+    def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Op, Rows]]) -> torch.Tensor:
         """What the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
         if not steps and self.dtype == torch.uint8:
             return pixels
         values = pixels.to(torch.float32)
+        for op, rows in steps:
+            values = op.apply(values, rows)
         if steps:
-            values = apply_steps(steps, values).round_()
+            values = values.round_()
         if self.dtype != torch.uint8:
             scale, shift = self._factors.view(2, 1, 3, 1, 1)
             values = torch.addcmul(shift, values, scale)

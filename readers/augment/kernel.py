@@ -12,7 +12,8 @@ the filter. Products are of float16 with float32 sums: pixels are exact in float
 
 A row of the table, int64: address of the upper left value of red in the box; steps in bytes to the next row, column and
 channel of the upright image; height and width of the box; height and width it is resized to; top and left of the crop
-of that; 1 to mirror left and right; 1 to mirror top and bottom. All of a box lies within 2^31 bytes.
+of that, which is black where it reaches beyond it; 1 to mirror left and right; 1 to mirror top and bottom. All of a box
+lies within 2^31 bytes.
 
 Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
 """
@@ -42,17 +43,27 @@ def _weights(pixels, centres, inverse, inside):
 
 
 @triton.jit
-def _centres(tile, crop, flip, length, scale, TILE: tl.constexpr):
-    """Where the pixels of a tile lie in the box, along one axis: float32 [TILE]."""
+def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
+    """Where the pixels of a tile, or those next to them inside, lie in the box, along one axis: float32 [TILE]."""
     at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
+    at = tl.minimum(tl.maximum(at, 0), resized - 1)
     return (at.to(tl.float32) + 0.5) * scale
 
 
 @triton.jit
-def _store(out, values, factors, channel: tl.constexpr, mask, FLOAT: tl.constexpr):
-    """Whole numbers 0 to 255, normalised where the batch is one of floats."""
+def _inside(tile, crop, flip, length, resized, TILE: tl.constexpr):
+    """Which pixels of a tile lie in the resized box, along one axis: bool [TILE]. The crop may reach beyond it."""
+    at = tile * TILE + tl.arange(0, TILE)
+    at = tl.where(flip != 0, length - 1 - at, at) + crop
+    return (at >= 0) & (at < resized)
+
+
+@triton.jit
+def _store(out, values, inside, factors, channel: tl.constexpr, mask, FLOAT: tl.constexpr):
+    """Whole numbers 0 to 255, normalised where the batch is one of floats; black outside."""
     values = tl.minimum(tl.maximum(tl.floor(values + 0.5), 0.0), 255.0)
+    values = tl.where(inside, values, 0.0)
     if FLOAT:
         values = values * tl.load(factors + channel) + tl.load(factors + 3 + channel)
     tl.store(out, values.to(out.dtype.element_ty), mask=mask)
@@ -88,15 +99,16 @@ def render_tiles(
     step_y, step_x = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
     step_c = tl.load(entry + 3)
     height, width = tl.load(entry + 4).to(tl.int32), tl.load(entry + 5).to(tl.int32)
-    scale_y = height.to(tl.float32) / tl.load(entry + 6).to(tl.float32)
-    scale_x = width.to(tl.float32) / tl.load(entry + 7).to(tl.float32)
+    resized_y, resized_x = tl.load(entry + 6).to(tl.int32), tl.load(entry + 7).to(tl.int32)
+    scale_y = height.to(tl.float32) / resized_y.to(tl.float32)
+    scale_x = width.to(tl.float32) / resized_x.to(tl.float32)
     support_y, support_x = tl.maximum(scale_y, 1.0), tl.maximum(scale_x, 1.0)
     inverse_y, inverse_x = 1.0 / support_y, 1.0 / support_x
     crop_y, crop_x = tl.load(entry + 8).to(tl.int32), tl.load(entry + 9).to(tl.int32)
     flip_x, flip_y = tl.load(entry + 10).to(tl.int32), tl.load(entry + 11).to(tl.int32)
 
-    centres_y = _centres(tile_y, crop_y, flip_y, out_height, scale_y, TILE_Y)
-    centres_x = _centres(tile_x, crop_x, flip_x, out_width, scale_x, TILE_X)
+    centres_y = _centres(tile_y, crop_y, flip_y, out_height, resized_y, scale_y, TILE_Y)
+    centres_x = _centres(tile_x, crop_x, flip_x, out_width, resized_x, scale_x, TILE_X)
     first_y = tl.maximum(tl.floor(tl.min(centres_y, 0) - support_y), 0.0).to(tl.int32)
     first_x = tl.maximum(tl.floor(tl.min(centres_x, 0) - support_x), 0.0).to(tl.int32)
     last_y = tl.minimum(tl.ceil(tl.max(centres_y, 0) + support_y).to(tl.int32), height)
@@ -134,7 +146,10 @@ def render_tiles(
     per_y = (1.0 / sum_y)[:, None]
     y_out, x_out = tile_y * TILE_Y + tl.arange(0, TILE_Y), tile_x * TILE_X + tl.arange(0, TILE_X)
     mask = (y_out < out_height)[:, None] & (x_out < out_width)[None, :]
+    inside_y = _inside(tile_y, crop_y, flip_y, out_height, resized_y, TILE_Y)
+    inside_x = _inside(tile_x, crop_x, flip_x, out_width, resized_x, TILE_X)
+    inside = inside_y[:, None] & inside_x[None, :]
     out += image.to(tl.int64) * image_step + y_out[:, None] * row_step + x_out[None, :] * column_step
-    _store(out, red * per_y, factors, 0, mask, FLOAT)
-    _store(out + channel_step, green * per_y, factors, 1, mask, FLOAT)
-    _store(out + 2 * channel_step, blue * per_y, factors, 2, mask, FLOAT)
+    _store(out, red * per_y, inside, factors, 0, mask, FLOAT)
+    _store(out + channel_step, green * per_y, inside, factors, 1, mask, FLOAT)
+    _store(out + 2 * channel_step, blue * per_y, inside, factors, 2, mask, FLOAT)

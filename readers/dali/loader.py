@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from readers.augment.ops import Op
-from readers.dali.diagnosis import diagnose
-from readers.dali.feeds import Feed, Output, empty_batch, open_feed
+from readers.dali.backend import Output, Run, empty_batch, start_run
 from readers.dali.pipelines import Graph, PipelineOptions, pipeline
-from readers.dali.source import Source
-from readers.dali.watched import WatchedFeed
-from readers.errors import TrainerError, WorkerError
+from readers.dali.source import Source, refusal
+from readers.decode import decode_image
+from readers.errors import BadSampleError, PackerError, WorkerError
+from readers.feed import BadSample, Feed, OnError, Start, check_choice
+from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Reader
-from readers.trainers import LIGHTNING, calling_package, check_epoch, find_trainer
+from readers.sample import Buffer, Reader
 
 __all__ = ["DaliLoader"]
 
 _OUTPUTS = ("torch", "numpy")
+_ERROR_CHARACTERS = 400
 
 
-class DaliLoader:
+class DaliLoader(FeedLoader):
     """Each `for` loop is one epoch of (images, labels): labels int64 [n], -1 without one.
 
         loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="gpu"), seed=7)
 
     augment, order to tail: as for `readers.loader.ImageLoader`, with the same samples, crops and flips in the same
-    places. graph: in place of augment, see `readers.dali.pipeline`. options: where and how the pipeline runs. output:
-    "torch" tensors (images on the pipeline's device) or "numpy" arrays.
+        places.
+    graph: in place of augment, see `readers.dali.pipeline`.
+    options: where and how the pipeline runs.
+    output: "torch" tensors (images on the pipeline's device) or "numpy" arrays.
+    on_error: "raise"; "skip" (smaller batches; DALI takes no empty one, so a batch of bad samples alone is an error);
+        or "substitute" (another sample); see `bad_samples`. An image that DALI alone fails on ends its pipeline: a new
+        one continues without it, in this epoch and the later ones.
 
     The pipeline starts with the first loop and lives until an epoch is left early, an error, or the loader's end. A
     loop begins with its first batch. Raises TrainerError where two loops run at once, or a framework would lose or
@@ -53,9 +61,9 @@ class DaliLoader:
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        on_error: OnError = "raise",
     ) -> None:
-        if output not in _OUTPUTS:
-            raise ValueError(f"output is one of {', '.join(_OUTPUTS)}, not {output!r}")
+        check_choice("output", output, _OUTPUTS)
         self.options, self.output, self._graph = options or PipelineOptions(), output, graph
         self._source = Source(
             reader,
@@ -67,186 +75,172 @@ class DaliLoader:
             rank=rank,
             world_size=world_size,
             tail=tail,
+            on_error=on_error,
         )
+        self._undecodable: dict[int, str] = {}  # rows that DALI failed on, and why
+        self._idle: _Batches | None = None  # at the end of an epoch
         pipeline(self._source, self.options, graph=graph)  # says at once what is wrong; nothing is started
-        self._next: tuple[int, int] = (0, 0)  # DALI's epoch of `_source`, and the step there
-        self._begun = self._loaded = False
-        self._idle: Feed | None = None  # a pipeline of `_source` at the end of the epoch before `_next`
-        self._running: weakref.ref[_Epoch] | None = None
-
-    # --- where it is --------------------------------------------------------------------------------------------
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._source.start.epoch + self._next[0]
-
-    @property
-    def sampler(self) -> DaliLoader:
-        """What trainers call `set_epoch` of."""
-        return self
-
-    @property
-    def batch_sampler(self) -> None:
-        """None: for trainers that look for one."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of `epoch`: from where a state that was loaded has put it, or else from its start.
-
-        Raises TrainerError where it is a framework that calls, and would leave the place of a state unused.
-        """
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        ended = epoch + 1 == self.epoch and not self._source.start.cursor  # as in ImageLoader
-        if self._loaded and ended and calling_package() in LIGHTNING:
-            return self._restart(self._source.starting(epoch, len(self._source.order)))
-        if self._loaded and epoch == self.epoch:
-            return None
-        check_epoch(epoch, self.epoch if self._loaded else None)
-        return self._restart(self._source.starting(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """A small dictionary of plain values; the same on every rank, and good for any number of ranks."""
-        return self._source.state_after(*self._next)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin where `state` was taken.
-
-        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
-        """
-        source = self._source.resumed(state)
-        if source.start.cursor and not source.steps():  # too few are left for these ranks
-            source = source.starting(source.start.epoch + 1)
-        self._restart(source)
-        self._loaded = True
-
-    def __len__(self) -> int:
-        """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
-        return self._source.schedule.steps()
-
-    @property
-    def left(self) -> int:
-        """Batches of the loop under way, or else of the next one, that have not been handed out on this rank."""
-        epoch, step = self._next
-        return self._source.steps(epoch) - step
+        options_given = replace(self._source.feed.options, rank=rank, world_size=world_size)
+        super().__init__(replace(self._source.feed, options=options_given))
 
     def close(self) -> None:
         """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
         if self._begun:
-            self._restart(self._source.starting(self.epoch + 1))
+            self._seek(Start(self.epoch + 1))
         self._idle = None
 
-    # --- one epoch ----------------------------------------------------------------------------------------------
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return _Epoch(self)
+    # --- one epoch ------------------------------------------------------------------------------------------------
+    def _open(self, feed: Feed) -> Maker:
+        idle, self._idle = self._idle, None
+        if idle is not None and idle.next_epoch(feed):
+            return idle
+        source = self._source.over(feed).without(self._undecodable)
+        return _Batches(source, self.options, self._graph, self.output, self._undecodable)
 
-    def _begin(self, epoch: _Epoch) -> None:
-        """Make `epoch` the loop under way. Raises TrainerError."""
-        running = self._running() if self._running else None
-        if self._begun and running is not None:
-            running.overtaken()
-        if self._begun:  # the last loop was left early: DALI cannot go on from there to the next epoch
-            self._restart(self._source.starting(self.epoch + 1))
-        elif self._idle is None and self._next[0]:  # a new pipeline begins to count epochs
-            self._restart(self._source.starting(self.epoch))
-        find_trainer().check_resume(self.left, len(self))
-        self._begun, self._loaded, self._running = True, False, weakref.ref(epoch)
+    def _finish(self, made: tuple[Any, Sequence[BadSample]]) -> tuple[Any, Sequence[BadSample]]:
+        return made
 
-    def _restart(self, source: Source) -> None:
-        running = self._running() if self._running else None
-        if running is not None:
-            running.close()
-        self._source, self._next, self._idle = source, (0, 0), None
-        self._begun = self._loaded = False
+    def _ended(self, maker: Maker) -> None:
+        assert isinstance(maker, _Batches)
+        if maker.at_end():
+            self._idle = maker
 
-    def _open(self) -> Feed:
-        feed, self._idle = self._idle, None
-        if feed is not None:
-            feed.reset()
-            return feed
-        made = pipeline(self._source, self.options, graph=self._graph)
-        return WatchedFeed(made, self.output) if self.options.workers else open_feed(made, self.output)
+
+class _Batches:
+    """The batches of a pipeline, which may live for several epochs.
+
+    source: that of the pipeline under way, or of the next one. undecodable: takes the rows that DALI fails on.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: PipelineOptions,
+        graph: Graph | None,
+        output: Output,
+        undecodable: dict[int, str],
+    ) -> None:
+        self._source, self._options, self._graph, self._output = source, options, graph, output
+        self._undecodable = undecodable
+        self._run: Run | None = None
+        self._epoch = self._step = 0  # as DALI counts them
+        self._batches = source.batches()
+
+    def take(self) -> tuple[Any, Sequence[BadSample]]:
+        """((images, labels), the bad samples among them)."""
+        if self._step == self._batches:
+            return self._empty(), ()
+        while True:
+            try:
+                if self._run is None:
+                    self._run = self._start()
+                images, labels, *rows = self._run.take()
+                break
+            except StopIteration:
+                self._run = None
+                found = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
+                raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
+            except Exception as error:
+                self._run = None  # a failed pipeline is of no more use
+                problem = error.with_traceback(None)  # whose frames would keep the pipeline alive
+            except BaseException:
+                self._run = None
+                raise
+            self._recover(problem)
+        bad = self._source.bad_samples_of(self._epoch, self._step, np.asarray(rows[0])) if rows else ()
+        self._step += 1
+        return (images, labels), bad
+
+    def stop(self) -> None:
+        """End the pipeline."""
+        self._run = None
+
+    def at_end(self) -> bool:
+        """Whether the pipeline knows that its epoch is over, and can be used for the next one."""
+        try:
+            if self._run is not None:
+                self._run.take()
+        except StopIteration:
+            return True
+        return False
+
+    def next_epoch(self, feed: Feed) -> bool:
+        """Continue with the first epoch of `feed`, if that is what the pipeline has next."""
+        if self._source.feed.at(Start(self._number + 1)) != feed or self._run is None:
+            return False
+        self._epoch, self._step = self._epoch + 1, 0
+        self._batches = self._source.batches(self._epoch)
+        self._run.reset()
+        return True
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+    @property
+    def _number(self) -> int:
+        """The epoch, as the order counts it."""
+        return self._source.start.epoch + self._epoch
+
+    def _start(self) -> Run:
+        made = pipeline(self._source, self._options, graph=self._graph)
+        outputs = ("image", "label") if self._source.on_error == "raise" else ("image", "label", "row")
+        return start_run(made, outputs, self._output, self._options.workers)
 
     def _empty(self) -> tuple[Any, Any]:
         """The batch of a rank that has no sample left in the last step."""
-        recipe, options = self._source.recipe, self.options
+        recipe, options = self._source.recipe, self._options
         if recipe is None or recipe.out_size is None:
-            return empty_batch(self.output, (), options.dtype or "uint8", "cpu")
+            return empty_batch(self._output, (), options.dtype or "uint8", "cpu")
         height, width = recipe.out_size
         shape = (3, height, width) if options.layout == "NCHW" else (height, width, 3)
         dtype = options.dtype or ("uint8" if recipe.normalize is None else "float32")
-        return empty_batch(self.output, shape, dtype, options.device.replace("gpu", "cuda"))
+        return empty_batch(self._output, shape, dtype, options.device.replace("gpu", "cuda"))
+
+    def _recover(self, error: Exception) -> None:
+        """Go on without the sample that made the pipeline fail, where on_error says so; otherwise raise."""
+        if isinstance(error, PackerError):
+            raise error
+        under_way = range(self._step, min(self._batches, self._step + 2 * self._options.prefetch + 2))
+        row, reason = _diagnose(self._source, self._epoch, under_way)
+        if row is None:
+            where = f"batch {self._step} of epoch {self._number}"
+            raise WorkerError(
+                f"DALI failed at {where}, though our own decoder reads its images: {_essence(error)}"
+            ) from error
+        feed = self._source.feed
+        feed.bad(row, 0, BadSampleError(reason))  # raises under on_error="raise"
+        self._undecodable[row] = reason
+        self._source = self._source.without(self._undecodable).over(feed.at(feed.after(self._step, self._number)))
+        self._epoch = self._step = 0
+        self._batches = self._source.batches()
 
 
-class _Epoch(Iterator[tuple[Any, Any]]):
-    """One run through the rest of an epoch. Its pipeline goes back to the loader at the end, and otherwise ends."""
+def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int | None, str]:
+    """The first bad sample of the batches that were under way when DALI failed, and what is wrong with it.
 
-    def __init__(self, loader: DaliLoader) -> None:
-        self._loader = loader
-        self._feed: Feed | None = None
-        self._begun = self._closed = self._overtaken = False
+    DALI's messages name neither key nor batch, so the batches are made again in this process, which raises what a
+    worker process raised, and their images are decoded by our own decoder. (None, "") where nothing is wrong with them.
+    """
+    for step in steps:
+        for row, data in source.images(epoch, step):
+            reason = _reason(data)
+            if reason:
+                return row, reason
+    return None, ""
 
-    def __next__(self) -> tuple[Any, Any]:
-        if not self._begun:
-            self._begin()
-        if self._overtaken:
-            raise TrainerError(
-                "another loop over this loader has begun, which ended this one: a loader has one place in one epoch; "
-                "for two loops at once make two loaders:  DaliLoader(reader, …)"
-            )
-        if self._closed:
-            raise StopIteration
-        if self._step == self._steps:
-            self._end()
-            raise StopIteration
-        result = self._take() if self._step < self._batches else self._loader._empty()
-        self._step += 1
-        self._loader._next = (self._number, self._step)
-        return result
 
-    def close(self) -> None:
-        """End the pipeline; there are no more batches."""
-        self._begun = self._closed = True
-        self._feed = None
-
-    def overtaken(self) -> None:
-        """Another loop begins: this one, if there are batches left in it, cannot go on."""
-        self._overtaken = not self._closed and self._step < self._steps
-        self.close()
-
-    def _begin(self) -> None:
-        loader = self._loader
-        loader._begin(self)
-        self._begun, self._source = True, loader._source
-        self._number, self._step = loader._next
-        self._steps, self._batches = self._source.steps(self._number), self._source.batches(self._number)
-
-    def _take(self) -> tuple[Any, Any]:
-        problem: Exception
+def _reason(data: Buffer) -> str:
+    reason = refusal(data)
+    if not reason:
         try:
-            if self._feed is None:
-                self._feed = self._loader._open()
-            return self._feed.take()
-        except StopIteration:
-            told = f"DALI ended epoch {self._loader.epoch} after {self._step} of {self._batches} batches"
-            problem = WorkerError(f"{told}; start the loop again from the last state_dict")
-        except Exception as error:
-            self.close()  # a failed pipeline is of no more use
-            under_way = range(self._step, min(self._batches, self._step + 2 * self._loader.options.prefetch + 2))
-            problem = diagnose(self._source, self._number, under_way, error)
-            if problem is not error:
-                problem.__cause__ = error.with_traceback(None)  # whose frames would keep the pipeline alive
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        raise problem
+            decode_image(data)
+        except BadSampleError as error:
+            return str(error)
+    return reason
 
-    def _end(self) -> None:
-        feed, loader = self._feed, self._loader
-        self.close()
-        if feed is not None:
-            try:
-                feed.take()
-            except StopIteration:
-                loader._idle = feed
-        loader._next, loader._begun = (self._number + 1, 0), False
+
+def _essence(error: Exception) -> str:
+    """The lines of a message of DALI's that say what happened, not where in its graph."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    if "encountered:" in lines:
+        lines = lines[lines.index("encountered:") + 1 :]
+    told = " ".join(line for line in lines if line and not line.startswith("Current pipeline object"))
+    return told[-_ERROR_CHARACTERS:] or type(error).__name__

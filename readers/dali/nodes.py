@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from readers.dali.backend import load_dali
 from readers.dali.source import BatchSource, SampleSource, Source
+from readers.feed import OnError
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.sample import Reader
@@ -27,6 +28,7 @@ def external_source(
     rank: int | None = None,
     world_size: int | None = None,
     tail: Tail = "drop_last",
+    on_error: OnError = "raise",
     state: Mapping[str, Any] | None = None,
     parallel: bool = False,
     per: Per = "batch",
@@ -34,7 +36,7 @@ def external_source(
 ) -> tuple[Any, Any]:
     """(encoded, label) in the graph of the pipeline that is being defined: uint8 [bytes] and int64 [1] per sample.
 
-    reader: any of ours. batch_size: that of the pipeline. seed to tail: as for `readers.loader.ImageLoader`. state:
+    reader: any of ours. batch_size: that of the pipeline. seed to on_error: as for `DaliLoader`. state:
     where to go on, from `DaliLoader`, `ImageLoader` or `Source.state_after`. parallel: read in the worker processes of
     the pipeline (py_num_workers), which hold `ahead` batches ready; per: whether a worker makes whole batches or, with
     tail="drop_last" alone, single samples. Each epoch of the pipeline ends with StopIteration; after
@@ -52,10 +54,11 @@ def external_source(
         rank=rank,
         world_size=world_size,
         tail=tail,
+        on_error=on_error,
     )
     if state is not None:
         source = source.resumed(state)
-    encoded, label = source_nodes(source, parallel=parallel, per=per, ahead=ahead)
+    encoded, label, *_ = source_nodes(source, parallel=parallel, per=per, ahead=ahead)
     return encoded, label
 
 
@@ -74,9 +77,15 @@ def source_nodes(source: Source, *, parallel: bool = False, per: Per = "batch", 
             f"samples one by one make no short batches, as tail={source.schedule.tail!r} has: "
             f"use per='batch' or tail='drop_last'"
         )
+    if per == "sample" and source.on_error == "skip":
+        raise ValueError("samples one by one make no short batches, as on_error='skip' needs: use per='batch'")
     types = dali.types
-    extras = ([types.INT64] if source.boxed else []) + [types.FLOAT, types.INT32]
-    dtypes = [types.UINT8, types.INT64, *([] if source.recipe is None else extras)]
+    dtypes = [types.UINT8, types.INT64]
+    if source.recipe is not None:
+        steps = [types.FLOAT] * len(source.recipe.pixel_ops)
+        dtypes += [*([types.INT64] if source.boxed else []), types.FLOAT, types.INT32, *steps]
+    if source.on_error != "raise":
+        dtypes.append(types.INT64)
     # The pool copies what its workers give; only without one does DALI use our memory, for as long as a batch is on
     # its way through the pipeline, and one is being made.
     kept = 0 if parallel else _under_way(pipeline.prefetch_queue_depth) + 1

@@ -3,6 +3,8 @@
     CPU    encoded → decode the box alone → resize → crop, flip, normalise
     GPU    encoded → decode the whole image ("mixed") → cut the box out → resize → crop, flip, normalise
 
+Ops on pixels (`Op.dali`) come between the flip and the normalisation.
+
 Boxes and flips come with the samples, drawn by (seed, epoch, position): DALI's own random numbers are not used, and a
 resumed epoch has the same crops. On the GPU whole images are decoded by default, since decoding a part of an image
 crashed with nvImageCodec 0.9.0 on some GPUs (its issue 55).
@@ -16,27 +18,17 @@ from typing import Any, Literal, TypeAlias
 
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
-from readers.augment.geometry import GEOMETRIC
-from readers.augment.ops import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    CenterCrop,
-    Normalize,
-    Op,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
+from readers.augment.ops.base import Stage
+from readers.augment.presets import classification
 from readers.augment.recipe import Recipe
 from readers.dali.backend import Dali, load_dali
 from readers.dali.nodes import source_nodes
 from readers.dali.source import Source
+from readers.feed import check_choice
 
 __all__ = ["Graph", "PipelineOptions", "classification", "pipeline"]
 
 Graph: TypeAlias = Callable[[Any], Any]
-_SUPPORTED = (*GEOMETRIC, RandomHorizontalFlip, RandomVerticalFlip, Normalize)
 _CHOICES = {
     "device": ("cpu", "gpu"),
     "start_method": ("spawn", "fork"),
@@ -69,28 +61,16 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                told = ", ".join(str(value) for value in allowed)
-                raise ValueError(f"{name} is one of {told}, not {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         for name, least in (("prefetch", 1), ("workers", 0), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, expected at least {least}")
 
 
-def classification(size: int = 224, *, train: bool = True, resize: int | None = None) -> list[Op]:
-    """The ops of ImageNet training: a random box to `size`, flip, normalise; else the middle of the resized image.
-
-    resize: the short side before the middle is cut out, by default size × 256 / 224.
-    """
-    normalize = Normalize(IMAGENET_MEAN, IMAGENET_STD)
-    if train:
-        return [RandomResizedCrop(size), RandomHorizontalFlip(), normalize]
-    return [Resize(resize or size * 256 // 224), CenterCrop(size), normalize]
-
-
 def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: Graph | None = None) -> Any:
-    """A `nvidia.dali.Pipeline` with the outputs (images, labels), neither built nor started.
+    """A `nvidia.dali.Pipeline` with the outputs (images, labels), neither built nor started; behind them, where the
+    source skips or replaces bad samples, which samples these are: int64 [n, 1].
 
     source: with the ops to execute, unless a graph is given. graph: a function from the encoded node to that of the
     images, for what our ops cannot say; random operators in it draw by DALI's seed, which a resume does not restore.
@@ -121,12 +101,13 @@ def pipeline(source: Source, options: PipelineOptions | None = None, *, graph: G
     )
     with made:
         encoded, label, *columns = source_nodes(source, parallel=options.workers > 0, ahead=options.prefetch)
+        rows = [] if source.on_error == "raise" else [columns.pop()]
         if graph is not None:
             images = graph(encoded)
         else:
             assert source.recipe is not None
             images = _Augmented(dali, source.recipe, options).images(encoded, columns)
-        made.set_outputs(images, label)
+        made.set_outputs(images, label, *rows)
     return made
 
 
@@ -140,21 +121,34 @@ class _Augmented:
     def images(self, encoded: Any, columns: list[Any]) -> Any:
         """columns: the nodes of what the source says of each image, behind encoded and label."""
         fn, types, recipe = self._fn, self._types, self._recipe
-        *box, resized, flips = columns
+        box, (resized, flips, *steps) = columns[: recipe.boxed], columns[recipe.boxed :]
         images = self._decode(encoded, *box)
-        if any(isinstance(op, (Resize, RandomResizedCrop)) for op in recipe.ops):
-            # Ours and Pillow's arithmetic: a triangle filter as wide as the reduction, rounded to whole values.
-            options = {"interp_type": types.INTERP_LINEAR, "antialias": True}
-            images = fn.resize(images, size=resized[0:2], **options)
-        if any(isinstance(op, RandomVerticalFlip) for op in recipe.ops):
+        if recipe.interpolation is not None:
+            # Ours and Pillow's arithmetic: a filter as wide as the reduction, rounded to whole values.
+            filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
+            how = {"interp_type": filters[recipe.interpolation], "antialias": True}
+            images = fn.resize(images, size=resized[0:2], **how)
+        place_y, place_x, mirror = resized[2], resized[3], flips[0]
+        if recipe.hangs_over:
+            start = fn.cast(resized[2:4], dtype=types.INT32)
+            images = fn.slice(images, start, recipe.out_size, axes=[0, 1], out_of_bounds_policy="pad", fill_values=0)
+            place_y = place_x = 0.5
+        if any(op.flip_axis == 2 for op in recipe.ops):
             images = fn.flip(images, horizontal=0, vertical=flips[1])
+            place_y = place_y + flips[1] * (1 - 2 * place_y)  # the crop, which follows, counts from the other edge
+        if steps:
+            images = fn.crop(images, crop=recipe.out_size, crop_pos_y=place_y, crop_pos_x=place_x)
+            images = fn.flip(images, horizontal=mirror)
+            place_y, place_x, mirror = 0.5, 0.5, 0
+        for op, parameters in zip(recipe.pixel_ops, steps, strict=True):
+            images = op.dali(fn, images, parameters)
         mean, std, dtype = _values(recipe, self._options, types)
         return fn.crop_mirror_normalize(
             images,
             crop=recipe.out_size,
-            crop_pos_y=resized[2],
-            crop_pos_x=resized[3],
-            mirror=flips[0],
+            crop_pos_y=place_y,
+            crop_pos_x=place_x,
+            mirror=mirror,
             mean=mean,
             std=std,
             dtype=dtype,
@@ -188,9 +182,11 @@ def _values(recipe: Recipe, options: PipelineOptions, types: Any) -> tuple[list[
 
 def _check(recipe: Recipe, options: PipelineOptions) -> None:
     for op in recipe.ops:
-        if not isinstance(op, _SUPPORTED):
-            names = ", ".join(kind.__name__ for kind in _SUPPORTED)
-            raise ValueError(f"a DALI pipeline has no {type(op).__name__} here, only {names}; pass a graph for more")
+        if op.stage is not Stage.GEOMETRY and not op.on_dali:
+            raise ValueError(
+                f"DALI pipelines do not execute {type(op).__name__}: use ImageLoader, which executes it on the CPU and "
+                f"on a GPU (device='cuda'), or write the pipeline yourself and pass it as graph"
+            )
     if recipe.out_size is None:
         raise ValueError(
             "the size of the results depends on the image; end with RandomResizedCrop(224), or with Resize(256) and "

@@ -13,8 +13,14 @@ What a batch of n samples is made of, in this order:
 and where the source has a list of `readers.augment` ops, what they do to each image, drawn by (seed, epoch, position):
 
     box       int64 [n, 4]    top, left, height, width in the upright image; only if some op crops before the resize
-    resized   float32 [n, 4]  height, width it is resized to; the final crop's place in the room it has, 0..1 (y, x)
+    resized   float32 [n, 4]  height, width it is resized to; the final crop's place in the room it has, 0..1 (y, x),
+                              or in pixels, where crops may reach beyond the image
     flips     int32 [n, 2]    left and right, top and bottom
+    step      float32 [n, k]  for each op on pixels, its parameters
+
+and where bad samples are skipped or replaced:
+
+    row       int64 [n, 1]    which samples these are
 
 The memory behind `encoded` must stay as it is until DALI has used it. A reader does not touch memory that somebody
 looks at, so the source holds the arrays of the batches that DALI may have under way.
@@ -24,25 +30,35 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.ranks import rank_and_world_size
-from readers.augment.geometry import GEOMETRIC
-from readers.augment.ops import Op, Resize
+from readers.augment.ops import Op
 from readers.augment.recipe import Plan, Recipe
+from readers.decode.jpeg import has_clean_header
 from readers.errors import BadSampleError
-from readers.headers import MEDIA, exif_orientation
-from readers.order import Order, ResumeToken, Schedule
+from readers.feed import (
+    BadSample,
+    Feed,
+    FeedOptions,
+    OnError,
+    Start,
+    choose_order,
+    choose_tail,
+    name_sample,
+    upright_sides,
+)
+from readers.headers import MEDIA, exif_orientation, parse_header, read_header
+from readers.order import Order, Schedule
 from readers.order.base import Int64s
-from readers.order.choice import choose_order, choose_tail
 from readers.order.schedule import Tail
 from readers.sample import Buffer, ImageInfo, Reader
 
-__all__ = ["DECODER", "BatchSource", "Columns", "SampleSource", "Source", "foreign_media"]
+__all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "refusal"]
 
 DECODER = "dali"  # named in resume tokens
 # What DALI cannot decode, though our own decoder can.
@@ -50,23 +66,23 @@ _FOREIGN = {
     "gif": "DALI does not decode GIF images",
     "pixels": "its bytes are pixels, which DALI does not take: have readers.cached keep 'encoded' or 'recoded:…'",
 }
-_ORDER_AT_ONCE = 1024
-Columns = tuple[npt.NDArray[Any], ...]
-_ADVICE = "packer verify --deep finds damaged images, and reader.select(…) leaves samples out"
+_FOREIGN_CODES = [MEDIA.index(media) for media in _FOREIGN]
 
 
-class _Start(NamedTuple):
-    """Where DALI's epoch 0 begins; after a resume the order may be the one that the epoch began with."""
+class _Chosen(NamedTuple):
+    """The samples of a batch: their rows, their encoded images, and what the ops do to each."""
 
-    epoch: int
-    cursor: int
-    order: Order
+    rows: Int64s
+    data: list[Buffer]
+    plan: Plan | None
 
 
 class Source:
     """The batches of one rank. Arguments as those of `readers.loader.ImageLoader`; immutable, pickles, may be shared.
 
     augment: ops whose outcome becomes part of each batch; those that DALI does not execute are refused by `pipeline`.
+    on_error: "raise"; "skip" (smaller batches; DALI takes no empty one, so a batch of bad samples alone is an error);
+    or "substitute" (another sample). With the last two every image's header and end are checked before DALI gets it.
     Raises ValueError.
     """
 
@@ -82,155 +98,212 @@ class Source:
         rank: int | None = None,
         world_size: int | None = None,
         tail: Tail | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         order = choose_order(len(reader), order, shuffle, seed)
-        rank, world_size = rank_and_world_size(rank, world_size, order.groups)
-        self.reader, self.batch_size, self.seed = reader, batch_size, order.seed
+        options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+        self.feed = Feed(reader, order, batch_size, options).ranked()
+        self.feed.schedule()
         self.recipe = None if augment is None else Recipe(augment)
-        self.boxed = self.recipe is not None and _crops_first(self.recipe)
-        self.schedule = Schedule(order, batch_size, rank, world_size, choose_tail(tail, order))
-        self.start = _Start(0, 0, order)
-        self._ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = {}
+        self.boxed = self.recipe is not None and self.recipe.boxed
+        self.undecodable: Mapping[int, str] = {}
 
-    # --- where it begins ----------------------------------------------------------------------------------------
+    @property
+    def reader(self) -> Reader:
+        return self.feed.reader
+
+    @property
+    def batch_size(self) -> int:
+        return self.feed.batch_size
+
+    @property
+    def seed(self) -> int:
+        return self.feed.seed
+
     @property
     def order(self) -> Order:
         """The order of whole epochs."""
-        return self.schedule.order
+        return self.feed.order
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of whole epochs."""
+        return self.feed.at(Start()).schedule()[0]
+
+    @property
+    def start(self) -> Start:
+        """Where DALI's epoch 0 begins."""
+        return self.feed.start
+
+    @property
+    def on_error(self) -> OnError:
+        return self.feed.options.on_error
+
+    # --- where it begins ------------------------------------------------------------------------------------------
+    def over(self, feed: Feed) -> Source:
+        """The same source of another feed."""
+        other = copy.copy(self)
+        other.feed = feed
+        return other
 
     def starting(self, epoch: int, cursor: int = 0, order: Order | None = None) -> Source:
         """The same source, beginning at `cursor` of `epoch`; order: of that epoch alone."""
-        other = copy.copy(self)
-        other.start, other._ahead = _Start(epoch, cursor, order or self.order), {}
-        return other
+        return self.over(self.feed.at(Start(epoch, cursor, order)))
 
     def resumed(self, state: Mapping[str, Any]) -> Source:
-        """The source that goes on where `state` was taken, by this one or by an ImageLoader, on any number of ranks.
+        """The source that continues where `state` was taken, by this one or by an ImageLoader, on any number of ranks.
 
         Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
         """
-        token, order = ResumeToken.from_dict(state), self.order
-        samples, spec = len(self.reader), order.spec()
-        token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
-        order = order.with_seed(token.seed)
-        other = self.starting(token.epoch, token.cursor, token.resumed(order))
-        other.seed = token.seed
-        other.schedule = _with_order(self.schedule, order)
-        return other
+        return self.over(self.feed.resumed(state))
 
     def state_after(self, epoch: int, steps: int) -> dict[str, Any]:
         """The state after `steps` batches, on every rank, of DALI's epoch `epoch`: what `resumed` takes."""
-        schedule, cursor = self._schedule(epoch)
-        if steps >= schedule.steps(cursor):
-            schedule, cursor, epoch, steps = self.schedule, 0, epoch + 1, 0
-        if steps:
-            cursor = schedule.cursor_after(steps - 1, cursor)
-        spec, fingerprint, samples = schedule.order.spec(), self.reader.fingerprint, len(self.reader)
-        return ResumeToken(self.seed, self.start.epoch + epoch, cursor, fingerprint, DECODER, spec, samples).to_dict()
+        return self.feed.token(self.feed.or_next(self.feed.after(steps, self.start.epoch + epoch)))
 
-    # --- what it gives ------------------------------------------------------------------------------------------
+    def without(self, undecodable: Mapping[int, str]) -> Source:
+        """The same source, which knows these rows to be bad, and why: DALI failed on them."""
+        other = copy.copy(self)
+        other.undecodable = {**self.undecodable, **undecodable}
+        return other
+
+    # --- what it gives --------------------------------------------------------------------------------------------
     def steps(self, epoch: int = 0) -> int:
         """Steps of DALI's epoch `epoch`, the same number on every rank."""
-        schedule, cursor = self._schedule(epoch)
-        return schedule.steps(cursor)
+        return self.feed.steps(self.start.epoch + epoch)
 
     def batches(self, epoch: int = 0) -> int:
         """Steps in which this rank has samples: with tail="exact" it may have none in the last."""
-        schedule, cursor = self._schedule(epoch)
-        steps = schedule.steps(cursor)
-        return steps - 1 if steps and not len(schedule.positions(steps - 1, cursor)) else steps
+        return self.feed.batches(self.start.epoch + epoch)
 
     def samples_of(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """(positions, samples) of a batch, int64 [n] each. Raises StopIteration from the end of the epoch on."""
-        found = self._ahead.get((epoch, step))
-        if found is None:
-            if step >= self.batches(epoch):
-                raise StopIteration
-            found = self._look_ahead(epoch, step)
-        return found
+        """(positions, rows) of a batch, int64 [n] each. Raises StopIteration from the end of the epoch on."""
+        try:
+            positions, rows = self.feed.rows(self.start.epoch + epoch, step)
+        except IndexError:
+            raise StopIteration from None
+        if not len(rows):
+            raise StopIteration
+        return positions, rows
 
     def batch(self, epoch: int, step: int) -> tuple[Any, ...]:
         """A batch as described at the top of this module. Raises StopIteration, BadSampleError, and what readers do."""
-        positions, indices = self.samples_of(epoch, step)
-        data = self.reader.read_many(indices)
-        self._check_turns(indices, data)
-        arrays = [self._array(*pair) for pair in zip(indices.tolist(), data, strict=True)]
-        return (arrays, *self.columns(epoch, positions, indices))
+        return self._parts(self._choose(epoch, *self.samples_of(epoch, step)))
 
-    def sample(self, epoch: int, step: int, row: int) -> Columns:
+    def images(self, epoch: int, step: int) -> Iterator[tuple[int, Buffer]]:
+        """(row, encoded image) of a batch. Raises as `batch` does."""
+        chosen = self._choose(epoch, *self.samples_of(epoch, step))
+        return zip(chosen.rows.tolist(), chosen.data, strict=True)
+
+    def sample(self, epoch: int, step: int, row: int) -> tuple[Any, ...]:
         """One row of a batch. Raises StopIteration from the first batch on that is not full: DALI counts on full ones
         where it asks for samples one by one."""
-        positions, indices = self.samples_of(epoch, step)
+        positions, rows = self.samples_of(epoch, step)
         if len(positions) < self.batch_size:
             raise StopIteration
-        here = slice(row, row + 1)
-        index = int(indices[row])
-        columns = self.columns(epoch, positions[here], indices[here])
-        data = self.reader.read(index)
-        self._check_turns(indices[here], [data])
-        return (self._array(index, data), *(column[0] for column in columns))
+        parts = self._parts(self._choose(epoch, positions[row : row + 1], rows[row : row + 1]))
+        return tuple(part[0] for part in parts)
 
-    def columns(self, epoch: int, positions: Int64s, indices: Int64s) -> Columns:
-        """All parts of a batch but the encoded images. Reads headers, where there are ops, and no payload."""
-        labels = np.array(self.reader.labels[indices], np.int64).reshape(-1, 1)
+    def bad_samples_of(self, epoch: int, step: int, given: Int64s) -> list[BadSample]:
+        """The samples of a batch that were skipped or replaced; given: its rows as they were handed out."""
+        positions, rows = self.samples_of(epoch, step)
+        if self.on_error == "substitute":
+            missing = np.flatnonzero(rows != given).tolist()
+        else:
+            left = iter(given.tolist())
+            expected = next(left, None)
+            missing = []
+            for i, row in enumerate(rows.tolist()):
+                if row == expected:
+                    expected = next(left, None)
+                else:
+                    missing.append(i)
+        found = []
+        for i in missing:
+            faults, _ = self._examine(epoch, positions[i : i + 1], rows[i : i + 1], self.feed.read(rows[i : i + 1]))
+            error = faults.get(0, BadSampleError("it was bad when it was read"))
+            found.append(self.feed.bad(int(rows[i]), int(positions[i]), error))
+        return found
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+    def _parts(self, chosen: _Chosen) -> tuple[Any, ...]:
+        arrays = [np.frombuffer(one, np.uint8) for one in chosen.data]
+        labels = np.array(self.reader.labels[chosen.rows], np.int64).reshape(-1, 1)
+        if chosen.plan is None or self.recipe is None:
+            columns: tuple[npt.NDArray[Any], ...] = ()
+        else:
+            columns = _plan_columns(chosen.plan, self.recipe)[0 if self.boxed else 1 :]
+        return (arrays, labels, *columns, *(() if self.on_error == "raise" else (chosen.rows.reshape(-1, 1),)))
+
+    def _choose(self, epoch: int, positions: Int64s, rows: Int64s) -> _Chosen:
+        """These samples; where some are bad, with others in their places, or without them. Raises BadSampleError."""
+        data = list(self.feed.read(rows))
+        faults, plan = self._examine(epoch, positions, rows, data)
+        if not faults:
+            return _Chosen(rows, data, plan)  # type: ignore[arg-type]  # none is an Exception
+        first, rows = int(rows[0]), rows.copy()
+        for i, error in sorted(faults.items()):
+            position = int(positions[i])
+            self.feed.bad(int(rows[i]), position, error)  # raises under on_error="raise"
+            if self.on_error == "substitute":
+                number = self.start.epoch + epoch
+                rows[i], data[i] = self.feed.substitute(number, position, error, partial(self._good, epoch, position))
+        if self.on_error == "skip":
+            good = [i for i in range(len(rows)) if i not in faults]
+            positions, rows, data = positions[good], rows[good], [data[i] for i in good]
+        if not len(rows):
+            raise name_sample(
+                self.reader,
+                first,
+                f"it is the first of {len(faults)} samples of a batch that are all bad, so that on_error='skip' leaves "
+                f"none of it, and DALI takes no empty batch; use on_error='substitute'",
+            )
+        return _Chosen(rows, data, self._plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
+
+    def _good(self, epoch: int, position: int, row: int) -> Buffer:
+        """The image of a row, if nothing is wrong with it at this position. Raises BadSampleError."""
+        rows = np.array([row], np.int64)
+        (data,) = self.feed.read(rows)
+        faults, _ = self._examine(epoch, np.array([position], np.int64), rows, [data])
+        for error in faults.values():
+            raise BadSampleError(str(error)) from error
+        assert not isinstance(data, Exception)
+        return data
+
+    def _plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
+        """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
         if self.recipe is None:
-            return (labels,)
-        info = self.reader.image_info(indices)
-        self._check_headers(info, indices)
-        stored = np.array([info.height, info.width], np.int64)
-        heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
-        plan = self.recipe.plan(self.seed, self.start.epoch + epoch, positions, heights, widths)
-        for row, error in plan.boxes.bad.items():
-            raise self.bad(int(indices[row]), str(error)) from error
-        return (labels, *_plan_columns(plan)[0 if self.boxed else 1 :])
+            return None, None
+        info = self.reader.image_info(rows)
+        heights, widths = np.maximum(1, upright_sides(info))
+        return info, self.recipe.plan(self.seed, self.start.epoch + epoch, positions, heights, widths)
 
-    def bad(self, index: int, reason: str) -> BadSampleError:
-        """The error that names a sample."""
-        return BadSampleError(f"sample {index} ({self.reader.keys[index]}): {reason}; {_ADVICE}")
-
-    # --- inside -------------------------------------------------------------------------------------------------
-    def _schedule(self, epoch: int) -> tuple[Schedule, int]:
-        """The schedule of DALI's epoch `epoch`, and the cursor at which it begins."""
-        if epoch:
-            return self.schedule, 0
-        return _with_order(self.schedule, self.start.order), self.start.cursor
-
-    def _look_ahead(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """Ask the order for many samples at once: it takes hardly longer than for those of a batch."""
-        schedule, cursor = self._schedule(epoch)
-        count = max(1, min(_ORDER_AT_ONCE // self.batch_size, self.batches(epoch) - step))
-        positions = [schedule.positions(step + i, cursor) for i in range(count)]
-        indices = schedule.order.indices(self.start.epoch + epoch, np.concatenate(positions))
-        parts = np.split(indices, np.cumsum([len(part) for part in positions[:-1]]))
-        pairs = zip(positions, parts, strict=True)
-        ahead = {(epoch, step + i): pair for i, pair in enumerate(pairs)}
-        self._ahead = ahead  # replaced as a whole, so that threads may share the source
-        return ahead[epoch, step]
-
-    def _array(self, index: int, data: Buffer) -> npt.NDArray[np.uint8]:
-        if not len(data):
-            raise self.bad(index, "its image has no bytes")
-        return np.frombuffer(data, np.uint8)
-
-    def _check_turns(self, indices: Int64s, data: Sequence[Buffer]) -> None:
-        """The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else."""
-        if self.recipe is None:
-            return
-        orientation = self.reader.image_info(indices).orientation
-        for row in np.flatnonzero(orientation > 1).tolist():
-            if exif_orientation(data[row]) != orientation[row]:
-                raise self.bad(int(indices[row]), "its orientation is not told by EXIF, and DALI reads no XMP or text")
-
-    def _check_headers(self, info: ImageInfo, indices: Int64s) -> None:
-        for row in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
-            raise self.bad(int(indices[row]), "its header cannot be read")
-        for row, media in enumerate(info.media.tolist()):
-            reason = foreign_media(MEDIA[media])
-            if reason:
-                raise self.bad(int(indices[row]), reason)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": {}}
+    def _examine(
+        self, epoch: int, positions: Int64s, rows: Int64s, data: Sequence[Buffer | Exception]
+    ) -> tuple[dict[int, Exception], Plan | None]:
+        """What is wrong with some of these samples, by their place here; and what the ops do to each."""
+        info, plan = self._plan(epoch, positions, rows)
+        faults: dict[int, Exception] = {i: one for i, one in enumerate(data) if isinstance(one, Exception)}
+        reasons: dict[int, str] = {i: "its image has no bytes" for i, one in enumerate(data) if _is_empty(one)}
+        if self.undecodable:
+            reasons |= {i: self.undecodable[row] for i, row in enumerate(rows.tolist()) if row in self.undecodable}
+        if info is not None and plan is not None:
+            for i in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
+                if i not in faults:
+                    reasons.setdefault(i, f"its header cannot be read: {refusal(data[i])}")
+            for i in np.flatnonzero(np.isin(info.media, _FOREIGN_CODES)).tolist():
+                reasons.setdefault(i, _FOREIGN[MEDIA[info.media[i]]])
+            for i, error in plan.boxes.bad.items():
+                reasons.setdefault(i, str(error))
+            # The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else.
+            for i in np.flatnonzero(info.orientation > 1).tolist():
+                if i not in faults and exif_orientation(data[i]) != info.orientation[i]:
+                    reasons.setdefault(i, "its orientation does not come from EXIF, and DALI reads no XMP or text")
+        if self.on_error != "raise":
+            for i, one in enumerate(data):
+                if not isinstance(one, Exception) and i not in reasons and (reason := refusal(one)):
+                    reasons[i] = reason
+        return {i: BadSampleError(reason) for i, reason in reasons.items()} | faults, plan
 
 
 class BatchSource:
@@ -270,32 +343,34 @@ class SampleSource:
         return {"source": self.source, "_held": deque(maxlen=self._held.maxlen)}
 
 
-def foreign_media(media: str) -> str:
-    """Why DALI cannot decode images of this medium, one of `readers.headers.MEDIA`; "" where it can."""
+def refusal(data: Buffer) -> str:
+    """Why DALI fails on an image, by its header and its end; "" where it does not.
+
+    Damage between the two shows only when the image is decoded.
+    """
+    try:
+        media = parse_header(data).media
+    except BadSampleError as error:
+        try:
+            media = read_header(data).media
+        except BadSampleError as final:
+            return str(final)
+        return _FOREIGN.get(media) or f"{error}: our decoder goes past this damage, DALI does not"
+    if media == "jpeg" and not has_clean_header(data):
+        return "jpeg image: stray bytes or a damaged segment before its pixels, which our decoder goes past, not DALI"
     return _FOREIGN.get(media, "")
 
 
-def _with_order(schedule: Schedule, order: Order) -> Schedule:
-    if order is schedule.order:
-        return schedule
-    return Schedule(order, schedule.batch_size, schedule.rank, schedule.world_size, schedule.tail)
+def _is_empty(data: Buffer | Exception) -> bool:
+    return not isinstance(data, Exception) and not len(data)
 
 
-def _crops_first(recipe: Recipe) -> bool:
-    """Whether a box is less than its image: a crop comes before the resize, or there is no resize."""
-    for op in recipe.ops:
-        if isinstance(op, Resize):
-            return False
-        if isinstance(op, GEOMETRIC):
-            return True
-    return False
-
-
-def _plan_columns(plan: Plan) -> Columns:
-    """box, resized and flips of a batch."""
+def _plan_columns(plan: Plan, recipe: Recipe) -> tuple[npt.NDArray[Any], ...]:
+    """box, resized, flips and steps of a batch."""
     b = plan.boxes
     box = np.stack([b.top, b.left, b.height, b.width], axis=1)
     room = np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
-    corner = np.stack([b.crop_top, b.crop_left]) / room
+    corner = np.stack([b.crop_top, b.crop_left]) / (1 if recipe.hangs_over else room)
     resized = np.stack([b.resized_height, b.resized_width, *corner], axis=1).astype(np.float32)
-    return box, resized, np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
+    flips = np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
+    return box, resized, flips, *(parameters.astype(np.float32) for _, parameters in plan.steps)

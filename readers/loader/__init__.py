@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from readers.errors import MissingExtraError
+from readers.feed import BadSample
 
 try:
     import torch  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.loader") from error
 
-from readers.loader.batch import BadSample
 from readers.loader.loader import ImageLoader, Layout
 
 __all__ = ["BadSample", "ImageLoader", "Layout"]

@@ -13,31 +13,19 @@ import torch
 
 from cache.forks import tell_after_fork
 from readers.augment.cpu import Renderer
-from readers.errors import TrainerError
-from readers.loader.batch import Batch
-from readers.loader.work import EpochWork
+from readers.loader.work import Batch, EpochWork
+from readers.loop import Stopped, ended_by_fork
 
-__all__ = ["Crew", "Stopped", "ended_by_fork"]
+__all__ = ["Crew"]
 
 _JOIN_SECONDS = 10.0
 
 
-class Stopped(Exception):
-    """There will be no more batches: the crew was stopped while somebody waited for one."""
-
-
-def ended_by_fork() -> TrainerError:
-    return TrainerError(
-        "this loop began before the process was forked, and its threads are the parent's; begin a new one in the "
-        "child:  for batch in loader"
-    )
-
-
 class Crew:
-    """`threads` threads at work on batches [first, steps), at most `ahead` of them begun and not yet taken."""
+    """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken."""
 
-    def __init__(self, work: EpochWork, threads: int, steps: int, ahead: int, rows_at_once: int) -> None:
-        self._work, self._steps, self._ahead, self._rows = work, steps, ahead, rows_at_once
+    def __init__(self, work: EpochWork, threads: int, ahead: int, rows_at_once: int) -> None:
+        self._work, self._steps, self._ahead, self._rows = work, work.steps, ahead, rows_at_once
         self._changed = threading.Condition()
         self._queue: deque[tuple[Batch, int, int]] = deque()
         self._done: dict[int, Batch] = {}
@@ -57,7 +45,7 @@ class Crew:
                 if self._failure is not None:
                     raise self._failure
                 if self._stopped:
-                    raise Stopped
+                    raise Stopped("the threads of this loop were stopped")
                 self._changed.wait()
             batch = self._done.pop(self._taken)
             self._taken += 1
@@ -158,7 +146,12 @@ class Crew:
             # Of several errors in a batch the one of the first row counts, however the threads ran.
             if error is not None and (batch.error is None or start < batch.error_row):
                 batch.error, batch.error_row = error, start
-            if batch.pending == 0:
-                self._work.release(batch)
-                self._done[batch.step] = batch
-                self._changed.notify_all()
+            if batch.pending:
+                return
+        try:
+            self._work.complete(batch)
+        except BaseException as caught:
+            batch.error = batch.error or caught
+        with self._changed:
+            self._done[batch.step] = batch
+            self._changed.notify_all()

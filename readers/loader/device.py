@@ -12,31 +12,26 @@ the device cannot decode is tried on the CPU, and is a bad sample if that fails 
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from cache.forks import tell_after_fork
-from readers.augment.cpu import Renderer
+from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
-from readers.augment.ops import Normalize
-from readers.augment.recipe import Job
+from readers.augment.recipe import Job, Recipe
 from readers.decode.backend import CpuDecoder, Decoder
 from readers.decode.choice import DecoderName, open_decoder
 from readers.decode.picture import Picture
 from readers.decode.route import routes, same_as_promised
 from readers.decode.streams import DecodeStream
-from readers.loader.batch import Batch
-from readers.loader.crew import Crew, Stopped, ended_by_fork
-from readers.loader.work import EpochWork
+from readers.feed import Feed
+from readers.loader.crew import Crew
+from readers.loader.work import Batch, EpochWork, ImageMemory, numbered
+from readers.loop import Ahead
 from readers.sample import Buffer
 
-__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "device_path", "numbered"]
-
-_JOIN_SECONDS = 10.0
+__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "numbered", "open_path"]
 
 
 @dataclass(slots=True)
@@ -46,12 +41,12 @@ class DeviceWork(EpochWork):
     decodes: bool = True
 
     def tools(self) -> Renderer:
-        return _BoxRenderer()
+        return _BoxRenderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         batch = EpochWork.plan(self, step)
         if self.decodes:
-            batch.routed = routes(self.reader.image_info(batch.indices)).tolist()
+            batch.routed = routes(self.feed.reader.image_info(batch.indices)).tolist()
         return batch
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
@@ -69,7 +64,7 @@ class DeviceWork(EpochWork):
                     continue
             self.render_row(batch, row, batch.images[row : row + 1], tools)
 
-    def release(self, batch: Batch) -> None:
+    def complete(self, batch: Batch) -> None:
         """Not yet: the device has still to decode."""
 
 
@@ -101,109 +96,69 @@ class DevicePath:
     def decodes(self) -> bool:
         return not isinstance(self.decoder, CpuDecoder)
 
+    def work(self, feed: Feed, recipe: Recipe, finish: Finish, memory: ImageMemory) -> DeviceWork:
+        """What the crew does."""
+        return DeviceWork(feed, recipe, finish, memory, decodes=self.decodes)
 
-def device_path(
+    def stage(self, crew: Crew, work: EpochWork) -> DeviceStage:
+        """What takes the crew's batches and finishes them."""
+        return DeviceStage(crew, work, self)
+
+
+def open_path(
     device: torch.device,
     decoder: DecoderName,
     *,
     dtype: torch.dtype,
     planar: bool,
-    normalize: Normalize | None,
+    recipe: Recipe,
     ahead: int,
 ) -> DevicePath | None:
-    """None where the crew does everything: on the CPU, unless a decoder of batches is asked for.
+    """How batches are made on this device; None where that is the crew's work.
 
     Raises ValueError where there is no such device, MissingExtraError where there is no such decoder.
     """
     opened = open_decoder(decoder, device)
     if device.type != "cuda" and isinstance(opened, CpuDecoder):
         return None
-    return DevicePath(opened, BatchRenderer(device, dtype=dtype, planar=planar, normalize=normalize), ahead)
+    renderer = BatchRenderer(
+        device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
+    )
+    return DevicePath(opened, renderer, ahead)
 
 
-def numbered(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number. Raises ValueError where there is none."""
-    found = torch.device(device)
-    if found.type != "cuda":
-        return found
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
-    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
-
-
-class DeviceStage:
-    """The thread behind a crew; its `take` and `stop` are like the crew's. steps: how many batches there will be.
+class DeviceStage(Ahead[Batch]):
+    """The thread behind a crew.
 
     Holds no reference to the loader or its iterator, so dropping those stops it.
     """
 
-    def __init__(self, crew: Crew, work: EpochWork, path: DevicePath, steps: int) -> None:
-        self._crew, self._work, self._path, self._steps = crew, work, path, steps
-        self._changed = threading.Condition()
-        self._made: deque[Batch] = deque()
-        self._failure: BaseException | None = None
-        self._stopped = False
-        tell_after_fork(self)
-        self._thread = threading.Thread(target=self._run, name="packer-loader-device", daemon=True)
-        self._thread.start()
+    def __init__(self, crew: Crew, work: EpochWork, path: DevicePath) -> None:
+        self._crew, self._work, self._path = crew, work, path
+        self._stream, self._tools = DecodeStream(path.renderer.device), work.tools()
+        super().__init__(self._finished, work.steps, path.ahead, "packer-loader-device")
 
     def take(self) -> Batch:
         """The next batch, its images on the device, for the current stream of the calling thread to use."""
-        with self._changed:
-            while not self._made:
-                if self._failure is not None:
-                    raise self._failure
-                if self._stopped:
-                    raise Stopped
-                self._changed.wait()
-            batch = self._made.popleft()
-            self._changed.notify_all()
+        batch = super().take()
         DecodeStream.hand_over([batch.images], batch.ready)
         return batch
 
     def stop(self) -> None:
         """End the threads; a decode under way is finished first."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
         self._crew.stop()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_SECONDS)
+        super().stop()
 
-    def after_fork(self) -> None:
-        """In a forked child: as `Crew.after_fork`."""
-        self._changed, self._failure = threading.Condition(), ended_by_fork()
-        self._made.clear()
+    def _finished(self, step: int) -> Batch:
+        batch = self._crew.take()
+        if batch.error is None:
+            with self._stream.decoding():
+                self._render(batch)
+                batch.ready = self._stream.mark()
+        batch.data = ()
+        return batch
 
-    def _run(self) -> None:
-        try:
-            stream, tools = DecodeStream(self._path.renderer.device), self._work.tools()
-            for _ in range(self._steps):
-                batch = self._crew.take()
-                if batch.error is None:
-                    with stream.decoding():
-                        self._make(batch, tools)
-                        batch.ready = stream.mark()
-                batch.data = ()
-                if not self._put(batch):
-                    return
-        except Stopped:
-            return
-        except BaseException as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-
-    def _put(self, batch: Batch) -> bool:
-        """Hand a batch on when there is room; False when there will be none."""
-        with self._changed:
-            while len(self._made) >= self._path.ahead and not self._stopped:
-                self._changed.wait()
-            self._made.append(batch)
-            self._changed.notify_all()
-            return not self._stopped
-
-    def _make(self, batch: Batch, tools: Renderer) -> None:
+    def _render(self, batch: Batch) -> None:
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
         size = (batch.images.shape[2], batch.images.shape[3])
         pictures, jobs = self._uploaded(batch), [_rest_of(job, size) for job in batch.jobs]
@@ -218,7 +173,7 @@ class DeviceStage:
                 continue
             place = torch.zeros((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
             try:
-                self._work.render_row(batch, row, place, tools)
+                self._work.render_row(batch, row, place, self._tools)
             except Exception as error:
                 batch.error = error
                 return

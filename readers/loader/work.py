@@ -1,90 +1,99 @@
 """What the threads of a loader do: plan a batch from its positions, and fill its rows from the reader.
 
-Everything here follows from (seed, epoch, position), so it does not matter which thread does it, or when.
+Everything here follows from (seed, epoch, position), so it does not matter which thread does it, or when. Threads fill
+rows of the same batch at the same time; each row belongs to one of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from cache.stores.blocks import BlockPool
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.draws import Draws
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
-from readers.loader.batch import BadSample, Batch, ImageMemory
-from readers.order import Order
+from readers.errors import BadSampleError
+from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
+from readers.headers import ImageHeader
 from readers.order.base import Int64s
-from readers.sample import Buffer, Reader
+from readers.sample import Buffer
 
-__all__ = ["EpochWork", "IndexWork", "OnError"]
+if TYPE_CHECKING:
+    from readers.decode.streams import Ready
 
-OnError: TypeAlias = Literal["raise", "skip", "substitute"]
-# What is wrong with one sample only. Anything else is wrong with the set, and ends the epoch.
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
-_SUBSTITUTES = 16
-_SUBSTITUTE_STREAM = 1 << 20
+__all__ = ["Batch", "EpochWork", "ImageMemory", "IndexWork", "checked_dtype", "numbered"]
+
 # A read slower than this waits for a disk: from then on the kernel is told which batches come next.
 _SLOW_READ_SECONDS = 0.0004
-_ORDER_AT_ONCE = 1024
+
+
+@dataclass(slots=True)
+class Batch:
+    """One batch on its way: what it will hold, the memory it is made in, and how far it has come.
+
+    positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: what happens to each.
+    bad_boxes: images that the recipe does not fit, by row. data: the encoded images, or why one could not be read.
+    images: [n, 3, height, width]. routed: which images a device may decode; headers: of those that it is to, by row.
+    ready: on a device, what the images are to be waited for.
+    """
+
+    step: int
+    positions: Int64s
+    indices: Int64s
+    sizes: list[tuple[int, int]]
+    jobs: list[Job]
+    bad_boxes: Mapping[int, BadSampleError]
+    data: Sequence[Buffer | Exception]
+    images: torch.Tensor
+    routed: list[bool] = field(default_factory=list)
+    headers: dict[int, ImageHeader] = field(default_factory=dict)
+    ready: Ready = None
+    pending: int = 0
+    skipped: list[int] = field(default_factory=list)
+    bad: list[BadSample] = field(default_factory=list)
+    error: BaseException | None = None
+    error_row: int = 0
+
+    def kept(self) -> Sequence[int] | None:
+        """The rows that are left when bad samples are skipped, None if all are."""
+        if not self.skipped:
+            return None
+        gone = set(self.skipped)
+        return [row for row in range(len(self.indices)) if row not in gone]
 
 
 @dataclass(slots=True)
 class EpochWork:
-    """One epoch of one rank. positions: of step s, int64 [k]. finish: how values are stored. One thread plans at a
-    time."""
+    """The batches of a feed's first epoch. finish: how values are stored. One thread plans at a time."""
 
-    reader: Reader
-    order: Order
+    feed: Feed
     recipe: Recipe
-    positions: Callable[[int], Int64s]
-    steps: int
     finish: Finish
     memory: ImageMemory
-    seed: int
-    epoch: int
-    on_error: OnError
+    steps: int = field(init=False)
     _read_seconds: float = 0.0
-    _samples: dict[int, tuple[Int64s, Int64s]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.steps = self.feed.steps()
 
     def tools(self) -> Renderer:
-        return Renderer()
+        return Renderer(self.recipe.interpolation)
 
     def plan(self, step: int) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
-        positions, indices = self._samples_of(step)
+        positions, indices = self.feed.rows(self._epoch, step)
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self.reader.prefetch(self._samples_of(step + 1)[1])
+            self.feed.reader.prefetch(self.feed.rows(self._epoch, step + 1)[1])
         plan, sizes = self._plan_samples(positions, indices)
         height, width = self._size(plan, sizes, positions, indices)
         images = self.memory.images(len(indices), height, width)
-        self._samples.pop(step)
-        return Batch(step, positions, indices, sizes, plan.jobs(), plan.boxes.bad, self._read(indices), images)
-
-    def _samples_of(self, step: int) -> tuple[Int64s, Int64s]:
-        """(positions, samples) of a step. An order computes a thousand at once nearly as quickly as a batch."""
-        if step not in self._samples:
-            some = [self.positions(step)]
-            while sum(map(len, some)) < _ORDER_AT_ONCE and step + len(some) < self.steps:
-                some.append(self.positions(step + len(some)))
-            indices = self.order.indices(self.epoch, np.concatenate(some))
-            parts = np.split(indices, np.cumsum([len(part) for part in some[:-1]]))
-            self._samples |= {step + i: pair for i, pair in enumerate(zip(some, parts, strict=True))}
-        return self._samples[step]
-
-    def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[Plan, list[tuple[int, int]]]:
-        """What happens to these samples, and the sizes of their upright images."""
-        info = self.reader.image_info(indices)
-        stored = np.array([info.height, info.width], np.int64)
-        heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
-        # 0 stands for a header that nobody could read; decoding such a sample says what is wrong with it.
-        plan = self.recipe.plan(self.seed, self.epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
-        return plan, list(zip(heights.tolist(), widths.tolist(), strict=True))
+        # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
+        return Batch(step, positions, indices.copy(), sizes, plan.jobs(), plan.boxes.bad, self._read(indices), images)
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the images of rows [start, stop) into their places. Raises what on_error="raise" lets through."""
@@ -107,28 +116,34 @@ class EpochWork:
             if row in batch.bad_boxes:
                 raise batch.bad_boxes[row]
             tools.render(data, batch.jobs[row], batch.sizes[row], place)
-        except _SAMPLE_ERRORS as error:
+        except SAMPLE_ERRORS as error:
             self._bad_sample(batch, row, error, tools, place)
 
-    def release(self, batch: Batch) -> None:
-        """All rows are filled: the encoded images give their memory back for the batches that follow."""
+    def complete(self, batch: Batch) -> None:
+        """All rows are filled: the place for what is done to a whole batch.
+
+        The encoded images give their memory back for the batches that follow.
+        """
         batch.data = ()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+    @property
+    def _epoch(self) -> int:
+        return self.feed.start.epoch
+
+    def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[Plan, list[tuple[int, int]]]:
+        """What happens to these samples, and the sizes of their upright images."""
+        heights, widths = upright_sides(self.feed.reader.image_info(indices))
+        # 0 stands for a header that cannot be read; decoding such a sample says what is wrong with it.
+        plan = self.recipe.plan(self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
+        return plan, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
         start = time.perf_counter()
-        try:
-            data: Sequence[Buffer | Exception] = self.reader.read_many(indices)
-        except _SAMPLE_ERRORS:
-            data = [self._read_one(int(index)) for index in indices]
+        data = self.feed.read(indices)
         seconds = (time.perf_counter() - start) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data
-
-    def _read_one(self, index: int) -> Buffer | Exception:
-        try:
-            return self.reader.read(index)
-        except _SAMPLE_ERRORS as error:
-            return error
 
     def _size(
         self, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
@@ -139,12 +154,11 @@ class EpochWork:
         good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
         heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
         if not good:
-            others = self._others(positions[:1]) if self.on_error == "substitute" else iter(())
-            return next((size for _, job, _, size in others if job is not None), (1, 1))
+            return self._size_of_substitute(positions[:1])
         differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
         if len(differ):
             other = int(differ[0])
-            keys = self.reader.keys
+            keys = self.feed.reader.keys
             raise BadSampleError(
                 f"images of one batch differ in size: {keys[int(indices[good[0]])]} has {heights[0]} x {widths[0]} "
                 f"pixels, {keys[int(indices[good[other]])]} has {heights[other]} x {widths[other]}; begin augment= "
@@ -152,60 +166,103 @@ class EpochWork:
             )
         return int(heights[0]), int(widths[0])
 
+    def _size_of_substitute(self, position: Int64s) -> tuple[int, int]:
+        """That of a batch without a good sample: of the one that replaces its first."""
+        if self.feed.options.on_error != "substitute":
+            return 1, 1
+        try:
+            error = BadSampleError("no sample of a batch is good")
+            _, (_, _, size) = self.feed.substitute(
+                self._epoch, int(position[0]), error, lambda row: self._job(position, row)
+            )
+        except BadSampleError:
+            return 1, 1
+        return size
+
     def _bad_sample(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
-        index = int(batch.indices[row])
-        key = self.reader.keys[index]
-        if self.on_error == "raise":
-            raise BadSampleError(
-                f"sample {index} ({key}): {error}; find all such samples with `packer verify --deep`, or read on with "
-                f"on_error='skip' or 'substitute'"
-            ) from error
-        batch.bad.append(BadSample(index, int(batch.positions[row]), key, str(error)))
-        if self.on_error == "skip":
+        position = batch.positions[row : row + 1]
+        batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
+        if self.feed.options.on_error == "skip":
             batch.skipped.append(row)
-        else:
-            self._substitute(batch, row, error, tools, place)
-
-    def _substitute(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
-        """Put another sample of the epoch into a row; which one follows from the position alone."""
-        for index, job, stored, size in self._others(batch.positions[row : row + 1]):
-            if job is None or size != place.shape[2:]:
-                continue
-            try:
-                tools.render(self.reader.read(index), job, stored, place)
-            except _SAMPLE_ERRORS:
-                continue
-            batch.jobs[row] = job
-            batch.indices[row] = index
             return
-        raise BadSampleError(f"{_SUBSTITUTES} samples in place of a bad one were bad as well, the first: {error}")
 
-    def _others(self, position: Int64s) -> Iterator[tuple[int, Job | None, tuple[int, int], tuple[int, int]]]:
-        """Samples that may stand in at a position (int64 [1]): (sample, job, size of the image, size of the result).
+        def render(index: int) -> Job:
+            job, stored, size = self._job(position, index)
+            if size != place.shape[2:]:
+                raise BadSampleError(f"the batch has another size than {size}")
+            tools.render(self.feed.reader.read(index), job, stored, place)
+            return job
 
-        The job is None where the recipe does not fit, or nobody knows the size.
-        """
-        draws = Draws(self.seed, self.epoch, position).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
-        for other in (draws * len(self.order)).astype(np.int64):
-            index = self.order.indices(self.epoch, other[None])
-            plan, sizes = self._plan_samples(position, index)
-            fits = all(sizes[0]) and not plan.boxes.bad
-            size = (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
-            yield int(index[0]), plan.jobs()[0] if fits else None, sizes[0], size
+        batch.indices[row], batch.jobs[row] = self.feed.substitute(self._epoch, int(position[0]), error, render)
+
+    def _job(self, position: Int64s, index: int) -> tuple[Job, tuple[int, int], tuple[int, int]]:
+        """What happens to a sample at a position, int64 [1], its size, and that of the result. Raises BadSampleError
+        where the recipe does not fit, or its size is unknown."""
+        plan, (stored,) = self._plan_samples(position, np.array([index], np.int64))
+        if plan.boxes.bad or not all(stored):
+            raise plan.boxes.bad.get(0) or BadSampleError("its header cannot be read")
+        return plan.jobs()[0], stored, (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
 
 
 class IndexWork:
     """In place of a crew where no image is asked for: which samples each batch holds, and nothing is read."""
 
-    def __init__(self, order: Order, epoch: int, positions: Callable[[int], Int64s]) -> None:
-        self._order, self._epoch, self._positions, self._step = order, epoch, positions, 0
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._step = feed, 0
 
     def take(self) -> Batch:
         """The next batch, without images."""
         step, self._step = self._step, self._step + 1
-        positions = self._positions(step)
-        indices = self._order.indices(self._epoch, positions)
-        return Batch(step, positions, indices, [], [], {}, (), torch.empty((len(indices), 0)))
+        positions, indices = self._feed.rows(self._feed.start.epoch, step)
+        return Batch(step, positions, indices.copy(), [], [], {}, (), torch.empty((len(indices), 0)))
 
     def stop(self) -> None:
         """There is nothing to stop."""
+
+
+class ImageMemory:
+    """Gives every batch its tensor, in memory that earlier batches have left.
+
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.blocks`), so a batch
+    may be kept for as long as it is wanted. Pinned memory comes from torch's own pool, which waits for copies under
+    way.
+    """
+
+    def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:
+        self._dtype, self._planar, self._pinned = dtype, planar, pinned
+        self._blocks = BlockPool(kept)
+        self._item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def images(self, count: int, height: int, width: int) -> torch.Tensor:
+        """[count, 3, height, width], contiguous in this order (planar) or channels last."""
+        shape = (count, 3, height, width) if self._planar else (count, height, width, 3)
+        size = count * height * width * 3
+        if self._pinned:
+            images = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+        elif not size:
+            images = torch.empty(shape, dtype=self._dtype)
+        else:
+            block: Any = self._blocks.take(size * self._item_bytes)
+            images = torch.frombuffer(block, dtype=self._dtype).view(shape)
+        return images if self._planar else images.permute(0, 3, 1, 2)
+
+
+def checked_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
+    """The dtype of the images, by default what the recipe makes. Raises ValueError."""
+    if dtype is None:
+        return torch.uint8 if recipe.normalize is None else torch.float32
+    if dtype not in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype is torch.uint8, float32, float16 or bfloat16, not {dtype}")
+    if dtype == torch.uint8 and recipe.normalize is not None:
+        raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
+    return dtype
+
+
+def numbered(device: torch.device | str) -> torch.device:
+    """The device; a CUDA device with its number. Raises ValueError where there is none."""
+    found = torch.device(device)
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
+    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)

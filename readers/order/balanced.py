@@ -7,6 +7,7 @@ permuted cycle: all of them once, then all of them again in another order.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -70,10 +71,14 @@ class ClassBalanced(PlainOrder):
         found: Int64s = self._members[start + chosen]
         return found.reshape(given.shape)
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self._members, self._starts)
+
     def spec(self) -> Spec:
         return {
             "kind": "class-balanced",
             "samples": int(np.size(self.labels)),
             "length": len(self),
-            "labels": digest_of(self._members, self._starts),
+            "labels": self._digest,
         }

@@ -14,6 +14,7 @@ Memory: the block table (8 bytes a block), and as much again twice for each of t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -81,13 +82,17 @@ class BlockShuffled(PlainOrder):
         slot = table.starts.searchsorted(place, side="right") - 1
         return (self.starts[table.blocks[slot]] + place - table.starts[slot]).reshape(given.shape)
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self.starts)
+
     def spec(self) -> Spec:
         return {
             "kind": "block-shuffled",
             "samples": len(self),
             "window": self.window,
             "blocks": self.blocks,
-            "starts": digest_of(self.starts),
+            "starts": self._digest,
         }
 
     def _epoch(self, epoch: int) -> _Epoch:

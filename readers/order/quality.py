@@ -2,7 +2,7 @@
 
 Read amplification. A disk, a page cache and a network file system fetch whole units (pages of 4 KiB, or the size of a
 request), so a sample alone costs every unit that it touches. A block is read once for all of its samples, in the runs
-that `readers.ranges` makes of it: with the container's headers in between, and without what is far away.
+that `cache.stores.ranges` makes of it: with the container's headers in between, and without what is far away.
 
 Shuffle quality. Let x be the number of a sample, scaled to (0, 1). The mean of x over a batch of b drawn without
 replacement from n has the variance (1 - 1/n^2) / 12 / b * (n - b) / (n - 1) around 1/2; batches of a stored order that

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -122,6 +123,10 @@ class StagedFirst(PlainOrder):
         found: Int64s = start + permute_each(inside, self.starts[shard + 1] - start, shard, keys)
         return found.reshape(given.shape)
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self.starts)
+
     def spec(self) -> Spec:
         return {
             "kind": "staged-first",
@@ -129,7 +134,7 @@ class StagedFirst(PlainOrder):
             "window": self.window,
             "epochs": self.epochs,
             "begin": self.begin,
-            "starts": digest_of(self.starts),
+            "starts": self._digest,
         }
 
     def resumed(self, spec: Mapping[str, Any]) -> StagedFirst:

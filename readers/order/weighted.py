@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +54,14 @@ class Weighted(PlainOrder):
         found: Int64s = self._cumulative.searchsorted(place, side="right").astype(np.int64)
         return found.reshape(given.shape)
 
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self._cumulative)
+
     def spec(self) -> Spec:
         return {
             "kind": "weighted",
             "samples": len(self._cumulative),
             "length": len(self),
-            "weights": digest_of(self._cumulative),
+            "weights": self._digest,
         }

@@ -18,7 +18,7 @@ except ImportError as error:
 
 from readers.torch.dataset import ImageDataset
 from readers.torch.iterable import ImageStream
-from readers.torch.place import Place
+from readers.torch.rendering import Place
 from readers.torch.sampler import EpochSampler
 
 __all__ = ["EpochSampler", "ImageDataset", "ImageStream", "Place"]

@@ -12,23 +12,29 @@ import torch
 from torch.utils.data import Dataset
 
 from readers.augment import Recipe
-from readers.augment.draws import Draws
 from readers.augment.ops import Op
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
-from readers.errors import BadSampleError, DamagedSampleError, ResumeError, UnknownNameError
-from readers.fields import checked_fields
+from readers.errors import BadSampleError, ResumeError
+from readers.feed import (
+    ON_ERROR,
+    SAMPLE_ERRORS,
+    Fields,
+    OnError,
+    bad_sample,
+    check_choice,
+    name_sample,
+    read_sample,
+    read_samples,
+    substitute,
+    substitutes,
+)
 from readers.sample import Buffer, Reader
-from readers.torch.place import Place
-from readers.torch.rendering import OpRenderer, Task
+from readers.torch.rendering import OpRenderer, Place, Task
 
 __all__ = ["ImageDataset", "Output"]
 
 Output: TypeAlias = Literal["tensor", "numpy", "pil"]
 _OUTPUTS = ("tensor", "numpy", "pil")
-_ON_ERROR = ("raise", "skip", "substitute")
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
-_SUBSTITUTES = 16
-_SUBSTITUTE_STREAM = 1 << 20
 
 
 class ImageDataset(Dataset[Any]):
@@ -60,17 +66,15 @@ class ImageDataset(Dataset[Any]):
         output: Output = "tensor",
         target_transform: Callable[[int], Any] | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
-        on_error: Literal["raise", "skip", "substitute"] = "raise",
+        on_error: OnError = "raise",
     ) -> None:
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
-        if output not in _OUTPUTS or on_error not in _ON_ERROR:
-            raise ValueError(
-                f"output is one of {_OUTPUTS} and on_error of {_ON_ERROR}, not {output!r} and {on_error!r}"
-            )
+        check_choice("output", output, _OUTPUTS)
+        check_choice("on_error", on_error, ON_ERROR)
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
-        self.fields, self._named = checked_fields(fields, reader)
+        self._fields = Fields(fields, reader)
         self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
         if self._ops is not None and decode != "RGB":
             raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
@@ -81,6 +85,10 @@ class ImageDataset(Dataset[Any]):
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
         self._local = threading.local()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self._fields.wanted
 
     @property
     def classes(self) -> Sequence[str]:
@@ -96,17 +104,20 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        items = self._items((index,), (self._read_one(int(index)),) if self._reads else ())
+        items = self._items((index,), (read_sample(self.reader, int(index)),) if self._reads else ())
         if not items:
-            raise BadSampleError(
-                f"sample {int(index)} ({self.reader.keys[int(index)]}) is bad and cannot be skipped by itself: ask for "
-                f"batches, or take on_error='substitute'"
+            raise name_sample(
+                self.reader,
+                int(index),
+                "it is bad and cannot be skipped by itself: ask for batches, or take on_error='substitute'",
             )
         return items[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Many samples, read together; what DataLoader calls for a batch."""
-        items = self._items(indices, self._read(indices) if self._reads else ())
+        items = self._items(
+            indices, read_samples(self.reader, [int(index) for index in indices]) if self._reads else ()
+        )
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
@@ -133,32 +144,22 @@ class ImageDataset(Dataset[Any]):
 
     def _instead(self, index: int, error: Exception) -> Any:
         """Another sample, None for none. Raises under on_error="raise"."""
-        if self.on_error == "raise":
-            advice = (
-                "find all such samples with `packer verify --deep`, or read on with on_error='skip' or 'substitute'"
-            )
-            raise self._error(index, error, advice) from error
+        place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
+        bad_sample(self.reader, self.on_error, int(index), place.position, error)
         # Two workers may add at the same time; that one of the two is lost from the count is worth no lock.
         self._counts[0] += 1
         if not self._counts[1]:
             self._counts[1] = int(index) + 1
-        return None if self.on_error == "skip" else self._substitute(index, error)
+        if self.on_error == "skip":
+            return None
 
-    def _substitute(self, index: int, error: Exception) -> Any:
-        """The same sample for the same place of the same epoch, in whatever worker."""
-        place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
-        u = Draws(place.seed, place.epoch, np.array([place.position])).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
-        for other in (u * len(self)).astype(np.int64).tolist():
-            data = self._read_one(other)
-            other_place = Place(other, place.seed, place.epoch, place.position)
-            try:
-                return self._sample(other, data, self._tasks((other_place,), (data,))[0])
-            except _SAMPLE_ERRORS:
-                continue
-        raise self._error(index, error, f"and so were {_SUBSTITUTES} samples in place of it")
+        def take(row: int) -> Any:
+            data = read_sample(self.reader, row)
+            task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
+            return self._sample(row, data, task)
 
-    def _error(self, index: int, error: Exception, advice: str) -> BadSampleError:
-        return BadSampleError(f"sample {int(index)} ({self.reader.keys[int(index)]}): {error}; {advice}")
+        others = substitutes(place.seed, place.epoch, place.position, len(self))
+        return substitute(others.tolist(), error, take)[1]
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -185,19 +186,6 @@ class ImageDataset(Dataset[Any]):
     def _reads(self) -> bool:
         return "image" in self.fields
 
-    def _read(self, indices: Sequence[int]) -> Sequence[Buffer | Exception]:
-        numbers = [int(index) for index in indices]
-        try:
-            return self.reader.read_many(numbers)
-        except _SAMPLE_ERRORS:
-            return [self._read_one(index) for index in numbers]
-
-    def _read_one(self, index: int) -> Buffer | Exception:
-        try:
-            return self.reader.read(index)
-        except _SAMPLE_ERRORS as error:
-            return error
-
     def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
         return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
 
@@ -208,7 +196,7 @@ class ImageDataset(Dataset[Any]):
         for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
             try:
                 item: Any = self._sample(int(index), encoded, task)
-            except _SAMPLE_ERRORS as error:
+            except SAMPLE_ERRORS as error:
                 item = self._instead(index, error)
             if item is not None:
                 items.append(item)
@@ -223,21 +211,13 @@ class ImageDataset(Dataset[Any]):
         return self._item(index, self._transformed(data))  # type: ignore[arg-type]
 
     def _item(self, index: int, image: Any) -> Any:
-        values = (image if name == "image" else self._field(index, name) for name in self.fields)
-        return tuple(values) if self._named is None else dict(zip(self._named, values, strict=True))
+        def value(name: str) -> Any:
+            if name == "image":
+                return image
+            found = Fields.value(self.reader, index, name)
+            return self.target_transform(found) if name == "label" and self.target_transform is not None else found
 
-    def _field(self, index: int, name: str) -> Any:
-        if name == "label":
-            label = int(self.reader.labels[index])
-            return label if self.target_transform is None else self.target_transform(label)
-        if name == "index":
-            return index
-        if name == "key":
-            return self.reader.keys[index]
-        try:
-            return bytes(self.reader.read(index, name))
-        except UnknownNameError:
-            return None  # this sample lacks it
+        return self._fields.collect(value)
 
     def _transformed(self, data: Buffer) -> Any:
         image: Any = bytes(data) if self.decode is None else self._decoded(data)

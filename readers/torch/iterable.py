@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from readers.errors import ResumeError, TrainerError
-from readers.order.choice import choose_tail
+from readers.feed import Start, choose_tail
 from readers.torch.dataset import ImageDataset
-from readers.torch.place import Place
-from readers.torch.sampler import EpochSampler, Start
-from readers.torch.shared_place import RESTORED, SharedPlace
+from readers.torch.rendering import Place
+from readers.torch.sampler import EpochSampler
 from readers.trainers import calling_package, check_epoch, find_trainer
 
 __all__ = ["ImageStream"]
 
 _MODULUS = (1 << 62) - 1
+_RESTORED = -1
+_VERSION, _ITERATION, _CURRENT, _NEXT = 0, 1, slice(2, 4), slice(4, 6)
+_PATIENCE_SECONDS = 120.0
+_ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
 _STATEFUL = "StatefulDataLoader(stream, batch_size=None, …)  of torchdata.stateful_dataloader"
 _TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, world_size=1), batch_size)"
 
@@ -50,7 +56,7 @@ class ImageStream(IterableDataset[Any]):
         self.collate = collate
         start = sampler.start
         self._order, self._version = start.order, 0
-        self._place = SharedPlace(sampler.find_rank, start.epoch, start.cursor)
+        self._place = _SharedPlace(sampler.find_rank, start.epoch, start.cursor)
         self._iterations = 0
         self._restored: tuple[Start, int] | None = None
         self._current: _Batches | None = None
@@ -72,7 +78,7 @@ class ImageStream(IterableDataset[Any]):
     def start(self) -> Start:
         """Where the iteration that was begun last began, or else the next one begins."""
         epoch, cursor = self._place.current if self._place.begun else self._place.next
-        return Start(epoch, cursor, self._order if cursor else self.sampler.order)
+        return self._start_at(epoch, cursor)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be of `epoch`, in all workers: from where a state has put it, or from its start.
@@ -84,7 +90,7 @@ class ImageStream(IterableDataset[Any]):
         find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
         check_epoch(epoch, self._place.next[0] if self._loaded and not self._place.begun else None)
         if self._place.next[0] != epoch:
-            self._put(Start(epoch, 0, self.sampler.order))
+            self._put(Start(epoch))
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank, also in an epoch that was resumed."""
@@ -120,11 +126,9 @@ class ImageStream(IterableDataset[Any]):
         start = self.sampler.start_of(place)
         if number is not None:  # of one copy of a stream: for the one iterator that is made next here
             self._restored, self._order = (start, number), start.order
-            self._place.begin(RESTORED, start.epoch, start.cursor)
+            self._place.begin(_RESTORED, start.epoch, start.cursor)
             return
-        if start.cursor and not self.sampler.schedule_of(start).steps(start.cursor):
-            start = Start(start.epoch + 1, 0, self.sampler.order)
-        self._put(start)
+        self._put(self.sampler.feed.or_next(start) if start.cursor else start)
         self._version, self._loaded = self._place.renew(), True
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ class ImageStream(IterableDataset[Any]):
         return self._start_at(*self._place.of(number))
 
     def _start_at(self, epoch: int, cursor: int) -> Start:
-        return Start(epoch, cursor, self._order if cursor else self.sampler.order)
+        return Start(epoch, cursor, self._order if cursor else None)
 
     def _join_lightning(self, total: int) -> None:
         """Lightning tells a stream nothing, but asks for its length before it begins or resumes."""
@@ -178,7 +182,7 @@ class ImageStream(IterableDataset[Any]):
             )
         if trainer.epoch != epoch:
             check_epoch(trainer.epoch, epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch, 0, self.sampler.order))
+            self._put(Start(trainer.epoch))
 
     def _put(self, start: Start) -> None:
         self._order, self._restored, self._current = start.order, None, None
@@ -222,3 +226,85 @@ class _Batches(Iterator[Any]):
             if (self._number - 1) % workers == worker:
                 return stream.collate(stream.dataset.__getitems__(batch))
         raise StopIteration
+
+
+class _SharedPlace:
+    """Where a stream is in its epochs: in memory that all processes with a copy of it share.
+
+        int64[ranks, 6], one row a rank, since ranks that are forked or spawned with a stream share its memory, too:
+
+                   version     raised by each state that the stream was given, so that older copies notice
+                   iteration   which iteration of a DataLoader was begun last; 0 for none, RESTORED for one from a state
+                   epoch, cursor            where that one began
+                   next epoch, next cursor  where the next one begins
+
+    Worker 0 of an iteration begins it: it makes the next place the current one, names the iteration, and only then
+    moves the next place on. The other workers wait for the name; until they see it, the next place is theirs. The
+    process that made the stream may be none of the ranks, and puts all of them in a place.
+
+    Pickles to the same memory where DataLoader starts workers. rank: says which one this process is of.
+    """
+
+    def __init__(self, rank: Callable[[], int], epoch: int, cursor: int) -> None:
+        self._rank, self._maker = rank, os.getpid()
+        self._rows = torch.zeros((_ROWS, 6), dtype=torch.int64).share_memory_()
+        self.put_next(epoch, cursor)
+
+    @property
+    def _values(self) -> torch.Tensor:
+        row: torch.Tensor = self._rows[self._rank() % _ROWS]
+        return row
+
+    @property
+    def version(self) -> int:
+        return int(self._values[_VERSION])
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration was begun since the next place was put somewhere."""
+        return bool(self._values[_ITERATION])
+
+    @property
+    def current(self) -> tuple[int, int]:
+        """(epoch, cursor) where the iteration that was begun last began."""
+        epoch, cursor = self._values[_CURRENT].tolist()
+        return epoch, cursor
+
+    @property
+    def next(self) -> tuple[int, int]:
+        """(epoch, cursor) where the next iteration begins."""
+        epoch, cursor = self._values[_NEXT].tolist()
+        return epoch, cursor
+
+    def put_next(self, epoch: int, cursor: int) -> None:
+        """Let the next iteration begin there."""
+        rows = self._rows if os.getpid() == self._maker else self._values[None]
+        rows[:, _NEXT] = torch.tensor((epoch, cursor))
+        rows[:, _ITERATION] = 0
+
+    def renew(self) -> int:
+        """A new version."""
+        rows = self._rows if os.getpid() == self._maker else self._values[None]
+        rows[:, _VERSION] = self.version + 1
+        return self.version
+
+    def begin(self, iteration: int, epoch: int, cursor: int) -> None:
+        """The iteration of this number, not 0, begins there; the one after it is the next epoch."""
+        values = self._values
+        values[_CURRENT] = torch.tensor((epoch, cursor))
+        values[_ITERATION] = iteration
+        values[_NEXT] = torch.tensor((epoch + 1, 0))
+
+    def of(self, iteration: int) -> tuple[int, int]:
+        """Where this iteration, the last or the next one, began or begins."""
+        before = self.next
+        return self.current if int(self._values[_ITERATION]) == iteration else before
+
+    def join(self, iteration: int) -> tuple[int, int]:
+        """Wait until worker 0 has begun the iteration; returns its place."""
+        deadline, values = time.monotonic() + _PATIENCE_SECONDS, self._values
+        while int(values[_ITERATION]) != iteration:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"worker 0 of this DataLoader has not begun an epoch for {_PATIENCE_SECONDS:g} s")
+            time.sleep(0.001)
+        return self.current

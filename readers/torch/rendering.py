@@ -1,4 +1,4 @@
-"""Carry out a list of ops on the samples of a batch, one plan for all of them."""
+"""What happens to a sample at its place in an epoch: a list of ops, with one plan for all samples of a batch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,24 @@ from readers.decode.orient import upright_size
 from readers.errors import BadSampleError
 from readers.headers import read_header
 from readers.sample import Buffer
-from readers.torch.place import Place
 
-__all__ = ["OpRenderer", "Task"]
+__all__ = ["OpRenderer", "Place", "Task"]
+
+
+class Place(int):
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+        place = super().__new__(cls, index)
+        place.seed, place.epoch, place.position = seed, epoch, position
+        return place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (int(self), self.seed, self.epoch, self.position)
 
 
 class Task(NamedTuple):
@@ -55,7 +70,7 @@ class OpRenderer:
         """Raises BadSampleError."""
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer()
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation)
         pixels = renderer.chunk(1, *task.shape)
         renderer.render(data, task.job, task.size, pixels)
         out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)

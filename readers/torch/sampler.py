@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
-import numpy as np
 from torch.utils.data import DistributedSampler, get_worker_info
 
-from cache.ranks import rank_and_world_size
 from readers.decode import DECODER
 from readers.errors import TrainerError
-from readers.order import Order, ResumeToken, Schedule
-from readers.order.base import Int64s
+from readers.feed import Feed, FeedOptions, Start
+from readers.order import Order
 from readers.order.schedule import Tail
 from readers.sample import Reader
 from readers.torch.dataset import ImageDataset
-from readers.torch.place import Place
+from readers.torch.rendering import Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
 
-__all__ = ["EpochSampler", "Start"]
+__all__ = ["EpochSampler"]
 
-_BLOCK = 1024
 _STATEFUL = "StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  of torchdata.stateful_dataloader"
 _TO_ACCELERATE = "EpochSampler(order, dataset, rank=0, world_size=1)"
 
 
-class Start(NamedTuple):
-    """Where an iteration begins, and the order it has: after a resume, the one that the epoch began with."""
+@dataclass(frozen=True)
+class _Known:
+    """What a state says of a data set: a sampler reads nothing else of it, and pickles without it."""
 
-    epoch: int
-    cursor: int
-    order: Order
+    fingerprint: str
+    samples: int
+
+    def __len__(self) -> int:
+        return self.samples
 
 
 class Follower(Protocol):
@@ -74,24 +75,34 @@ class EpochSampler(DistributedSampler[int]):
         world_size: int | None = None,
         tail: Tail = "drop_last",
     ) -> None:
-        self.order = order
-        self.tail: Tail = tail
-        self._given = (rank, world_size)
-        self._found, self._carried = rank_and_world_size(rank, world_size, order.groups), False
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
-        self._fingerprint = reader.fingerprint if reader is not None else ""
-        self._samples = len(reader) if reader is not None else len(order)
-        self._spec: tuple[Order, dict[str, str | int | float]] | None = None
+        known = _Known("", len(order)) if reader is None else _Known(reader.fingerprint, len(reader))
+        self._feed = Feed(cast(Reader, known), order, 1, FeedOptions(rank, world_size, tail, decoder=DECODER))
+        self._found, self._carried = self._feed.ranks, False
         # Where the next iteration begins, whether a state has put it there, and the iteration that was begun last.
-        self._next = Start(0, 0, order)
+        self._next = Start()
         self._loaded = False
         self._refused: TrainerError | None = None
         self._current: _Iteration | None = None
         self._stream: Follower | None = None
-        self.schedule_of(self._next)
+        self.feed.schedule()
 
     # --- where it is --------------------------------------------------------------------------------------------
+    @property
+    def feed(self) -> Feed:
+        """For the rank that this process is now."""
+        rank, world_size = self._ranks()
+        return replace(self._feed, options=replace(self._feed.options, rank=rank, world_size=world_size))
+
+    @property
+    def order(self) -> Order:
+        return self._feed.order
+
+    @property
+    def tail(self) -> Tail:
+        return self._feed.options.tail
+
     @property
     def rank(self) -> int:  # type: ignore[override]
         return self.find_rank()
@@ -140,19 +151,19 @@ class EpochSampler(DistributedSampler[int]):
         if calling_package() in LIGHTNING and current is not None and current.start.epoch == epoch:
             return None  # it names an epoch after it has begun it
         if self._next.epoch != epoch:
-            self._put(Start(epoch, 0, self.order))
+            self._put(Start(epoch))
         return None
 
     def __len__(self) -> int:
         """Samples of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
-        return self.schedule_of(Start(0, 0, self.order)).samples()
+        return self.feed.at(Start()).samples()
 
     @property
     def left(self) -> int:
         """Samples of the iteration under way, or else of the next one, that have not been handed out on this rank."""
         current = self._current
         if current is None or current.finished:
-            return self.schedule_of(self._next).samples(self._next.cursor)
+            return self.feed.at(self._next).samples()
         return current.left
 
     def __iter__(self) -> Iterator[int]:
@@ -170,45 +181,33 @@ class EpochSampler(DistributedSampler[int]):
             return dict(self._stream.state_dict()["sampler"])
         if current is not None:
             self._check_account(current)
-        return self.token(self._next if current is None or current.finished else current.place)
+        return self._feed.token(self._next if current is None or current.finished else current.place)
 
     def state_after(self, samples: int) -> dict[str, Any]:
         """The place after `samples` samples, on every rank, of the iteration that was begun last."""
-        return self.token(self.place_after(self.start, samples))
+        return self._feed.token(self.place_after(self.start, samples))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
         if self._stream is not None:
             return self._stream.load_state_dict(state)
-        self._put(self.start_of(state))
-        if self._next.cursor and not self.schedule_of(self._next).steps(self._next.cursor):
-            self._next = Start(self._next.epoch + 1, 0, self.order)
+        start = self.start_of(state)
+        self._put(self.feed.or_next(start) if start.cursor else start)
         self._loaded = True
         return None
 
     # --- for the iterations, and for ImageStream ------------------------------------------------------------------
-    def schedule_of(self, start: Start) -> Schedule:
-        return Schedule(start.order, 1, *self._ranks(), self.tail)
-
     def place_after(self, start: Start, samples: int) -> Start:
-        schedule = self.schedule_of(start)
-        step = min(samples, schedule.steps(start.cursor)) - 1
-        return start._replace(cursor=schedule.cursor_after(step, start.cursor)) if step >= 0 else start
+        return self.feed.at(start).after(samples)
 
     def start_of(self, state: Mapping[str, Any]) -> Start:
         """What a state names; its seed counts from now on. Raises ResumeError."""
-        token = ResumeToken.from_dict(state)
-        spec = self.order.spec()
-        token.check(fingerprint=self._fingerprint, order_spec=spec, decoder=DECODER, samples=self._samples)
-        self.order = self.order.with_seed(token.seed)
-        return Start(token.epoch, token.cursor, token.resumed(self.order))
+        feed = self._feed.resumed(state)
+        self._feed = feed.at(Start())
+        return feed.start
 
     def token(self, start: Start) -> dict[str, Any]:
-        if self._spec is None or self._spec[0] is not start.order:
-            self._spec = start.order, start.order.spec()
-        seed, spec = start.order.seed, self._spec[1]
-        token = ResumeToken(seed, start.epoch, start.cursor, self._fingerprint, DECODER, spec, self._samples)
-        return token.to_dict()
+        return self._feed.token(start)
 
     def begun(self, iteration: _Iteration) -> Start:
         """Where an iteration begins whose first index is asked for now. Raises TrainerError."""
@@ -216,7 +215,7 @@ class EpochSampler(DistributedSampler[int]):
         trainer.check_sharing(self.world_size, _TO_ACCELERATE)
         if trainer.epoch is not None and trainer.epoch != self._next.epoch:
             check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch, 0, self.order))
+            self._put(Start(trainer.epoch))
         start = self._next
         missed = trainer.place_in(start.epoch, len(self.order)) if not start.cursor else None
         start = start if missed is None else self.start_of(missed)
@@ -229,7 +228,7 @@ class EpochSampler(DistributedSampler[int]):
         """The same for an iteration that begins where a state says."""
         trainer = find_trainer()
         if trainer.at_end and trainer.epoch == start.epoch + 1:
-            start = Start(start.epoch + 1, 0, self.order)
+            start = Start(start.epoch + 1)
         trainer.check_sharing(self.world_size, _TO_ACCELERATE)
         self._check_batches(start, trainer)
         self.follow(iteration, start, trainer)
@@ -237,10 +236,10 @@ class EpochSampler(DistributedSampler[int]):
 
     def places(self, start: Start) -> Iterator[Place]:
         """The samples of this rank from there to the end of the epoch."""
-        for positions in self._positions(start):
-            indices = start.order.indices(start.epoch, positions)
-            for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
-                yield Place(index, start.order.seed, start.epoch, position)
+        feed = self.feed.at(start)
+        for positions, indices in feed.blocks(start.epoch):
+            for index, position in zip(indices.ravel().tolist(), positions.ravel().tolist(), strict=True):
+                yield Place(index, feed.seed, start.epoch, position)
 
     def follow_stream(self, stream: Follower) -> None:
         """From now on the stream says where this sampler is."""
@@ -249,24 +248,13 @@ class EpochSampler(DistributedSampler[int]):
     def follow(self, iteration: _Iteration, start: Start, trainer: Trainer) -> None:
         """This iteration is the one under way; the next one is the next epoch."""
         iteration.trainer, self._current, self._loaded = trainer, iteration, False
-        self._next = Start(start.epoch + 1, 0, self.order)
+        self._next = Start(start.epoch + 1)
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _positions(self, start: Start) -> Iterator[Int64s]:
-        """The positions of this rank from the cursor on, some at a time."""
-        schedule, first = self.schedule_of(start), start.cursor
-        world_size = schedule.world_size
-        whole = (len(schedule.order) - first) // world_size
-        for step in range(0, whole, _BLOCK):
-            steps = np.arange(min(_BLOCK, whole - step), dtype=np.int64)
-            yield schedule.positions(step, first) + steps * world_size
-        if schedule.steps(first) > whole:
-            yield schedule.positions(whole, first)
-
     def _ranks(self) -> tuple[int, int]:
         """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
-        if self._given[0] is None and not (self._carried and get_worker_info() is not None):
-            self._found = rank_and_world_size(None, None, self.order.groups)
+        if not (self._carried and get_worker_info() is not None):
+            self._found = self._feed.ranks
         return self._found
 
     def _report(self) -> None:
@@ -275,7 +263,7 @@ class EpochSampler(DistributedSampler[int]):
             warnings.warn(f"epoch {self._current.start.epoch}: {told}", stacklevel=4)
 
     def _check_batches(self, start: Start, trainer: Trainer) -> None:
-        left = trainer.batches_of(self.schedule_of(start).samples(start.cursor))
+        left = trainer.batches_of(self.feed.at(start).samples())
         try:
             trainer.check_resume(left, trainer.batches_of(len(self)), _STATEFUL)
         except TrainerError as error:
@@ -323,7 +311,7 @@ class _Iteration(Iterator[int]):
 
     @property
     def left(self) -> int:
-        return self._sampler.schedule_of(self.start).samples(self.start.cursor) - self._taken
+        return self._sampler.feed.at(self.start).samples() - self._taken
 
     def __next__(self) -> int:
         if self._indices is None:

@@ -12,12 +12,10 @@ opens again with the next read. Bytes that were handed out stay as they are, wha
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,9 +25,10 @@ from crc32c import crc32c
 
 import readers
 from readers.errors import SourceError, UnknownNameError
+from suites.children import forked
 from suites.samples import Truth
 
-__all__ = ["DTYPES", "ReaderSuite", "checksums", "forked"]
+__all__ = ["DTYPES", "ReaderSuite", "checksums"]
 
 DTYPES = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)  # of ImageInfo
 
@@ -39,24 +38,6 @@ def checksums(reader: Any) -> list[int]:
     singly = [crc32c(reader.read(i)) for i in range(len(reader))]
     assert singly == [crc32c(data) for data in reader.read_many(range(len(reader)))]
     return singly
-
-
-@contextmanager
-def forked(work: Callable[[], object]) -> Iterator[None]:
-    """A forked child runs `work`, which must not raise, while this process does what is in the block."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    try:
-        yield
-    finally:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code == 0, "the child failed"
 
 
 class ReaderSuite:

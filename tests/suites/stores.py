@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pytest
 
 from readers.errors import StaleIndexError
-from suites.readers import forked
+from suites.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "Extents", "StoreSuite", "extents"]
 

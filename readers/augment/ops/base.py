@@ -1,0 +1,162 @@
+"""The contract of an op: one thing that may be done to an image, as a frozen dataclass of plain values.
+
+An op is one file in this folder plus one entry in `readers.augment.ops`; nothing else in the project knows its name.
+It states
+
+    values      its fields, checked when it is created (ValueError that names the op and the argument)
+    stage       where in a list it may stand: geometry, then pixels, then normalisation, then batches
+    draws       how many random numbers an image takes; `plan` gets them, uniform in [0, 1), float64 [n, draws]. They
+                are hashes of (seed, epoch, position, view, place in the list), so nothing is carried from one image to
+                the next: threads, ranks and a resume change nothing
+    plan        what it does to a batch of n images, before anything is decoded, by calls of `Planner`
+
+and, by its stage, how it is carried out:
+
+    GEOMETRY    `plan` alone: it changes the box, the resize, the final crop or the flips. Every executor takes those
+                from the plan: the CPU, torch and the Triton kernel on a GPU, DALI. `size_after` says the size of the
+                results, `resize_filter` and `hangs_over` what not every executor can do.
+    PIXELS      `plan` turns its draws into parameters, `planner.step(op, parameters)`, and `apply` changes pixels by
+                them: float32 [n, 3, height, width], 0 to 255, of one image (CPU) or a whole batch (any device). The
+                steps of a list come after its geometry and flips, in the order given, rounded to whole values at the
+                end. `dali` is the same as a node of a DALI graph, for ops that say `on_dali`.
+    NORMALIZE   `Normalize`, which ends the pixels' list and is part of how executors store their results.
+    BATCH       `mix` combines the images of a finished batch, and their labels; `plan` does nothing. Its draws belong
+                to the position of the first sample of the batch. Loaders of batches alone execute it.
+
+rocAL has no part of an op: it draws by itself, and its pipelines are graphs of its own operators (`readers.rocal`), so
+it takes no list of ops at all.
+
+Names and meanings are those of torchvision.transforms. Sizes are pixels of the upright image, one number for a square,
+or (height, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+    from readers.augment.geometry import Planner
+
+__all__ = [
+    "MAX_SIDE",
+    "Floats",
+    "Interpolation",
+    "Op",
+    "Rows",
+    "Size",
+    "Stage",
+    "check_choice",
+    "check_probability",
+    "check_range",
+    "check_size",
+    "sides",
+]
+
+MAX_SIDE = 1 << 15
+
+Size: TypeAlias = int | tuple[int, int]
+Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Rows: TypeAlias = Sequence[Sequence[float]]  # the parameters of n images
+
+
+class Stage(IntEnum):
+    """The part of a list that an op belongs to; a list goes through them in this order."""
+
+    GEOMETRY = 0
+    PIXELS = 1
+    NORMALIZE = 2
+    BATCH = 3
+
+
+class Op:
+    """The base of all ops; see the top of this module.
+
+    crops: whether it takes a part of its image. flip_axis: 3 where it exchanges left and right, 2 top and bottom, of
+    images [n, 3, height, width]. on_dali: whether DALI executes it.
+    """
+
+    __slots__ = ()
+    stage: ClassVar[Stage]
+    draws: ClassVar[int] = 0
+    crops: ClassVar[bool] = False
+    flip_axis: ClassVar[int] = 0
+    on_dali: ClassVar[bool] = False
+
+    @property
+    def resize_filter(self) -> Interpolation | None:
+        """The filter by which it resizes; None for an op that does not."""
+        return None
+
+    @property
+    def hangs_over(self) -> bool:
+        """Whether its crop may reach beyond the edge of the image, where the result is black."""
+        return False
+
+    def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        """(height, width) of its results from that of its images; None where it depends on the image."""
+        return size
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Say what happens to the images of `planner`, by the draws `u`, float64 [n, draws]."""
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """PIXELS: `images`, float32 [n, 3, height, width], changed by the parameters of each; may be done in place."""
+        raise NotImplementedError(f"{type(self).__name__} is not an op on pixels")
+
+    def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+        """BATCH: finished images [n, 3, height, width] and labels, float32 [n, classes], combined by the draws `u`,
+        float64 [draws]; may be done in place."""
+        raise NotImplementedError(f"{type(self).__name__} is not an op on batches")
+
+    def dali(self, fn: Any, images: Any, parameters: Any) -> Any:
+        """PIXELS, with `on_dali`: the node of the changed images, uint8. fn: nvidia.dali.fn. parameters: the node of
+        `planner.step`, float32 [k] an image, on the CPU."""
+        raise NotImplementedError(f"{type(self).__name__} has no node of DALI")
+
+    def __repr__(self) -> str:
+        """With the values that are not the defaults."""
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)  # type: ignore[arg-type]  # every op is a dataclass
+            if field.default is MISSING or getattr(self, field.name) != field.default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+def sides(size: Size) -> tuple[int, int]:
+    """(height, width)."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def check_size(op: Op, size: Size) -> None:
+    """Raise ValueError for what is not a size."""
+    both = sides(size)
+    if len(both) != 2 or not all(isinstance(side, int) and 0 < side <= MAX_SIDE for side in both):
+        raise ValueError(f"{type(op).__name__}: a size is one or two whole numbers from 1 to {MAX_SIDE}, not {size!r}")
+
+
+def check_range(op: Op, name: str, bounds: Sequence[float], lowest: float, highest: float) -> None:
+    """Raise ValueError for what is not (low, high) within these bounds."""
+    if len(bounds) != 2 or not lowest <= bounds[0] <= bounds[1] <= highest:
+        raise ValueError(f"{type(op).__name__}: {name} is (low, high) within {lowest} to {highest}, not {bounds!r}")
+
+
+def check_probability(op: Op, p: float) -> None:
+    """Raise ValueError for what is not a probability."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{type(op).__name__}: p is a probability from 0 to 1, not {p!r}")
+
+
+def check_choice(op: Op, name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ValueError for a word that is not one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{type(op).__name__}: {name} is one of {', '.join(allowed)}, not {value!r}")

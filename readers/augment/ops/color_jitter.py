@@ -1,0 +1,74 @@
+"""Brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from readers.augment.ops.base import Floats, Op, Rows, Stage, check_range
+from readers.augment.pixels import blend, column, grey
+
+if TYPE_CHECKING:
+    import torch
+
+    from readers.augment.geometry import Planner
+
+__all__ = ["ColorJitter"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ColorJitter(Op):
+    """Brightness, contrast and saturation, in this order, each times a factor from [max(0, 1-x), 1+x]; then hue.
+
+    Blends with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255. The hue
+    turns by -hue to +hue of the circle, at most 0.5.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            check_range(self, name, (value, value), 0.0, 100.0)
+        check_range(self, "hue", (self.hue, self.hue), 0.0, 0.5)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        spread = np.array([self.brightness, self.contrast, self.saturation])
+        low = np.maximum(0.0, 1.0 - spread)
+        factors = low + (1.0 + spread - low) * u[:, :3]
+        turns = self.hue * (2 * u[:, 3:] - 1)
+        planner.step(self, np.concatenate([factors, turns], axis=1) if self.hue else factors)
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if self.brightness:
+            images = images.mul_(column(images, rows, 0)).clamp_(0, 255)
+        if self.contrast:
+            images = blend(images, grey(images).mean((2, 3), keepdim=True), column(images, rows, 1))
+        if self.saturation:
+            images = blend(images, grey(images), column(images, rows, 2))
+        return _turn_hue(images, column(images, rows, 3)) if self.hue else images
+
+
+def _turn_hue(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """The hue of each pixel, from 0 to 6 around the circle, moved on; largest value and chroma stay as they are."""
+    import torch
+
+    red, green, blue = images.unbind(1)
+    largest, chroma = images.amax(1), images.amax(1) - images.amin(1)
+    divisor = chroma.clamp(min=1e-6)
+    hue = (red - green) / divisor + 4
+    hue = ((blue - red) / divisor + 2).where(largest == green, hue)
+    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns[:, 0]
+    parts = []
+    for start in (5, 3, 1):
+        place = (hue + start) % 6
+        parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
+    return torch.stack(parts, 1)

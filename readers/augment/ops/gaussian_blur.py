@@ -1,0 +1,77 @@
+"""Gaussian blur: two products with banded matrices, which hold the kernel and the mirrored edges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
+
+if TYPE_CHECKING:
+    import torch
+
+    from readers.augment.geometry import Planner
+
+__all__ = ["GaussianBlur"]
+
+_REACH_SIGMAS = 4.0
+_LEAST_SIGMA = 1e-3
+_VALUES = 1 << 24  # of the matrices of a few images at a time: 64 MiB
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GaussianBlur(Op):
+    """Convolved with a Gaussian of a standard deviation from `sigma` (pixels), with probability p; edges mirrored."""
+
+    sigma: tuple[float, float] = (0.1, 2.0)
+    p: float = 1.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_range(self, "sigma", self.sigma, 1e-3, 100.0)
+        check_probability(self, self.p)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        sigma = self.sigma[0] + (self.sigma[1] - self.sigma[0]) * u[:, :1]
+        planner.step(self, np.where(u[:, 1:] < self.p, sigma, 0.0))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        import torch
+
+        largest = max(row[0] for row in rows)
+        if largest <= 0:
+            return images
+        _, _, height, width = images.shape
+        sigma = torch.tensor([row[0] for row in rows]).to(images.device, non_blocking=True)
+        group = max(1, _VALUES // (height * height + width * width))
+        parts = []
+        for some, part in zip(images.split(group), sigma.split(group), strict=True):
+            down = _matrices(height, part, largest)
+            across = down if height == width else _matrices(width, part, largest)
+            parts.append(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
+        return torch.cat(parts)
+
+
+def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
+    """[n, length, length]: row i holds the weights of the pixels that make pixel i; the unit matrix for sigma 0."""
+    import torch
+
+    reach = max(1, math.ceil(_REACH_SIGMAS * largest))
+    offsets = torch.arange(-reach, reach + 1, device=sigma.device)
+    own = sigma.clamp(min=_LEAST_SIGMA)[:, None]
+    weights = torch.exp(-0.5 * (offsets / own) ** 2)
+    weights = torch.where(offsets.abs() <= torch.ceil(_REACH_SIGMAS * own).clamp(min=1), weights, 0.0)
+    weights = weights / weights.sum(1, keepdim=True)
+    # Mirrored about the edge pixels, again and again where the kernel is wider than the image.
+    period = max(1, 2 * (length - 1))
+    place = (torch.arange(length, device=sigma.device)[:, None] + offsets) % period
+    place = torch.minimum(place, period - place) if length > 1 else torch.zeros_like(place)
+    count = len(sigma)
+    matrices = torch.zeros(count, length, length, device=sigma.device)
+    index, values = place.expand(count, -1, -1), weights[:, None].expand(-1, length, -1)
+    return matrices.scatter_add_(2, index, values)

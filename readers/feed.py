@@ -1,0 +1,394 @@
+"""A feed: which samples each batch of a rank holds, what becomes of the bad ones, and where a run continues.
+
+    (epoch, step) ─► schedule: positions ─► order: rows ─► reader: bytes, or why there are none
+
+`ImageLoader`, `readers.torch` and the sources of DALI and rocAL are each written on this. A feed is immutable, pickles,
+and remembers nothing: any process may ask for any step, in any order and again.
+
+    rows       the numbers of samples in the reader, int64
+    positions  where these come in the epoch, int64; augmentation and substitutes are drawn by them
+    cursor     positions that all ranks together have done (`readers.order.schedule`)
+
+Only the epoch of `start` begins at a cursor; every other epoch is whole.
+
+What is wrong with one sample only (SAMPLE_ERRORS) is for on_error to decide, and anything else is raised, as it is
+wrong with the set:
+
+    raise       BadSampleError, which names the sample
+    skip        a smaller batch
+    substitute  another sample of the epoch; which one follows from the position alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.ranks import rank_and_world_size
+from readers.augment.draws import Draws
+from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
+from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
+from readers.order.base import Int64s
+from readers.order.schedule import Tail
+from readers.sample import Buffer, ImageInfo, Reader
+
+__all__ = [
+    "ON_ERROR",
+    "SAMPLE_ERRORS",
+    "BadSample",
+    "Feed",
+    "FeedOptions",
+    "Fields",
+    "OnError",
+    "Start",
+    "bad_sample",
+    "check_choice",
+    "choose_order",
+    "choose_tail",
+    "name_sample",
+    "read_sample",
+    "read_samples",
+    "substitute",
+    "substitutes",
+    "summarise",
+    "upright_sides",
+]
+
+OnError: TypeAlias = Literal["raise", "skip", "substitute"]
+SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
+ON_ERROR = ("raise", "skip", "substitute")
+_DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
+_ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
+_SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
+_ORDER_AT_ONCE = 1024  # an order computes a thousand rows nearly as quickly as those of a batch
+_KNOWN_FIELDS = ("image", "label", "key", "index")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that was skipped or replaced: its row, its position in the epoch, its key, and why."""
+
+    index: int
+    position: int
+    key: str
+    reason: str
+
+
+class Start(NamedTuple):
+    """A point between two steps: `cursor` positions of `epoch` are done, on all ranks together.
+
+    order: of this epoch, where it is not the feed's own: a resumed epoch keeps the order that it began with.
+    """
+
+    epoch: int = 0
+    cursor: int = 0
+    order: Order | None = None
+
+
+@dataclass(frozen=True)
+class FeedOptions:
+    """rank, world_size: None for both finds them each time they are asked for. decoder: its name in resume tokens.
+
+    Raises ValueError.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    tail: Tail = "drop_last"
+    on_error: OnError = "raise"
+    decoder: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("on_error", self.on_error, ON_ERROR)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The batches of one rank. Raises ValueError."""
+
+    reader: Reader
+    order: Order
+    batch_size: int
+    options: FeedOptions = field(default_factory=FeedOptions)
+    start: Start = field(default_factory=Start)
+    _ahead: dict[tuple[int, int], tuple[Int64s, Int64s]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+
+    # --- where it begins ------------------------------------------------------------------------------------------
+    @property
+    def seed(self) -> int:
+        """Of the order and of everything that is drawn by position."""
+        return self.order.seed
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """(rank, world size) as given, or as the launcher says now."""
+        return rank_and_world_size(self.options.rank, self.options.world_size, self.order.groups)
+
+    def ranked(self) -> Feed:
+        """This feed for the rank that this process is now: what a loop works with."""
+        if self.options.rank is not None:
+            return self
+        rank, world_size = self.ranks
+        return replace(self, options=replace(self.options, rank=rank, world_size=world_size))
+
+    def at(self, start: Start) -> Feed:
+        """This feed, beginning there."""
+        return replace(self, start=start)
+
+    def resumed(self, state: Mapping[str, Any]) -> Feed:
+        """The feed that continues where `state` was taken, by whatever consumer and on any number of ranks.
+
+        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
+        """
+        token = ResumeToken.from_dict(state)
+        fingerprint, decoder = self.reader.fingerprint, self.options.decoder
+        token.check(fingerprint=fingerprint, order_spec=self.order.spec(), decoder=decoder, samples=len(self.reader))
+        order = self.order.with_seed(token.seed)
+        return replace(self, order=order, start=Start(token.epoch, token.cursor, token.resumed(order)))
+
+    # --- states ---------------------------------------------------------------------------------------------------
+    def token(self, place: Start) -> dict[str, Any]:
+        """The state of a run that is at `place`: a small dictionary of plain values, the same on every rank."""
+        order = self.order if place.order is None else place.order
+        fingerprint, samples, decoder = self.reader.fingerprint, len(self.reader), self.options.decoder
+        token = ResumeToken(order.seed, place.epoch, place.cursor, fingerprint, decoder, order.spec(), samples)
+        return token.to_dict()
+
+    def after(self, steps: int, epoch: int | None = None) -> Start:
+        """Where a run is after `steps` steps of an epoch, by default the first, on every rank."""
+        schedule, cursor = self.schedule(epoch)
+        last = min(steps, schedule.steps(cursor)) - 1
+        cursor = cursor if last < 0 else schedule.cursor_after(last, cursor)
+        return Start(self.start.epoch if epoch is None else epoch, cursor, schedule.order)
+
+    def or_next(self, place: Start) -> Start:
+        """`place`, or the next epoch where too few samples are left for a step on these ranks."""
+        return place if self.at(place).steps() else Start(place.epoch + 1)
+
+    # --- an epoch -------------------------------------------------------------------------------------------------
+    def schedule(self, epoch: int | None = None) -> tuple[Schedule, int]:
+        """The schedule of an epoch, by default the first, and the cursor at which it begins."""
+        first = epoch is None or epoch == self.start.epoch
+        order = self.start.order if first and self.start.order is not None else self.order
+        return Schedule(order, self.batch_size, *self.ranks, self.options.tail), self.start.cursor if first else 0
+
+    def steps(self, epoch: int | None = None) -> int:
+        """Steps of an epoch, by default the first: the same number on every rank."""
+        schedule, cursor = self.schedule(epoch)
+        return schedule.steps(cursor)
+
+    def batches(self, epoch: int | None = None) -> int:
+        """Steps in which this rank has samples: with tail="exact" it may have none in the last."""
+        schedule, cursor = self.schedule(epoch)
+        steps = schedule.steps(cursor)
+        return steps - 1 if steps and not len(schedule.positions(steps - 1, cursor)) else steps
+
+    def samples(self, epoch: int | None = None) -> int:
+        """Samples of this rank in an epoch, by default the first; repeats included."""
+        schedule, cursor = self.schedule(epoch)
+        return schedule.samples(cursor)
+
+    def rows(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
+        """(positions, rows) of a step. Raises IndexError for one that the epoch does not have."""
+        found = self._ahead.get((epoch, step))
+        if found is None:
+            positions, rows = self._block(*self.schedule(epoch), epoch, step)
+            ahead = {(epoch, step + i): pair for i, pair in enumerate(zip(positions, rows, strict=True))}
+            object.__setattr__(self, "_ahead", ahead)  # replaced as a whole, so that threads may share the feed
+            found = ahead[epoch, step]
+        return found
+
+    def blocks(self, epoch: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """(positions, rows) of all steps of an epoch, [steps, batch_size] each, several steps at a time."""
+        schedule, cursor = self.schedule(epoch)
+        step, steps = 0, schedule.steps(cursor)
+        while step < steps:
+            block = self._block(schedule, cursor, epoch, step)
+            yield block
+            step += len(block[0])
+
+    def _block(self, schedule: Schedule, cursor: int, epoch: int, step: int) -> tuple[Int64s, Int64s]:
+        """Whole steps differ by a constant; what is left at the end is a block of its own."""
+        positions = schedule.positions(step, cursor)[None]
+        whole = (len(schedule.order) - cursor) // schedule.step_samples
+        count = min(_ORDER_AT_ONCE // self.batch_size, whole - step)
+        if count > 1:
+            positions = positions + schedule.step_samples * np.arange(count, dtype=np.int64)[:, None]
+        return positions, schedule.order.indices(epoch, positions)
+
+    # --- samples --------------------------------------------------------------------------------------------------
+    def read(self, rows: Int64s) -> Sequence[Buffer | Exception]:
+        """The images of some rows, or why one could not be read."""
+        return read_samples(self.reader, rows)
+
+    def bad(self, row: int, position: int, error: Exception) -> BadSample:
+        """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
+        return bad_sample(self.reader, self.options.on_error, row, position, error)
+
+    def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
+        """The row that replaces a bad sample, and what `take` made of it; see the function `substitute`."""
+        order = self.schedule(epoch)[0].order
+        others = substitutes(self.seed, epoch, position, len(order))
+        return substitute((int(order.indices(epoch, other[None])[0]) for other in others), error, take)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": {}}
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------
+def choose_order(samples: int, order: Order | None, shuffle: bool, seed: int | None) -> Order:
+    """The order, with the one seed that also draws augmentations and that a state holds.
+
+    Raises ValueError for an order that has another seed.
+    """
+    if order is None:
+        return Shuffled(samples, seed or 0) if shuffle else Sequential(samples, seed or 0)
+    if seed is None or seed == order.seed:
+        return order
+    if order.seed:
+        raise ValueError(
+            f"seed={seed}, but the order has the seed {order.seed}: a run has one, or it could not be resumed; leave "
+            f"seed= out, or give the order that seed"
+        )
+    return order.with_seed(seed)
+
+
+def choose_tail(tail: Tail | None, order: Order) -> Tail:
+    """As given; otherwise the end of an epoch is left out where samples are shuffled, and loaded where they are not."""
+    return tail or ("exact" if isinstance(order, Sequential) else "drop_last")
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise ValueError for an argument that is not one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}")
+
+
+# --- bad samples ------------------------------------------------------------------------------------------------
+def read_sample(reader: Reader, row: int) -> Buffer | Exception:
+    """The image of a row, or why it could not be read."""
+    try:
+        return reader.read(row)
+    except SAMPLE_ERRORS as error:
+        return error
+
+
+def read_samples(reader: Reader, rows: Sequence[int] | Int64s) -> Sequence[Buffer | Exception]:
+    """The images of some rows, or why one could not be read."""
+    try:
+        return reader.read_many(rows)
+    except SAMPLE_ERRORS:
+        return [read_sample(reader, int(row)) for row in rows]
+
+
+def bad_sample(reader: Reader, on_error: OnError, row: int, position: int, error: Exception) -> BadSample:
+    """The record of a sample that is skipped or replaced; raises BadSampleError under on_error="raise"."""
+    if on_error == "raise":
+        raise name_sample(reader, row, f"{error}; {_ADVICE}") from error
+    return BadSample(row, position, reader.keys[row], str(error))
+
+
+def name_sample(reader: Reader, row: int, reason: str) -> BadSampleError:
+    """The error that names a sample."""
+    return BadSampleError(f"sample {row} ({reader.keys[row]}): {reason}")
+
+
+def substitutes(seed: int, epoch: int, position: int, count: int) -> Int64s:
+    """Which of `count` positions (or rows) may replace the one at `position`, in the order in which to try them."""
+    draws = Draws(seed, epoch, np.array([position], np.int64)).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
+    chosen: Int64s = (draws * count).astype(np.int64)
+    return chosen
+
+
+def substitute(rows: Iterable[int], error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
+    """The first row of which `take` makes something, and what that is. Raises BadSampleError where none is good."""
+    tried = 0
+    for row in rows:
+        try:
+            return row, take(row)
+        except SAMPLE_ERRORS:
+            tried += 1
+    raise BadSampleError(f"{tried} samples in place of a bad one were bad as well, the first: {error}") from error
+
+
+def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
+    """What to warn of at the end of an epoch; "" if nothing. bad: by position."""
+    if not bad:
+        return ""
+    first = bad[0]
+    return (
+        f"epoch {epoch}: {len(bad)} bad samples were {_DONE[on_error]}, the first is sample {first.index} "
+        f"({first.key}): {first.reason}; see bad_samples"
+    )
+
+
+# --- what a batch is made of ------------------------------------------------------------------------------------
+class Fields:
+    """What a batch or an item is made of: "image", "label", "key", "index" and the other fields of the set.
+
+    fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries. Raises UnknownNameError.
+    """
+
+    def __init__(self, fields: Sequence[str] | Mapping[str, str], reader: Reader) -> None:
+        if isinstance(fields, str):
+            raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
+        known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
+        self._names = tuple(fields) if isinstance(fields, Mapping) else None
+        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        for name in self.wanted:
+            if name not in known:
+                raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
+
+    def collect(self, value: Callable[[str], Any]) -> Any:
+        """A tuple or a dictionary of what `value` gives for each field."""
+        values = tuple(value(name) for name in self.wanted)
+        return values if self._names is None else dict(zip(self._names, values, strict=True))
+
+    @staticmethod
+    def value(reader: Reader, row: int, name: str) -> Any:
+        """A field, not "image", of one row: an int, a str, or bytes, None where the sample lacks the field."""
+        if name == "label":
+            return int(reader.labels[row])
+        if name == "index":
+            return row
+        if name == "key":
+            return reader.keys[row]
+        data = _read_or_none(reader, row, name)
+        return None if data is None else bytes(data)
+
+    @staticmethod
+    def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> Any:
+        """A field, not "image", of some rows: labels int64 [n], -1 without one; rows int64 [n]; a list of keys; or a
+        list of bytes, None where a sample lacks the field."""
+        if name == "label":
+            return reader.labels[rows]
+        if name == "index":
+            return rows
+        if name == "key":
+            keys = reader.keys
+            return [keys[row] for row in rows.tolist()]
+        try:
+            return list(reader.read_many(rows, name))
+        except UnknownNameError:
+            return [_read_or_none(reader, row, name) for row in rows.tolist()]
+
+
+def _read_or_none(reader: Reader, row: int, name: str) -> Buffer | None:
+    try:
+        return reader.read(row, name)
+    except UnknownNameError:
+        return None  # this sample lacks it
+
+
+def upright_sides(info: ImageInfo) -> tuple[Int64s, Int64s]:
+    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
+    stored = np.array([info.height, info.width], np.int64)
+    heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
+    return heights, widths
