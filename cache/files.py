@@ -74,6 +74,7 @@ def sync_file(file: BinaryIO | int) -> None:
     """Have an open file's bytes on the disk; its name takes `Folder.sync`, too."""
     if not isinstance(file, int):
         file.flush()
+        file = file.fileno()
     os.fsync(file)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.stores import Buffer, Store
+from cache.stores.joined import Joined, Part
 from readers.criteria import Criteria
 from readers.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.headers import MEDIA, ImageHeader, read_header
@@ -33,8 +34,9 @@ from readers.index import ABSENT as _ABSENT
 from readers.layout import DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample
 from readers.table import Table, checked_indices
+from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "headers_of"]
+__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "concat", "headers_of"]
 
 BLOCK_SAMPLES = 64
 AHEAD_BLOCKS = 4
@@ -357,6 +359,27 @@ class Reader:
         if found is None:
             raise DatasetError(f"{self}: not opened from a packed set, so it has no {name}")
         return found
+
+
+def concat(readers: Sequence[Reader]) -> Reader:
+    """One reader after the other, as one: classes are unified by name, and labels renumbered.
+
+    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
+    readers whose images are converted (cache the result in their place).
+    """
+    tables = [reader.table for reader in readers]
+    joined = concat_tables(tables)
+    parts = [
+        Part(
+            reader.store,
+            len(reader.table.columns.shard_bytes),
+            len(reader),
+            reader.table.rows,
+            len(reader.fields),
+        )
+        for reader in readers
+    ]
+    return Reader(joined, Joined(parts))
 
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:

@@ -416,8 +416,7 @@ def concat(tables: Sequence[Table]) -> Table:
     sizes: list[int] = []
     for table in tables:
         new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
-        known = bool(table.classes)
-        parts.setdefault("label", []).append(new_label[table.labels] if known else table.labels)
+        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
         parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
         for name in headers:
             parts.setdefault(name, []).append(table.column(name))

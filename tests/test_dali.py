@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from conftest import make_jpeg
 from image_cases import XMP_PREFIX, encoded, with_segments, xmp
 from PIL import Image
+from suites.programs import run_python
 
 import packer
 import readers
@@ -372,6 +371,26 @@ def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
     assert len(labels_of(loader)) == 5
 
 
+def test_a_program_ends_with_a_loop_under_way(packed: Callable[[str], Path]) -> None:
+    """And with finalizers that were there before DALI's workers; `multiprocessing` waits for those that run."""
+    script = f"""
+import weakref
+kept = type("Kept", (), {{}})()
+weakref.finalize(kept, int)
+import readers
+from readers.dali import DaliLoader, PipelineOptions, classification
+reader = readers.open({str(packed("hdf5"))!r})
+options = PipelineOptions(workers=2, start_method="fork")
+loaders = [DaliLoader(reader, 8, augment=classification(32), options=options, output="numpy") for _ in range(2)]
+assert len(list(loaders[0])) == 5
+loop = iter(loaders[1])
+next(loop)
+print("the end")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
+
+
 def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.Reader) -> None:
     loader = DaliLoader(reader, 2, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     batches = iter(loader)
@@ -578,8 +597,7 @@ def test_the_example(packed: Callable[[str], Path], workers: int) -> None:
     code = script.read_text(encoding="utf-8").replace("BATCH, SIZE = 50, 160", "BATCH, SIZE = 8, 32")
     small = packed("hdf5").parent / "example.py"
     small.write_text(code, encoding="utf-8")
-    command = [sys.executable, str(small), str(packed("hdf5")), "--workers", str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(small, packed("hdf5"), "--workers", workers)
     assert done.returncode == 0, done.stderr
     assert "goes on after 3 batches: 2 batches are left" in done.stdout
     assert "saw {0: 21, 1: 21} samples by class" in done.stdout

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import packer
 from readers.errors import MissingExtraError
@@ -19,7 +20,7 @@ ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore")
-GPU = ("triton", "torchcodec", "torchvision", "kvikio")
+GPU = ("triton", "torchcodec", "torchvision")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
@@ -39,13 +40,13 @@ ON_TORCH = (
     "readers.decode.streams",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
-    "readers.device_reads",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
     "cache.checksums": "imports crc32c and numpy",
+    "cache.stores.copied": "16 ms: staging",
     "concurrent.futures": "13 ms",
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
@@ -53,7 +54,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.remake": "33 ms: decoders",
+    "readers.cached.convert": "60 ms: decoders",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
@@ -248,9 +249,7 @@ def test_what_an_import_loads(module: str) -> None:
 
 def test_import_packer_loads_nothing_optional() -> None:
     script = "import sys, packer; print(*sorted(name.partition('.')[0] for name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
-    )
+    done = run_python("-c", script, cwd=ROOT, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"click", "h5py", "PIL", *OPTIONAL}, "importing packer should be quick: it loads " + ", ".join(
         sorted(loaded & {"click", "h5py", "PIL", *OPTIONAL})

@@ -174,7 +174,7 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
 
 
-def test_views_and_mixed_batches_are_those_of_the_cpu(reader: readers.ShardReader, double: Double) -> None:
+def test_views_and_mixed_batches_are_those_of_the_cpu(reader: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "views": 2}
     double.refuse = {bytes(reader.read(i)) for i in (0, 10, 27)}
     plain, ours = (list(ImageLoader(reader, 8, decoder=name, **options)) for name in ("cpu", name_of(double)))

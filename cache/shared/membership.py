@@ -66,8 +66,12 @@ class Membership:
     def fill(self, slot: int, data: memoryview) -> bool:
         """Claim the slot, write, publish. False where it is taken, the arena is full or the lock stuck."""
         mutex, users, table = self.mutex, self.users, self.segment.slots
-        with mutex.hold() as held:
-            start = table.claim(slot, len(data), users) if held else None
+        if not mutex.acquire():
+            return False
+        try:
+            start = table.claim(slot, len(data), users)
+        finally:
+            mutex.release()
         if start is None:
             return False
         word = word_of(start, len(data))
@@ -77,18 +81,30 @@ class Membership:
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        with mutex.hold():  # for the order of stores; a claimed slot is its claimant's, so it works without, too
+        held = mutex.acquire()  # for the order of stores; a claimed slot is its claimant's, so it works without, too
+        try:
             return table.publish(slot, word, crc, users.owner)
+        finally:
+            if held:
+                mutex.release()
 
     def erase(self, slot: int) -> None:
         """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
-        with self.mutex.hold():
+        held = self.mutex.acquire()
+        try:
             self.segment.slots.erase(slot)
+        finally:
+            if held:
+                self.mutex.release()
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
         """What came of checking a word that a crash had left. False where another process has settled it."""
-        with self.mutex.hold() as held:
-            return held and self.segment.slots.settle(slot, word, right)
+        if not self.mutex.acquire():
+            return False
+        try:
+            return self.segment.slots.settle(slot, word, right)
+        finally:
+            self.mutex.release()
 
     def fork(self) -> None:
         """In the child: leave the parent's locks to the parent."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+import readers.table as tables
 from cache.stores import Buffer, Int64s
-from readers import table as tables
 from readers.headers import MEDIA
 from readers.headers.pixels import HEADER_BYTES
 from readers.sample import ImageInfo
