@@ -17,10 +17,8 @@ __all__ = ["LUMA", "affine", "blend", "column", "grey", "window"]
 LUMA = (0.299, 0.587, 0.114)
 
 
-def column(images: torch.Tensor, rows: Sequence[Sequence[float]], number: int) -> torch.Tensor | float:
-    """Parameter `number` of each image, on the device of the images: float32 [n, 1, 1, 1]; of one image, the number."""
-    if len(rows) == 1:
-        return rows[0][number]
+def column(images: torch.Tensor, rows: Sequence[Sequence[float]], number: int) -> torch.Tensor:
+    """Parameter `number` of each image, on the device of the images: float32 [n, 1, 1, 1]."""
     import torch
 
     values = torch.tensor([row[number] for row in rows], dtype=torch.float32)
@@ -32,10 +30,8 @@ def grey(images: torch.Tensor) -> torch.Tensor:
     return images[:, :1] * LUMA[0] + images[:, 1:2] * LUMA[1] + images[:, 2:] * LUMA[2]
 
 
-def blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:
+def blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """factor * images + (1 - factor) * other, clamped to 0..255; in place."""
-    if isinstance(factor, float):
-        return images.mul_(factor).add_(other, alpha=1.0 - factor).clamp_(0, 255)
     return images.mul_(factor).add_((1.0 - factor) * other).clamp_(0, 255)
 
 
