@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from suites.programs import run_python
 
@@ -808,6 +808,7 @@ def test_errors_are_also_builtins() -> None:
 TEXTS = st.lists(st.text(max_size=12), max_size=30)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=TEXTS, data=st.data())
 def test_string_columns_behave_like_lists(texts: list[str], data: st.DataObject) -> None:
     column = Strings.of(texts)
