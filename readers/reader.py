@@ -35,7 +35,7 @@ from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "concat"]
+__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Indices", "Reader", "concat"]
 
 BLOCK_SAMPLES = 64
 AHEAD_BLOCKS = 4

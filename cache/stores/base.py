@@ -49,12 +49,6 @@ class Shards(NamedTuple):
     paths: Sequence[str]
     bytes: Sequence[int]
 
-    def outside(self, extents: Extents) -> int | None:
-        """The first extent that is not inside its shard."""
-        size = np.asarray(self.bytes, np.int64)[extents.shard]
-        bad = (extents.offset < 0) | (extents.length < 0) | (extents.length > size - extents.offset)
-        return int(bad.argmax()) if bad.any() else None
-
 
 class Store(ABC):
     """Bytes at extents; see the module."""

@@ -51,21 +51,27 @@ class Files(Store):
         self._opened: deque[int] = deque()
         self._lock = threading.Lock()
         self._blocks = BlockPool()
+        self._sizes = np.asarray(self.shards.bytes, np.int64)
         tell_after_fork(self)
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         """`bytes`, or of a mapped file a read-only memoryview."""
         file = self._files[shard] or self._open(shard)
-        if not 0 <= offset <= offset + length <= file.bytes or length < 0:
-            raise file.too_short(offset, length)
         if file.view is not None:
+            file.check(offset, length)
             return file.view[offset : offset + length]
         try:
             data = os.pread(file.descriptor, length, offset)
         except OSError as error:
             raise unreadable(file.path, error) from error
-        return data if len(data) == length else file.reread(offset, length)
+        except (MemoryError, OverflowError):
+            file.check(offset, length)
+            raise
+        if len(data) == length > 0:
+            return data
+        file.check(offset, length)
+        return file.reread(offset, length)
 
     def read(self, extents: Extents) -> list[Buffer]:
         """Read-only memoryviews of one block of memory: the reads are sorted by place, neighbours fetched together."""
@@ -122,7 +128,7 @@ class Files(Store):
         self._setup()
 
     def _plan(self, extents: Extents) -> ReadPlan:
-        check_inside(self, self.shards, extents)
+        check_inside(self, self._sizes, extents)
         return plan_reads(extents.shard, extents.offset, extents.length, GAP_BYTES)
 
     def _open(self, shard: int) -> OpenFile:
@@ -182,6 +188,11 @@ class OpenFile:
                 raise StaleIndexError(f"{path}: shard cannot be mapped: {error.strerror}") from error
         elif mapped:
             self.view = memoryview(b"")
+
+    def check(self, offset: int, length: int) -> None:
+        """Raise StaleIndexError for a range that is not inside the file as it was opened."""
+        if not 0 <= offset <= offset + length <= self.bytes or length < 0:
+            raise self.too_short(offset, length)
 
     def reread(self, offset: int, length: int) -> bytes:
         """The range again, in as many reads as it takes (one read returns at most 2 GiB); a short file raises."""
@@ -275,14 +286,15 @@ class LooseFiles(Store):
         return found == (int(self.sizes[shard]), *self.times[shard].tolist())
 
 
-def check_inside(store: Store, shards: Shards, extents: Extents) -> None:
-    """Raise StaleIndexError for an extent that is not inside its shard."""
-    i = shards.outside(extents)
-    if i is not None:
-        shard, offset, length = (int(column[i]) for column in extents[1:])
+def check_inside(store: Store, sizes: Int64s, extents: Extents) -> None:
+    """Raise StaleIndexError for an extent that is not inside its shard. sizes: of the shards."""
+    size = sizes[extents.shard]
+    bad = (extents.offset < 0) | (extents.length < 0) | (extents.length > size - extents.offset)
+    if bad.any():
+        shard, offset, length = (int(column[bad.argmax()]) for column in extents[1:])
         raise StaleIndexError(
             f"{store.place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
-            f"{shards.bytes[shard]}; {_REBUILD}"
+            f"{int(sizes[shard])}; {_REBUILD}"
         )
 
 

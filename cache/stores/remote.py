@@ -42,6 +42,7 @@ class RemoteFiles(Store):
 
     def _setup(self) -> None:
         self._remote = Remote(self.url)
+        self._sizes = np.asarray(self.shards.bytes, np.int64)
         self._etags: dict[int, str] = {}
         self._ahead: Ahead | None = None
         self._ahead_of = -1
@@ -50,7 +51,7 @@ class RemoteFiles(Store):
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         if not 0 <= offset <= offset + length <= self.shards.bytes[shard] or length < 0:
-            check_inside(self, self.shards, Extents(*(np.array([value]) for value in (row, shard, offset, length))))
+            check_inside(self, self._sizes, Extents(*(np.array([value]) for value in (row, shard, offset, length))))
         data = self._announced.take((shard, offset, length)) if self._announced else None
         if data is None:
             data = self._get([(shard, offset, offset + length)])[0]
@@ -122,7 +123,7 @@ class RemoteFiles(Store):
         return self._ahead
 
     def _plan(self, extents: Extents) -> ReadPlan:
-        check_inside(self, self.shards, extents)
+        check_inside(self, self._sizes, extents)
         return plan_reads(extents.shard, extents.offset, extents.length, _GAP_BYTES)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:

@@ -13,14 +13,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 import cache
+from cache.stores import Buffer
 from readers.cached.budget import Capacity, budget, measure
 from readers.cached.fill import FillAhead, prefill
 from readers.cached.form import Form, KeepLike, Recoded, as_form
 from readers.cached.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Slots, Terms, agree
 from readers.cached.subset import Subset
 from readers.order import NodeLocal, Order
-from readers.reader import Reader
-from readers.table import Table
+from readers.reader import Indices, Reader
+from readers.table import Table, checked_indices
 
 __all__ = ["Backend", "CachedReader", "cached"]
 
@@ -37,6 +38,30 @@ class CachedReader(Reader):
 
     store: Cached
     _ahead: FillAhead | None = None
+
+    def read(self, index: int, field: str = "image") -> Buffer:
+        """As `Reader.read`; a hit needs no place in a shard."""
+        if self._rows is None and field == self._only:
+            found = self.store.hit(index)
+            if found is not None:
+                return found
+        return super().read(index, field)
+
+    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
+        """As `Reader.read_many`; hits need no places in shards."""
+        if self._rows is not None or field != self._only:
+            return super().read_many(indices, field)
+        wanted = checked_indices(indices, self)
+        found = self.store.hits(wanted)
+        missing = [i for i, data in enumerate(found) if data is None]
+        if missing:
+            for i, data in zip(missing, super().read_many(wanted[missing], field), strict=True):
+                found[i] = data
+        return found  # type: ignore[return-value]
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._only = self.fields[0] if len(self.fields) == 1 else None
 
     def prefill(
         self,

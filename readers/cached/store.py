@@ -159,15 +159,22 @@ class Cached(StoreOver):
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        if self._start <= row < self._stop:
-            data: Buffer | None = self._fetch(row + self._shift)
-        else:
-            data = self._found(row, shard)
+        data = self.hit(row)
+        if data is not None:
+            return data
+        data = self._found(row, shard)
         if data is None:
             return self._stored(row, shard, self.source.read_one(row, shard, offset, length))
-        self._hit_bytes.append(len(data))
-        if len(self._hit_bytes) >= _COUNTED_TOGETHER:
-            self._count_hits()
+        self._note_hit(data)
+        return data
+
+    def hit(self, row: int) -> Buffer | None:
+        """What is here under a row, where that takes no more than looking; None elsewhere says nothing."""
+        if not self._start <= row < self._stop:
+            return None
+        data = self._fetch(row + self._shift)
+        if data is not None:
+            self._note_hit(data)
         return data
 
     def read(self, extents: Extents) -> list[Buffer]:
@@ -309,6 +316,22 @@ class Cached(StoreOver):
         if self._plain:  # what is in the cache already need not be in this process too
             return self.shared.get(slot) or converted
         return converted
+
+    def hits(self, rows: Int64s) -> list[Buffer | None]:
+        """`hit` of many rows, counted at once."""
+        if self._start == self._stop:
+            return [None] * len(rows)
+        start, stop, shift, fetch = self._start, self._stop, self._shift, self._fetch
+        found = [fetch(row + shift) if start <= row < stop else None for row in rows.tolist()]
+        sizes = [len(data) for data in found if data is not None]
+        if sizes and self.shared is not None:
+            self.shared.count(hits=len(sizes), hit_bytes=sum(sizes))
+        return found  # type: ignore[return-value]
+
+    def _note_hit(self, data: Buffer) -> None:
+        self._hit_bytes.append(len(data))
+        if len(self._hit_bytes) >= _COUNTED_TOGETHER:
+            self._count_hits()
 
     def _count_hits(self) -> None:
         """Count hits that have not been counted yet: each costs the shared memory a lock."""
