@@ -7,7 +7,7 @@ whole or not at all, and what is read is a regular file: nobody waits for a FIFO
 
     temporary names    .<16 hex digits>.tmp, created exclusively, so nobody's file is ever overwritten by one
     a file             temporary name, fsync, rename, fsync of its folder
-    a lock             flock, dropped by the kernel when its process ends; compared with the name once it is held
+    a lock             flock, see `cache.locks`
 
 Errors are OSErrors that name the whole path; `PathError` is one about the name itself, or about what is in its place.
 """
@@ -21,12 +21,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, TypeAlias
 
-from cache.file_lock import BusyError, Lock, is_at, take_lock
+from cache.locks import BusyError, Lock, is_at, take_lock
 
-__all__ = ["BusyError", "Folder", "Lock", "PathError", "is_temporary", "open_regular", "read_regular"]
+__all__ = [
+    "BusyError",
+    "Folder",
+    "Lock",
+    "PathError",
+    "atomic_write",
+    "is_temporary",
+    "open_regular",
+    "read_regular",
+    "sync_file",
+]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -34,6 +43,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "FIFO"}
 _CHUNK_BYTES = 1 << 20
 _LOCK_WAIT_SECONDS = 0.01
 
@@ -52,6 +62,19 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """The content of a file of at most `max_bytes`; links are followed. Raises PathError as `open_regular` does."""
     with open_regular(path) as file:
         return _read(file, max_bytes, os.fspath(path))
+
+
+def atomic_write(path: Path, content: _Bytes, *, mode: int = 0o666) -> None:
+    """Write a whole file, with its bytes and its name on the disk at the end; see `Folder.writing`."""
+    with Folder(path.parent) as folder, folder.writing(path.name, mode=mode) as file:
+        file.write(content)
+
+
+def sync_file(file: BinaryIO | int) -> None:
+    """Have an open file's bytes on the disk; its name takes `Folder.sync`, too."""
+    if not isinstance(file, int):
+        file.flush()
+    os.fsync(file)
 
 
 def is_temporary(name: str) -> bool:
@@ -117,37 +140,56 @@ class Folder:
             file.write(content)
 
     @contextmanager
-    def writing(self, name: str, *, durable: bool = True, scratch: Folder | None = None) -> Iterator[BinaryIO]:
+    def writing(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        sync_name: bool = True,
+        scratch: Folder | None = None,
+        temporary: str = "",
+        mode: int = 0o666,
+    ) -> Iterator[BinaryIO]:
         """A file that gets its name when the block ends well, and is removed when it does not.
 
-        What has the name before is replaced, a link by the file and not what it leads to. durable: have the file and
-        its name on the disk. scratch: a folder of the same filesystem for the temporary name, default beside the file.
+        What has the name before is replaced, a link by the file and not what it leads to.
+
+        durable: have the file and its name on the disk at the end.
+        sync_name: False where the caller syncs the folder itself, once for many files.
+        scratch: a folder of the same filesystem for the temporary file; by default the file's own.
+        temporary: the name of that file until then; by default a random one.
+        mode: permissions, less the umask.
         """
         with self._parent(name) as (parent, last):
             there = parent if scratch is None else scratch.descriptor
-            temporary = f".{os.urandom(8).hex()}.tmp"
+            temporary = temporary or f".{os.urandom(8).hex()}.tmp"
             with _naming(self.path / name):
-                descriptor = os.open(temporary, _NEW, 0o666, dir_fd=there)
+                descriptor = os.open(temporary, _NEW, mode, dir_fd=there)
             try:
                 with open(descriptor, "w+b") as file:
                     yield file
                     with _naming(self.path / name):
                         file.flush()
                         if durable:
-                            os.fsync(file.fileno())
+                            sync_file(file)
                 with _naming(self.path / name):
                     os.rename(temporary, last, src_dir_fd=there, dst_dir_fd=parent)
-                    if durable:
+                    if durable and sync_name:
                         os.fsync(parent)
             except BaseException:
                 _unlink(temporary, there)
                 raise
 
-    def rename(self, name: str, new: str, to: Folder | None = None) -> None:
-        """Give what is called `name` the name `new`, in `to` if given; a file of that name is replaced."""
+    def rename(self, name: str, new: str, to: Folder | None = None, *, durable: bool = False) -> None:
+        """Give what is called `name` the name `new`, in `to` if given; a file of that name is replaced.
+
+        durable: have the new name on the disk at the end.
+        """
         target = to or self
         with self._parent(name) as (parent, last), target._parent(new) as (other, new_last), _naming(self.path / name):
             os.rename(last, new_last, src_dir_fd=parent, dst_dir_fd=other)
+            if durable:
+                os.fsync(other)
 
     def symlink(self, name: str, target: str | os.PathLike[str]) -> None:
         """Make a link to `target`. Raises FileExistsError where the name is taken."""
@@ -217,7 +259,7 @@ class Folder:
                 _regular(self._open(parent, last, _LOCK, name), path) as file,
             ):
                 lock = take_lock(file.fileno())
-                if lock is not None and is_at(file.fileno(), parent, last):
+                if lock is not None and is_at(file.fileno(), last, parent):
                     return lock
             if lock is None:
                 if time.monotonic() >= end:
@@ -234,9 +276,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -330,14 +370,7 @@ def _read(file: BinaryIO, max_bytes: int, path: str) -> bytes:
 
 
 def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISREG, "file"),
-        (stat.S_ISDIR, "folder"),
-        (stat.S_ISLNK, "link"),
-        (stat.S_ISFIFO, "FIFO"),
-        (stat.S_ISSOCK, "socket"),
-    )
-    return next((word for test, word in kinds if test(mode)), "device")
+    return "socket" if stat.S_ISSOCK(mode) else _KINDS.get(stat.S_IFMT(mode), "device")
 
 
 def _unlink(name: str, parent: int) -> None:

@@ -2,13 +2,14 @@
 
 `os.cpu_count()` is the node's number, not the job's: a batch job often owns 4 of 128 cores. Three limits count,
 and the smallest wins: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1
-`cpu.cfs_quota_us`), and what Slurm gave. Some of that is this process's alone, some is shared by all ranks of the node:
+`cpu.cfs_quota_us`), and what the batch system gave (`cache.launchers`). Some of that is this process's alone, some is
+shared by all ranks of the node:
 
-    a task of srun                SLURM_CPUS_PER_TASK is its own; its share of SLURM_CPUS_ON_NODE, which counts for all
-                                  tasks of the node; its mask, which is smaller where Slurm binds tasks
+    a task (srun)                 the CPUs per task are its own; its share of those of the job on this node, which
+                                  count for all tasks; its mask, which is smaller where the batch system binds tasks
     a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is a part of;
                                   never more than its own mask, which is smaller where the launcher binds ranks
-    anything else                 all of it, in a batch script SLURM_CPUS_ON_NODE
+    anything else                 all of it, in a batch script the CPUs of the job on this node
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cache.ranks import Ranks, detect_ranks, slurm_task
+from cache.launchers import batch_task, job_cpus, splits_its_task
+from cache.ranks import Ranks, detect_ranks
 
 __all__ = ["available_memory_bytes", "usable_cpus"]
 
@@ -34,19 +36,18 @@ def usable_cpus(
     """
     env = os.environ if environ is None else environ
     try:
-        ranks, task = detect_ranks(environ), slurm_task(env)
-    except ValueError:  # variables that contradict each other; whoever needs to know the rank says so
+        ranks, task = detect_ranks(environ), batch_task(env)
+    except ValueError:  # variables that contradict each other; code that needs the rank says so
         ranks, task = Ranks(), None
-    on_node, per_task = _count(env, "SLURM_CPUS_ON_NODE"), _count(env, "SLURM_CPUS_PER_TASK")
-    if task is not None:
-        on_node = [count // task.local_world_size for count in on_node]
-    elif on_node:
-        per_task = []  # a batch script has all that its job has on this node
+    job = job_cpus(env)
+    on_node = [job.on_node // (task.local_world_size if task else 1)] if job.on_node else []
+    # A batch script has all that its job has on this node.
+    per_task = [job.per_task] if job.per_task and (task is not None or not on_node) else []
     own, shared = [_affinity(0)], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
-    if ranks.launcher == "slurm" and (on_node or per_task):
+    if task is not None and ranks.launcher == task.launcher and (on_node or per_task):
         return max(1, min(own + shared + on_node + per_task))
     shared += [_affinity(os.getppid()), *on_node]
-    (own if ranks.launcher == "mpi" else shared).extend(per_task)  # torchrun's ranks are parts of one task
+    (shared if splits_its_task(ranks.launcher) else own).extend(per_task)
     return max(1, min(*own, min(shared) // ranks.local_world_size))
 
 
@@ -70,12 +71,6 @@ def _affinity(process: int) -> int:
         return len(os.sched_getaffinity(process))
     except (AttributeError, OSError):
         return os.cpu_count() or 1
-
-
-def _count(env: Mapping[str, str], name: str) -> list[int]:
-    """The number above 0 in a variable, if there is one."""
-    value = env.get(name, "")
-    return [int(value)] if value.isdecimal() and int(value) > 0 else []
 
 
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:

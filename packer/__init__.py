@@ -32,36 +32,35 @@ if TYPE_CHECKING:
     from packer.conversion.run import ConvertResult, convert
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
-    from packer.inspection import InspectResult, inspect
-    from packer.orders import OrderReport, compare_orders
+    from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
+    from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sources import open_source
-    from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
 
 # What is public, and where it is: loaded when it is first used, so that `import packer`, and the command line's start,
 # wait for no library.
 _HOMES = {
-    "CleanResult": "packer.staged",
+    "CleanResult": "packer.node",
     "ConvertResult": "packer.conversion.run",
     "ExportResult": "packer.exported_index",
     "ExtractResult": "packer.extraction",
     "IndexResult": "packer.adoption",
     "InspectResult": "packer.inspection",
-    "OrderReport": "packer.orders",
+    "OrderReport": "packer.inspection",
     "Reencode": "packer.conversion.options",
-    "StagedCopy": "packer.staged",
+    "StagedCopy": "packer.node",
     "UploadResult": "packer.uploading",
     "VerifyResult": "packer.verification",
-    "clean_staged": "packer.staged",
-    "compare_orders": "packer.orders",
+    "clean_staged": "packer.node",
+    "compare_orders": "packer.inspection",
     "convert": "packer.conversion.run",
     "export_index": "packer.exported_index",
     "extract": "packer.extraction",
     "index": "packer.adoption",
     "inspect": "packer.inspection",
     "open_source": "packer.sources",
-    "staged_copies": "packer.staged",
+    "staged_copies": "packer.node",
     "upload": "packer.uploading",
     "verify": "packer.verification",
 }

@@ -11,9 +11,10 @@ from crc32c import crc32c
 
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
 from packer.conversion.images import adopted_image
-from packer.formats import format_named
+from packer.formats import REGISTRY, format_named
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
+from packer.sources.shards import ClassNames, field_kinds, located_samples
 from packer.watch import Counter
 from readers.errors import FormatError
 from readers.index import ABSENT
@@ -21,9 +22,7 @@ from readers.layout import ShardInfo
 from readers.sample import NO_LABEL
 from readers.strings import Strings
 
-__all__ = ["SHARD_SUFFIXES", "AdoptTask", "key_prefix", "locate_shard", "make_keys_unique"]
-
-SHARD_SUFFIXES = (".tar", ".tfrecord", ".tfrecords", ".h5", ".hdf5")
+__all__ = ["AdoptTask", "key_prefix", "locate_shard", "make_keys_unique"]
 
 _REPORT_SAMPLES = 256
 
@@ -42,15 +41,14 @@ class AdoptTask:
 def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     """Locate one shard, checksum every sample, parse every image header, and write the part."""
     path = task.shard
-    located = list(format_named(task.format).locate(path, task.options))
-    found = {name for sample in located for name in sample.ranges}
-    fields = sorted(found | {"image"}, key=lambda name: (name != "image", name))
+    located = list(located_samples(format_named(task.format), path, task.options))
+    found = dict.fromkeys(name for sample in located for name in sample.ranges)
+    fields = list(field_kinds(found))
     columns = ShardColumns(fields)
     payloads = {name: Payloads() for name in fields}
     unreadable = done = 0
-    class_names: dict[str, str] = {}
+    classes = ClassNames()
     remarks: dict[str, tuple[int, str]] = {}
-    conflict = ""
     with Window(path) as window:
         file_crc = window.checksum()
         for number, sample in enumerate(located):
@@ -66,10 +64,7 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
                     for kind in kinds:
                         before, first = remarks.get(kind, (0, sample.key))
                         remarks[kind] = (before + 1, first)
-            if sample.label != NO_LABEL and sample.class_name:
-                name = class_names.setdefault(str(sample.label), sample.class_name)
-                if name != sample.class_name:
-                    conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
+            classes.add(sample)
             names = tuple(sample.names.get(name, "") for name in fields)
             columns.add(PackedSample(sample.key, sample.label, (), names, header))
             if number % _REPORT_SAMPLES == 0:
@@ -80,7 +75,8 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
     _check_labels(located, path)
     size = sum(sum(column.length) for column in payloads.values())
     max_label = max((sample.label for sample in located), default=NO_LABEL)
-    meta = PartMeta(info, size, (), tuple(sorted(found)), unreadable, class_names, conflict, max_label, remarks)
+    class_names = {str(label): name for label, name in classes.names.items()}
+    meta = PartMeta(info, size, (), tuple(found), unreadable, class_names, classes.conflict, max_label, remarks)
     save_part(task.part, columns.arrays(payloads), meta)
     return load_meta(task.part)
 
@@ -88,7 +84,7 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
 def key_prefix(shard: str) -> str:
     """What stands, with a slash, before the keys of a shard (its path in the set) where several shards share keys."""
     path = PurePosixPath(shard)  # x.tfrecord-00000-of-00008 has no such suffix, and no two are alike without theirs
-    return str(path.with_suffix("")) if path.suffix in SHARD_SUFFIXES else shard
+    return str(path.with_suffix("")) if path.suffix in REGISTRY.suffixes() else shard
 
 
 def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:

@@ -12,6 +12,7 @@ moment leaves the set that was there whole, since its own index is not touched b
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -34,6 +35,7 @@ from packer.found_shards import FoundShard, FoundShards, find_shards
 from packer.index_commit import IndexCommit
 from packer.index_writer import write_index
 from packer.output import local_output, output_errors
+from packer.sources.shards import field_kinds
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
 from readers.errors import FormatError, OutputError, SourceError
@@ -192,17 +194,18 @@ class _Adoption:
                         f"{told[name]!r}; index them apart"
                     )
         specs = [shard.spec is not None for shard in self._found.shards]
-        found = {name for shard, meta in metas.items() if shard.spec is None for name in meta.fields}
+        foreign = (meta.fields for shard, meta in metas.items() if shard.spec is None)
+        found = dict.fromkeys(itertools.chain.from_iterable(foreign))
         if "image" not in found and not any(specs) and any(meta.shard.samples for meta in metas.values()):
             raise FormatError(
                 f"{self._found.shards[0].path}: no sample has an image; name it with --image-key (there are: "
                 f"{', '.join(sorted(found)) or 'no fields'})"
             )
-        here = {name for shard in self._found.shards if shard.spec for name in shard.spec.fields} | found
-        ordered = [name for name in told if name in here] + sorted(here - told.keys())
+        here = {name: None for shard in self._found.shards if shard.spec for name in shard.spec.fields} | found
+        ordered = [name for name in told if name in here] + [name for name in here if name not in told]
         if "image" in here or not any(specs):
             ordered = ["image", *(name for name in ordered if name != "image")]
-        return {name: told.get(name) or _kind(name) for name in ordered}
+        return {name: told.get(name) or field_kinds([name])[name] for name in ordered}
 
     # --- compare ------------------------------------------------------------------------------------------------
     def _compare_names(self) -> None:
@@ -281,10 +284,6 @@ def _samples_of(index: Path) -> int:
         return len(np.load(index / "label.npy", mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, SyntaxError):
         return 0
-
-
-def _kind(name: str) -> str:
-    return name if name in ("image", "json") else "file"
 
 
 def _are(count: int) -> str:

@@ -10,7 +10,7 @@ import readers
 from cache.files import read_regular
 from packer.conversion.arena import Arena
 from packer.problems import Problem, Problems
-from packer.sources.base import Source, SourceListing, SourceReader, SplitListing
+from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from packer.watch import Watcher
 from readers.errors import BadSampleError, DatasetError
 from readers.index import decode_name
@@ -29,8 +29,8 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
         return 0
     listing = source.list(options.get("split"))
     comparison = _Comparison(root, info, listing, found)
-    total = sum(sum(part.bytes) for part in listing.splits.values())
-    watcher.packing(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
+    total = sum(int(part.bytes.sum()) for part in listing.splits.values())
+    watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
     try:
         for split in sorted(info.splits.keys() | listing.splits.keys()):
             if split not in listing.splits or split not in info.splits:
@@ -40,7 +40,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
             with source.open() as source_reader:
                 comparison.run(split, listing.splits[split], source_reader)
     finally:
-        watcher.packed()
+        watcher.end()
     return comparison.left_out
 
 
@@ -58,22 +58,23 @@ class _Comparison:
         arena = Arena(lambda: None)
         with readers.open(self._root, split) as reader:
             packed = {_file_name(reader, i): i for i in range(len(reader))}
-            for i, names in enumerate(part.names):
-                name = names[0] or part.keys[i]
-                index = packed.pop(name, None)
-                self.samples, self.bytes = self.samples + 1, self.bytes + part.bytes[i]
-                if index is not None:
-                    arena.begin(part.bytes[i] + 1)
-                    self._sample(reader, index, part, i, source, arena)
-                elif (split, name) in self._reported:
-                    self.left_out += 1
-                else:
-                    self._wrong(split, f"{name} is in the source, but not in the set")
+            for block in part.slices():
+                for i, names in enumerate(block.names):
+                    name = names[0] or block.keys[i]
+                    index = packed.pop(name, None)
+                    self.samples, self.bytes = self.samples + 1, self.bytes + block.bytes[i]
+                    if index is not None:
+                        arena.begin(block.bytes[i] + 1)
+                        self._sample(reader, index, block, i, source, arena)
+                    elif (split, name) in self._reported:
+                        self.left_out += 1
+                    else:
+                        self._wrong(split, f"{name} is in the source, but not in the set")
             for name, index in packed.items():
                 self._wrong(split, "is not in the source", index, name)
 
     def _sample(
-        self, reader: readers.ShardReader, index: int, part: SplitListing, i: int, source: SourceReader, arena: Arena
+        self, reader: readers.Reader, index: int, part: Slice, i: int, source: SourceReader, arena: Arena
     ) -> None:
         key, split = reader.keys[index], reader.split
         try:
@@ -95,9 +96,9 @@ class _Comparison:
         self._found.add(Problem(split, str(self._root), what, index, key))
 
 
-def _file_name(reader: readers.ShardReader, index: int) -> str:
+def _file_name(reader: readers.Reader, index: int) -> str:
     key = reader.keys[index]
-    return decode_name(reader.index.names(reader.fields[0])[index], key) or key
+    return decode_name(reader.table.columns.names(reader.fields[0])[index], key) or key
 
 
 def _class(classes: tuple[str, ...], label: int) -> str | int:

@@ -104,7 +104,7 @@ def _export_shards(
     shards = [shard for part in chosen.values() for shard in part.shards]
     names = _index_names(root, suffix, [shard.path for shard in shards])
     done: list[ShardInfo] = []
-    watcher.packing(
+    watcher.begin(
         sum(shard.samples for shard in shards),
         sum(shard.bytes for shard in shards),
         lambda: (sum(shard.samples for shard in done), sum(shard.bytes for shard in done)),
@@ -114,7 +114,7 @@ def _export_shards(
             _write(folder, name, _shard_lines(root, shard, lines))
             done.append(shard)
     finally:
-        watcher.packed()
+        watcher.end()
     return [folder / name for name in names]
 
 

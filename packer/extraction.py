@@ -149,7 +149,7 @@ def _told_by_folders(root: Path, info: DatasetInfo) -> bool:
     for split in info.splits:
         with readers.open(root, split) as reader:
             labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
-            names = reader.index.names(reader.fields[0])
+            names = reader.table.columns.names(reader.fields[0])
             for i, label in enumerate(labels):
                 if label == NO_LABEL:
                     continue
@@ -167,9 +167,9 @@ class _Extraction:
         self.files = self.bytes = self.kept = self.renamed = 0
         self.labels: list[LabelRow] = []
 
-    def run(self, reader: readers.ShardReader, watcher: Watcher) -> None:
+    def run(self, reader: readers.Reader, watcher: Watcher) -> None:
         chosen = [i for i, key in enumerate(reader.keys) if self._wanted(key)]
-        watcher.packing(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
+        watcher.begin(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
         try:
             for i in chosen:
                 for field, given in self._names(reader, i):
@@ -178,17 +178,17 @@ class _Extraction:
                     if field == reader.fields[0]:
                         self._note_label(reader, i, name)
         finally:
-            watcher.packed()
+            watcher.end()
 
     def _wanted(self, key: str) -> bool:
         return not self._patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)
 
-    def _names(self, reader: readers.ShardReader, index: int) -> Iterator[tuple[str, str]]:
+    def _names(self, reader: readers.Reader, index: int) -> Iterator[tuple[str, str]]:
         key, root = reader.keys[index], reader.split_info.root
         for field in reader.fields:
             if not reader.has(index, field):
                 continue
-            name = decode_name(reader.index.names(field)[index], key)
+            name = decode_name(reader.table.columns.names(field)[index], key)
             if not name:
                 name = f"{key}.{_suffix(reader, index, field)}"
             yield field, f"{root}/{name}" if root else name
@@ -239,7 +239,7 @@ class _Extraction:
             raise OutputError(f"{target}: exists with other bytes; add --overwrite, or choose another output")
         return False
 
-    def _note_label(self, reader: readers.ShardReader, index: int, name: str) -> None:
+    def _note_label(self, reader: readers.Reader, index: int, name: str) -> None:
         label = int(reader.labels[index])
         if label != NO_LABEL:
             class_name = reader.classes[label] if label < len(reader.classes) else ""
@@ -254,7 +254,7 @@ class _Extraction:
             )
 
 
-def _suffix(reader: readers.ShardReader, index: int, field: str) -> str:
+def _suffix(reader: readers.Reader, index: int, field: str) -> str:
     kind = reader.dataset.fields[field]
     if kind == "json":
         return "json" if field == "json" else f"{field}.json"

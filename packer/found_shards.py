@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from packer.adopted_shard import SHARD_SUFFIXES
 from packer.existing_set import ExistingSet, find_set
-from packer.formats import format_named, format_of_file
-from packer.formats.base import ShardSpec
+from packer.formats import REGISTRY, format_named, format_of_file
+from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.shard_numbers import missing_shards
-from readers.errors import BadNameError, FormatError, OutputError, SourceError
+from packer.sources.shards import split_of_name
+from readers.errors import BadNameError, FormatError, NotFlatError, OutputError, SourceError
 from readers.layout import DatasetInfo
 from readers.names import ShardPath, SplitName
-from readers.tree import SPLIT_NAMES
 
-__all__ = ["FoundShard", "FoundShards", "find_shards", "split_of_name"]
+__all__ = ["FoundShard", "FoundShards", "find_shards"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
     files = list(dict.fromkeys(Path(os.path.abspath(path)) for path in _files(paths)))
     if not files:
         raise SourceError(
-            f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(SHARD_SUFFIXES)})"
+            f"{', '.join(map(str, paths))}: no shards found (files ending in {', '.join(REGISTRY.suffixes())})"
         )
     out = output if output is not None else _common_folder(paths, files)
     there = find_set(out)
@@ -96,18 +94,14 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
     format_name = _one_format(files)
     if origin and origin.info:
         image_key = image_key or origin.info.adopted.image_key
+    container, options = format_named(format_name), LocateOptions(image_key)
     shards = []
     for file in files:
         spec = None if image_key else _spec(format_name, file, origin)
-        shards.append(FoundShard(file, _place_in(file, out), split or _split_of(file, origin, spec), spec))
+        own = "" if spec else _own_split(file, container, options)
+        shards.append(FoundShard(file, _place_in(file, out), split or _split_of(file, origin, spec, own), spec))
     _check_names(shards)
     return FoundShards(out, format_name, tuple(shards), there, origin)
-
-
-def split_of_name(name: str) -> str:
-    """The split a shard's file name tells: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
-    words = re.split(r"[^A-Za-z]+", name.lower())
-    return next((word for word in words if word in SPLIT_NAMES), "train")
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -116,7 +110,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             known = find_set(path)
             splits = known.info.splits.values() if known and known.info else ()
             yield from (path / s.path for part in splits for s in part.shards if os.path.lexists(path / s.path))
-            yield from sorted(p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES or "tfrecord" in p.name)
+            yield from sorted(p for p in path.iterdir() if REGISTRY.of_name(p.name) and not p.is_dir())
         elif path.is_file():
             yield path
         else:
@@ -146,18 +140,29 @@ def _spec(format_name: str, path: Path, origin: ExistingSet | None) -> ShardSpec
     try:
         return format_named(format_name).describe(path)
     except FormatError:
-        if format_name == "tar" and origin and origin.has(path):
+        if origin and origin.has(path):
             return None
         raise
 
 
-def _split_of(path: Path, origin: ExistingSet | None, spec: ShardSpec | None) -> str:
+def _split_of(path: Path, origin: ExistingSet | None, spec: ShardSpec | None, own: str) -> str:
     if origin and origin.has(path):
         return origin.split_of[os.path.realpath(path)]
     try:
-        return SplitName(spec.split) if spec else split_of_name(path.name)
+        return SplitName(spec.split if spec else own or split_of_name(path.name))
     except BadNameError as error:
         raise FormatError(f"{path}: {error}; or name it with --split") from error
+
+
+def _own_split(path: Path, container: Format, options: LocateOptions) -> str:
+    """The split that a file names for its samples, "" for none; in an index a shard is in one split."""
+    first, *others = container.splits(path, options) or ("",)
+    if others:
+        raise NotFlatError(
+            f"{path}: holds the splits {', '.join((first, *others))}, and an indexed shard is in one; run  "
+            f"packer convert {path} --to hdf5|tfrecord|tar"
+        )
+    return first
 
 
 def _place_in(path: Path, out: Path) -> str:

@@ -19,7 +19,7 @@ from packer.formats.window import Window
 from packer.problems import Problem, Problems
 from readers.errors import BadSampleError, DatasetError, FormatError, PackerError
 from readers.headers import read_header
-from readers.index import encode_name
+from readers.index import Index, encode_name
 from readers.layout import ColumnFile, DatasetInfo, SplitInfo
 from readers.sample import Buffer, ImageInfo
 
@@ -39,10 +39,10 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
         found.add(Problem(split, f"{files.index}/{name}", what + remedy))
     try:
         with readers.open(root, split) as reader:
-            reader.index.check(reader.fields)
+            Index(root / files.index, files.samples).check(reader.fields)
             counts = [shard.samples for shard in files.shards]
             expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
-            if np.array_equal(reader.index.column("shard"), expected):
+            if np.array_equal(reader.table.column("shard"), expected):
                 return True
             if not damaged:
                 found.add(Problem(split, files.index, "the column shard does not fit dataset.json" + remedy))
@@ -83,7 +83,7 @@ def _remedy(root: Path) -> str:
     return f"; rebuild it with  packer index {root}"
 
 
-def sample_difference(reader: readers.ShardReader, index: int, sample: Located, shard: str) -> str:
+def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
     """How what the index says of a sample differs from what its shard says; "" where it does not."""
     # keys that several adopted shards shared carry the name of their shard
     if reader.keys[index] not in (sample.key, f"{key_prefix(shard)}/{sample.key}", f"{Path(shard).stem}/{sample.key}"):
@@ -95,7 +95,7 @@ def sample_difference(reader: readers.ShardReader, index: int, sample: Located, 
         expected = None if indexed is None else indexed[1:]
         if sample.ranges.get(name) != expected:
             return f"field {name}: the shard has it at {sample.ranges.get(name)}, the index says {expected}"
-        stored = reader.index.names(name)[index]
+        stored = reader.table.columns.names(name)[index]
         named = encode_name(sample.names.get(name, ""), sample.key)
         if stored != named:
             return f"field {name}: the shard says the file name {named!r:.200}, the index {stored!r:.200}"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from cache.files import Folder
+from cache.files import Folder, sync_file
 from packer.columns import load_part
 from packer.formats.window import Window
 from readers.errors import OutputError
@@ -152,8 +151,7 @@ class _Files:
     def sync(self) -> None:
         """Have all of them on the disk."""
         for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
 
     def close(self) -> None:
         for file in self._files.values():

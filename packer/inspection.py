@@ -1,4 +1,8 @@
-"""`packer.inspect`: what a set is, from its index alone; no image is read."""
+"""What a set is, from its index alone; no image is read.
+
+`packer.inspect` counts and describes; `packer.compare_orders` tells what the ways to shuffle it cost in bytes read, and
+how well they mix it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from packer.place import place_told, set_root
+from packer.output import place_told, set_root
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
+from readers.order import Order, Sequential, Shuffled, block_shuffled
+from readers.order.quality import read_amplification, shuffle_quality
 from readers.sample import NO_LABEL
 
-__all__ = ["InspectResult", "SplitReport", "inspect"]
+__all__ = ["REQUESTS", "InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
+# What one read of a sample fetches: a page of a local disk, and a request to a parallel file system or object store.
+REQUESTS = (4 << 10, 1 << 20)
+_WINDOWS = (16, 64, 256)
 _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 
 
@@ -85,8 +94,8 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
     )
 
 
-def _report(reader: readers.ShardReader) -> SplitReport:
-    lengths = {field: reader.index.field_column(field, "length") for field in reader.fields}
+def _report(reader: readers.Reader) -> SplitReport:
+    lengths = {field: reader.table.field_column(field, "length") for field in reader.fields}
     labels, info = reader.labels, reader.info
     known = labels[labels != NO_LABEL]
     values, counts = np.unique(known, return_counts=True)
@@ -106,8 +115,8 @@ def _report(reader: readers.ShardReader) -> SplitReport:
     )
 
 
-def _present(reader: readers.ShardReader, field: str) -> int:
-    offsets = reader.index.field_column(field, "offset")
+def _present(reader: readers.Reader, field: str) -> int:
+    offsets = reader.table.field_column(field, "offset")
     return int((offsets != np.uint64(2**64 - 1)).sum())
 
 
@@ -123,7 +132,7 @@ def _named_counts(codes: npt.NDArray[Any], name: Any) -> dict[str, int]:
     return {name(int(code)): int(count) for code, count in zip(values, counts, strict=True)}
 
 
-def _coding(reader: readers.ShardReader) -> dict[str, int]:
+def _coding(reader: readers.Reader) -> dict[str, int]:
     """Counts of what a decoder must know: JPEG process, colour, and orientations other than upright."""
     info = reader.info
     jpeg = info.media == MEDIA.index("jpeg")
@@ -135,13 +144,13 @@ def _coding(reader: readers.ShardReader) -> dict[str, int]:
     return found
 
 
-def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
+def _duplicates(opened: Mapping[str, readers.Reader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Samples, over all splits, whose first field has the length and CRC32C of another sample's."""
     marks, places = [], []
     for name, reader in opened.items():
         field = reader.fields[0]
-        length = reader.index.field_column(field, "length").astype(np.uint64)
-        crc = reader.index.field_column(field, "crc32c").astype(np.uint64)
+        length = reader.table.field_column(field, "length").astype(np.uint64)
+        crc = reader.table.field_column(field, "crc32c").astype(np.uint64)
         marks.append((length << np.uint64(32)) ^ crc)
         places.append((name, len(reader)))
     if not marks:
@@ -157,9 +166,53 @@ def _duplicates(opened: Mapping[str, readers.ShardReader]) -> tuple[int, tuple[t
     return int(counts[repeated].sum() - len(repeated)), tuple(examples)
 
 
-def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.ShardReader]) -> str:
+def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.Reader]) -> str:
     for name, count in places:
         if position < count:
             return f"{name}/{opened[name].keys[position]}"
         position -= count
     raise IndexError(position)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReport:
+    """One order. amplification: bytes fetched per byte used, by bytes of a request. quality: 1 mixes as well as a
+    global shuffle, 0 not at all. memory_bytes: what a reader holds to read every block once; 0 for no blocks."""
+
+    name: str
+    spec: Mapping[str, Any]
+    amplification: dict[int, float]
+    quality: float
+    memory_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare_orders(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    block_bytes: int = 8 << 20,
+    windows: Sequence[int] = _WINDOWS,
+    seed: int = 0,
+) -> list[OrderReport]:
+    """Stored order, block shuffles over these windows (in blocks), and the global shuffle, for one split.
+
+    Reads the index and no image. Raises DatasetError, UnknownNameError, and ValueError for sizes below 1.
+    """
+    if block_bytes < 1 or not windows or min(windows) < 1:
+        raise ValueError(f"block_bytes ({block_bytes}) and windows ({tuple(windows)}) must be at least 1")
+    with readers.open(path, split) as reader:
+        whole = int(reader.sizes().sum())  # nobody holds more than that
+        orders: list[tuple[str, Order, int]] = [("stored order", Sequential(len(reader)), 0)]
+        for window in windows:
+            order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
+            orders.append((f"{window} blocks", order, min(window * block_bytes, whole)))
+        orders.append(("global shuffle", Shuffled(len(reader), seed), 0))
+        return [_order_report(name, order, memory, reader) for name, order, memory in orders]
+
+
+def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
+    amplification = {size: read_amplification(order, reader, request_bytes=size) for size in REQUESTS}
+    return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)

@@ -1,4 +1,4 @@
-"""Where results go: a directory of this machine, and one way of saying what is wrong with it."""
+"""Where sets are and where results go: a directory of this machine, or an address; and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache.remote import SCHEMES
+from cache.remote import SCHEMES, Remote, is_remote, parse_url
 from readers.errors import OutputError, PackerError
+from readers.remote import RemoteHome, remote_errors
 
-__all__ = ["local_output", "output_errors"]
+__all__ = ["local_output", "output_errors", "place_told", "set_root"]
 
 _ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(SCHEMES)}):/")  # a Path has made one slash of two
 
@@ -40,3 +41,22 @@ def output_errors() -> Iterator[None]:
         wrong = OutputError(told)
         wrong.errno = error.errno
         raise wrong from error
+
+
+def place_told(path: str | os.PathLike[str]) -> Path | str:
+    """What results call a set: its directory, or its address without secrets. Raises RemoteError."""
+    if not is_remote(path):
+        return Path(path)
+    with remote_errors():
+        return str(parse_url(path))
+
+
+def set_root(path: str | os.PathLike[str]) -> Path:
+    """The directory with dataset.json: the set's, or the one that keeps it for an address.
+
+    Raises DatasetError, RemoteError.
+    """
+    if not is_remote(path):
+        return Path(path)
+    with remote_errors():
+        return RemoteHome(Remote(str(path))).path

@@ -14,15 +14,16 @@ time; and nobody keeps two uploads apart but that last look.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from crc32c import crc32c
-
-from cache.files import open_regular, read_regular
+from cache.checksums import crc32c, file_checksum
+from cache.files import Folder, read_regular
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -33,8 +34,7 @@ from cache.remote import (
     Span,
     UnsupportedError,
 )
-from cache.staging import StagedFile
-from cache.staging.crew import work_off
+from cache.staging import StagedFile, work_off
 from packer.watch import Silent, Watcher
 from readers.errors import DatasetError, OutputError
 from readers.index import column_names
@@ -42,9 +42,11 @@ from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.remote import remote_errors
 from readers.staged_files import set_files
 
-__all__ = ["UploadResult", "committed", "upload"]
+if TYPE_CHECKING:
+    from packer.conversion.run import ConvertResult
 
-_READ_BYTES = 1 << 20
+__all__ = ["UploadResult", "committed", "convert_to_address", "default_work", "upload"]
+
 _GET_BYTES = 8 << 20
 _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
@@ -113,12 +115,12 @@ class _Upload:
         missing: list[StagedFile] = []
         work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
         # What an earlier run has sent is no work of this one: rates and the time left are of what is sent now.
-        self._watcher.packing(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
+        self._watcher.begin(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
             work_off(missing, self._bring, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
-            self._watcher.packed()
+            self._watcher.end()
         if there != text:
             self._commit(text)
         removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
@@ -126,7 +128,7 @@ class _Upload:
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
         """Whether an object is there as it should be; otherwise it is appended to `missing`."""
-        crc = _checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
+        crc = file_checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
         size, told = self._look(file, crc)
         if size == file.bytes and told == f"{crc:08x}":
             self._count(file, crc, sent=False)
@@ -142,7 +144,7 @@ class _Upload:
     def _bring(self, file: StagedFile) -> None:
         """Send a file."""
         path = self._directory / file.path
-        crc = _checksum(path)
+        crc = file_checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
             raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {self._directory}")
         self._remote.store.put(file.path, path, crc32c=crc)
@@ -216,9 +218,58 @@ def _another(remote: Remote) -> OutputError:
     return OutputError(f"{remote.url}: another upload has put its set there meanwhile; choose another address")
 
 
-def _checksum(path: Path) -> int:
-    crc = 0
-    with open_regular(path) as file:
-        while part := file.read(_READ_BYTES):
-            crc = crc32c(part, crc)
-    return crc
+def default_work(remote: Remote) -> Path:
+    """Where a set for an address is made if no directory is named."""
+    digest = hashlib.blake2b(str(remote.url).encode(), digest_size=4).hexdigest()
+    return Path(f".packer-upload-{remote.url.name}-{digest}")
+
+
+def convert_to_address(
+    convert: Callable[[Path, bool], ConvertResult],
+    address: str,
+    *,
+    work: str | os.PathLike[str] | None,
+    overwrite: bool,
+    dry_run: bool,
+    watcher: Watcher,
+) -> ConvertResult:
+    """Make a set in a directory of this machine, and upload it. convert: makes it there, with or without overwriting.
+
+    The directory is `work`, or a hidden one that is removed when the upload is done. Until then the same command
+    continues where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
+    """
+    with remote_errors():
+        remote = Remote(address)
+        there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
+    if there is not None and not overwrite:
+        watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
+    place = Path(work) if work is not None else default_work(remote)
+    made = _made(convert, place, overwrite)
+    if dry_run:
+        return replace(made, output=str(remote.url))
+    watcher.note(f"uploading {place} to {remote.url}")
+    done = upload(place, remote.url, overwrite=overwrite, watcher=watcher)
+    if work is None:
+        with Folder(place.parent) as here:
+            here.remove_tree(place.name)
+    return replace(made, output=str(remote.url), already_done=done.sent == 0, uploaded_bytes=done.sent_bytes)
+
+
+def _made(convert: Callable[[Path, bool], ConvertResult], place: Path, overwrite: bool) -> ConvertResult:
+    """The local set. overwrite does not make it again where it is whole and only its upload was cut off."""
+    if overwrite and (place / DATASET_FILE).exists():
+        try:
+            return convert(place, False)
+        except OutputError:  # it is another set
+            pass
+    try:
+        return convert(place, overwrite)
+    except OutputError as error:
+        reason, semicolon, advice = str(error).partition(";")
+        if not semicolon or "--overwrite" not in advice:
+            raise
+        # That advice is about the directory here; given to this command it is about the address as well.
+        raise OutputError(
+            f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
+            f"directory with --work (--overwrite would also replace what is at the address)"
+        ) from error

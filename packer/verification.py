@@ -8,15 +8,18 @@ full decode of every image. against compares with the original source, sample by
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
 import readers
 from cache.node import usable_cpus
-from cache.remote import is_remote
+from cache.remote import ChangedError, MissingError, Remote, TruncatedError, is_remote
+from cache.staging import StagedFile, StagingSourceError, work_off
+from cache.staging.remote import RemoteSource
 from cache.text import plural
 from packer.comparison import compare
 from packer.conversion.images import decode_fully
@@ -27,15 +30,19 @@ from packer.formats.window import Window
 from packer.index_check import check_index, header_difference, sample_difference
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
+from packer.sources.shards import located_samples
 from packer.watch import Counter, Silent, Watcher
-from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, StaleIndexError
+from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, RemoteError, StaleIndexError
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
+from readers.remote import RemoteHome, remote_errors
 from readers.sample import Buffer
 
 __all__ = ["Problem", "VerifyResult", "verify"]
 
 _REPORT_SAMPLES = 256
+_FILES_AT_ONCE = 4
+_OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +91,11 @@ def verify(
 ) -> VerifyResult:
     """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check.
 
-    Of a set at an address the checksum of every shard is compared, and the index; see `packer.remote_verification`.
+    Of a set at an address the checksum of every shard is compared, and the index. Raises RemoteError.
     """
+    watcher = watcher or Silent()
     if is_remote(path):
-        from packer.remote_verification import verify_remote
-
-        return verify_remote(str(path), deep=deep or against is not None, workers=workers, watcher=watcher)
+        return _verify_remote(str(path), deep or against is not None, workers or _FILES_AT_ONCE, watcher)
     root = Path(path)
     info = read_dataset_info(root)
     options = replace(locate_options(info), check_payload=deep)
@@ -107,14 +113,13 @@ def verify(
         found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
-        watched = watcher or Silent()
-        for part in run_shards(verify_shard, tasks, len(tasks), workers or usable_cpus(), watched, samples, size):
+        for part in run_shards(verify_shard, tasks, len(tasks), workers or usable_cpus(), watcher, samples, size):
             found.count += part.count
             found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
     left_out = 0
     if against is not None:
         source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
-        left_out = compare(root, source, found, watcher or Silent())
+        left_out = compare(root, source, found, watcher)
         against = source.title
     return VerifyResult(
         path=root,
@@ -140,7 +145,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
         found.add(Problem(task.split, task.shard.path, what, index, key))
 
     try:
-        reader.check_shard(task.number)
+        reader.store.check(task.number)
     except StaleIndexError as error:
         wrong(str(error))
         return found
@@ -155,11 +160,11 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
     return found
 
 
-def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: Any) -> None:
+def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
     """The format finds in the file what the index says of it."""
     count = 0
     try:
-        for count, sample in enumerate(format_named(task.format).locate(path, task.options), start=1):
+        for count, sample in enumerate(located_samples(format_named(task.format), path, task.options), start=1):
             index = task.first + count - 1
             if count > task.shard.samples:
                 continue
@@ -176,14 +181,14 @@ def _check_located(task: _Task, reader: readers.ShardReader, path: Path, wrong: 
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
-def _key_of(reader: readers.ShardReader, index: int) -> str | None:
+def _key_of(reader: readers.Reader, index: int) -> str | None:
     try:
         return reader.keys[index]
     except DatasetError:
         return None
 
 
-def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter: Counter) -> None:
+def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Counter) -> None:
     """The checksum of every field of every sample, the header of its image, and under deep the pixels."""
     info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
@@ -203,12 +208,12 @@ def _check_samples(task: _Task, reader: readers.ShardReader, wrong: Any, counter
             counter.report(_REPORT_SAMPLES, 0)
 
 
-def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
+def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
     """What is wrong with the bytes of a field; "" for nothing. decode: as what to decode an image ("none": not)."""
     if payload is None:
         return ""
     crc = crc32c(payload)
-    expected = int(reader.index.field_column(name, "crc32c")[index])
+    expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
     if name == "image" and sniff(payload):
@@ -217,3 +222,91 @@ def _payload_fault(reader: readers.ShardReader, index: int, name: str, payload: 
         except BadSampleError as error:
             return f"the image {error}"
     return ""
+
+
+def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> VerifyResult:
+    """Check shards and index of a set at an address, so many files at a time; each is fetched once, nothing is stored.
+
+    A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not looked at one
+    by one. What must be looked into (the format's structure, the pixels, the original source) needs the files here.
+    """
+    with remote_errors():
+        remote = Remote(address)
+    if deep:
+        raise RemoteError(
+            f"{remote.url}: --deep and --against need the files here; run  packer stage {remote.url} --to DIR  and "
+            f"verify the copy"
+        )
+    home = RemoteHome(remote)
+    found = Problems()
+    sound = []
+    for name, split in home.info.splits.items():
+        try:
+            here = home.fetch_index(name)
+            check_index(home.path, home.info, name, found, f"; remove {here}, and it is fetched again")
+            sound.append(name)
+        except DatasetError as error:
+            found.add(Problem(name, split.index, str(error)))
+    shards = [(name, shard) for name, split in home.info.splits.items() for shard in split.shards]
+    files = [(name, _File(shard.path, shard.bytes, shard.crc32c)) for name, shard in shards]
+    for name in sound:
+        split = home.info.splits[name]
+        files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
+    total = sum(file.bytes for _, file in files)
+    checked = _Checked(RemoteSource(remote, home.path, frozenset()), found)
+    watcher.begin(0, total, lambda: (0, checked.done_bytes))
+    try:
+        work_off(files, checked.check, workers, checked.stop, lambda: None)
+    finally:
+        watcher.end()
+    return VerifyResult(
+        path=str(remote.url),
+        shards=len(shards),
+        samples=sum(split.samples for split in home.info.splits.values()),
+        shard_bytes=sum(shard.bytes for _, shard in shards),
+        deep=False,
+        against=None,
+        problems=tuple(found.problems),
+        problem_count=found.count,
+    )
+
+
+class _File(NamedTuple):
+    """A shard, or a file of an index."""
+
+    path: str
+    bytes: int
+    crc32c: int
+
+
+class _Checked:
+    """What the threads of one check share."""
+
+    def __init__(self, source: RemoteSource, found: Problems) -> None:
+        self._source, self._found = source, found
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.done_bytes = 0
+
+    def check(self, item: tuple[str, _File]) -> None:
+        """Fetch and sum one file. Raises RemoteError where that says nothing about the file."""
+        split, file = item
+        crc = 0
+        try:
+            for chunk in self._source.chunks(StagedFile(file.path, file.bytes), lambda: None):
+                if self.stop.is_set():
+                    return
+                crc = crc32c(chunk, crc)
+                with self._lock:
+                    self.done_bytes += len(chunk)
+        except StagingSourceError as error:
+            if error.__cause__ is not None and not isinstance(error.__cause__, _OF_THE_SHARD):
+                raise RemoteError(str(error)) from error
+            self._wrong(split, file, str(error))
+            return
+        if crc != file.crc32c:
+            self._wrong(split, file, f"the CRC32C of the whole file is {crc:08x}, dataset.json says {file.crc32c:08x}")
+
+    def _wrong(self, split: str, file: _File, what: str) -> None:
+        with self._lock:
+            self._found.add(Problem(split, file.path, what))

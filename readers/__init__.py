@@ -41,12 +41,12 @@ from readers.errors import (
     UnknownNameError,
     WorkerError,
 )
-from readers.fallback import FallbackReader, FallbackStats
-from readers.folder import FolderReader
-from readers.sample import NO_LABEL, Buffer, ImageInfo, Reader, Sample
-from readers.selection import SelectedReader
-from readers.shards import Backend, ShardReader
+from readers.folder import open_folder
+from readers.packed import Backend, open_copied, open_packed
+from readers.reader import Reader
+from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.staging import Staged, StageOptions, stage
+from readers.table import Table, concat
 
 __all__ = [
     "NO_LABEL",
@@ -58,9 +58,6 @@ __all__ = [
     "DamagedSampleError",
     "DatasetError",
     "Decoded",
-    "FallbackReader",
-    "FallbackStats",
-    "FolderReader",
     "FormatError",
     "ImageInfo",
     "MissingExtraError",
@@ -73,16 +70,16 @@ __all__ = [
     "RemoteError",
     "ResumeError",
     "Sample",
-    "SelectedReader",
-    "ShardReader",
     "SourceError",
     "StageOptions",
     "Staged",
     "StagingError",
     "StaleIndexError",
+    "Table",
     "UnknownNameError",
     "WorkerError",
     "cached",
+    "concat",
     "open",
     "open_folder",
     "stage",
@@ -97,7 +94,7 @@ def open(
     verify: bool = False,
     fallback: str | os.PathLike[str] | None = None,
     patience_seconds: float = 0.0,
-) -> ShardReader:
+) -> Reader:
     """Open one split of a packed set.
 
     path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
@@ -113,24 +110,19 @@ def open(
             raise ValueError(
                 f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
             )
-        from readers.remote import RemoteReader  # what it imports is not for everybody
+        from readers.remote import open_remote  # what it imports is not for everybody
 
         if local is None and fallback is not None:
             raise ValueError("fallback is for local copies; the path is an address itself")
-        return RemoteReader(address, split, local=local, patience_seconds=patience_seconds)
+        return open_remote(address, split, local=local, patience_seconds=patience_seconds)
     if fallback is not None:
-        return FallbackReader(
+        return open_copied(
             path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds
         )
     if patience_seconds:
         raise ValueError("patience_seconds is for a set with a fallback: nothing else is on its way")
-    return ShardReader(path, split, backend=backend, verify=verify)
+    return open_packed(path, split, backend=backend, verify=verify)
 
 
 def _is_address(place: object) -> bool:
     return isinstance(place, str) and "://" in place
-
-
-def open_folder(path: str | os.PathLike[str], split: str | None = None) -> FolderReader:
-    """Open a folder of image files as it is. Raises SourceError."""
-    return FolderReader(path, split)

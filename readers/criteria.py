@@ -10,22 +10,25 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.errors import SourceError, UnknownNameError
-from readers.sample import Reader
+from readers.table import checked_indices
 
-__all__ = ["Criteria", "checked_indices"]
+if TYPE_CHECKING:
+    from readers.reader import Reader
+
+__all__ = ["Criteria"]
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """See `readers.selection.select`; None asks for nothing. Raises ValueError for values that mean nothing."""
+    """See `readers.reader.Reader.select`; None asks for nothing. Raises ValueError for values that mean nothing."""
 
     labels: int | str | Iterable[int | str] | None = None
     keys: str | Iterable[str] | None = None
@@ -60,7 +63,7 @@ class Criteria:
     def _named(self, reader: Reader) -> npt.NDArray[np.int64]:
         left = np.arange(len(reader), dtype=np.int64)
         if self.indices is not None:
-            left = np.asarray(checked_indices(self.indices, reader))
+            left = checked_indices(self.indices, reader)
         if self.mask is None:
             return left
         mask = np.asarray(self.mask)
@@ -121,21 +124,6 @@ class Criteria:
     def _shown(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
         return ", ".join(f"{name}={value!r:.60}" for name, value in given.items() if value is not None)
-
-
-def checked_indices(indices: npt.ArrayLike, reader: Any) -> npt.NDArray[np.int64]:
-    """Sample numbers as int64 [k] from 0; negative ones count from the end. Raises ValueError and IndexError."""
-    given = np.asanyarray(indices)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"indices must be integers in one dimension, found {given.dtype} {list(given.shape)}")
-    if given.dtype != np.int64:
-        given = given.astype(np.int64)
-    n = len(reader)
-    if given.size and (int(given.min()) < -n or int(given.max()) >= n):
-        raise IndexError(f"indices {given.min()} to {given.max()} are not all inside the samples of {reader}")
-    if given.size and int(given.min()) < 0:
-        given = np.where(given < 0, given + n, given)
-    return given
 
 
 def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:

@@ -41,7 +41,6 @@ from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, Shard
 __all__ = [
     "DATASET_FILE",
     "FIELD_KINDS",
-    "FORMATS",
     "MAX_JSON_BYTES",
     "AdoptedKeys",
     "ColumnFile",
@@ -55,11 +54,11 @@ __all__ = [
 
 KIND = "packer-dataset"
 VERSION = 1
-FORMATS = ("hdf5", "tfrecord", "tar")
 FIELD_KINDS = ("image", "file", "json")
 MAX_JSON_BYTES = 1 << 30
 _ALIASES = (("val", "valid", "validation"),)
 _CRC = re.compile("[0-9a-fA-F]{8}")
+_FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _T = TypeVar("_T")
 _Name = TypeVar("_Name", SplitName, FieldName, ShardPath, IndexPath)
 
@@ -239,8 +238,8 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     if version != VERSION:
         raise DatasetError(f"{path}: version {version}, this packer reads version {VERSION}; upgrade packer")
     format_name = top.get("format", str)
-    if format_name not in FORMATS:
-        raise DatasetError(f"{path}: format {format_name!r}, expected one of {', '.join(FORMATS)}")
+    if not _FORMAT.fullmatch(format_name):  # any container will do: readers know byte ranges only
+        raise DatasetError(f"{path}: format {format_name!r:.80}, expected the name of one, such as 'tar'")
     fields: dict[str, str] = top.get("fields", dict)
     if not fields or any(kind not in FIELD_KINDS for kind in fields.values()):
         raise DatasetError(f"{path}: fields must map names to {', '.join(FIELD_KINDS)}, found {fields!r:.200}")

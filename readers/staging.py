@@ -11,8 +11,7 @@ the same one after a requeue, finds it. While the context is open the copy is lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +22,14 @@ import numpy.typing as npt
 
 from cache import staging as node
 from cache.node import usable_cpus
+from cache.progress import Watcher
 from cache.ranks import detect_ranks
 from readers.errors import StagingError
 from readers.order.staged import StagedFirst
 from readers.order.token import ResumeToken
 from readers.staged_files import Portion, SetFiles, set_files
 
-__all__ = ["StageOptions", "Staged", "stage", "staging_errors"]
+__all__ = ["StageOptions", "Staged", "stage"]
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,9 @@ class StageOptions:
         return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
 
     def how(self) -> node.How:
-        from crc32c import crc32c
-
         # In an order the first shards should be here soon, not all of them a little.
         threads = self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
-        return node.How(crc32c, threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
+        return node.How(threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
 
 
 class Staged:
@@ -112,7 +110,7 @@ class Staged:
         dataset: str | os.PathLike[str],
         target: str | os.PathLike[str] | None,
         options: StageOptions,
-        watcher: node.StagingWatcher | None,
+        watcher: Watcher | None,
     ) -> None:
         self.dataset, self.target, self.options, self.watcher = dataset, target, options, watcher
         self._session: node.Session | None = None
@@ -129,8 +127,7 @@ class Staged:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""
-        with staging_errors():
-            return self._entered().wait(seconds)
+        return self._entered().wait(seconds)
 
     @property
     def begun(self) -> bool:
@@ -145,16 +142,14 @@ class Staged:
     def close(self) -> None:
         """Let go of the copy; stops what is still being copied."""
         if self._session is not None:
-            with staging_errors():
-                self._session.close()
+            self._session.close()
 
     def __enter__(self) -> Path:
         self.close()
         self._session = None
         try:
-            with staging_errors():
-                self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
-                return self._session.open()
+            self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
+            return self._session.open()
         except BaseException:
             self._session = None
             raise
@@ -198,23 +193,18 @@ def stage(
     dataset: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     *,
-    watcher: node.StagingWatcher | None = None,
+    watcher: Watcher | None = None,
     **options: Any,
 ) -> Staged:
     """Stage a packed set to this node; a context manager that gives the local directory.
 
-    dataset: a directory, or an address: s3://, gs://, az://, https://. target: a directory of this node, which may name
-    environment variables; None looks at $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm and
-    takes the first that is writable, local and large enough. options: those of `StageOptions`. Raises ValueError and
-    RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
+    dataset: a directory, or an address: s3://, gs://, az://, https://.
+    target: a directory of this node, which may name environment variables. None looks at what the batch system names
+        ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm, and takes the first that is
+        writable, local and large enough.
+    watcher: sees the work go by.
+    options: those of `StageOptions`.
+
+    Raises ValueError and RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.
     """
     return Staged(dataset, target, StageOptions(**options), watcher)
-
-
-@contextmanager
-def staging_errors() -> Iterator[None]:
-    """Give errors of `cache.staging` our name."""
-    try:
-        yield
-    except node.StagingError as error:
-        raise StagingError(str(error)) from error

@@ -7,15 +7,18 @@ offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from readers.errors import DatasetError
 
-__all__ = ["Strings"]
+__all__ = ["Names", "NamesBuilder", "Strings", "repeated"]
+
+_BLOCK = 4096
 
 
 class Strings(Sequence[str]):
@@ -25,6 +28,7 @@ class Strings(Sequence[str]):
     """
 
     __slots__ = ("blob", "offsets")
+    _errors: ClassVar[str] = "strict"
 
     def __init__(self, blob: npt.NDArray[np.uint8], offsets: npt.NDArray[np.uint64]) -> None:
         if len(offsets) == 0:
@@ -40,7 +44,7 @@ class Strings(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> Strings:
         """A column from Python strings. Lone surrogates (names that are not UTF-8) raise UnicodeEncodeError."""
-        encoded = [text.encode() for text in strings]
+        encoded = [text.encode("utf-8", cls._errors) for text in strings]
         offsets = np.zeros(len(encoded) + 1, np.uint64)
         np.cumsum([len(text) for text in encoded], out=offsets[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
@@ -53,9 +57,10 @@ class Strings(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         n = len(self)
+        if isinstance(index, slice):
+            first, stop, step = index.indices(n)
+            return list(self._between(first, stop)) if step == 1 else [self[i] for i in range(first, stop, step)]
         i = index + n if index < 0 else index
         if not 0 <= i < n:
             raise IndexError(f"index {index} is outside the {n} strings of this column")
@@ -63,38 +68,53 @@ class Strings(Sequence[str]):
         if not start <= stop <= len(self.blob):
             raise DatasetError(f"string {i} has the offsets {start} to {stop}, outside the blob of {len(self.blob)}")
         try:
-            return str(self.blob[start:stop].tobytes(), "utf-8")
+            return str(self.blob[start:stop].tobytes(), "utf-8", self._errors)
         except UnicodeDecodeError as error:
             raise DatasetError(f"string {i} is not UTF-8: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
+        return self._between(0, len(self))
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        """The strings [first, stop), a block of them in memory at a time."""
         bounds = self.offsets
-        if len(bounds) > 2 and bool((bounds[1:] < bounds[:-1]).any()):
+        if len(bounds) > 2 and bool((bounds[first + 1 : stop + 1] < bounds[first:stop]).any()):
             raise DatasetError("the offsets of a string column fall instead of rising")
-        step = 65536
-        for first in range(0, len(self), step):
-            part = bounds[first : first + step + 1].tolist()
-            blob = self.blob[part[0] : part[-1]].tobytes()
-            for start, stop in itertools.pairwise(part):
+        for start in range(first, stop, _BLOCK):
+            part = bounds[start : min(start + _BLOCK, stop) + 1].tolist()
+            base = part[0]
+            data = self.blob[base : part[-1]].tobytes()
+            if data.isascii():
+                text = data.decode("ascii")
+                for begin, end in itertools.pairwise(part):
+                    yield text[begin - base : end - base]
+                continue
+            for begin, end in itertools.pairwise(part):
                 try:
-                    yield str(blob[start - part[0] : stop - part[0]], "utf-8")
+                    yield str(data[begin - base : end - base], "utf-8", self._errors)
                 except UnicodeDecodeError as error:
                     raise DatasetError(f"a string of this column is not UTF-8: {error}") from error
 
     def take(self, indices: npt.NDArray[Any]) -> Strings:
         """The strings at `indices` (int64 [k]) as a new column."""
-        first, last = self.offsets[indices], self.offsets[indices + 1]
-        if bool(((first > last) | (last > len(self.blob))).any()):
-            raise DatasetError(
-                f"the offsets of a string column fall, or lead out of its blob of {len(self.blob)} bytes"
-            )
-        starts = first.astype(np.int64)
-        lengths = last.astype(np.int64) - starts
         offsets = np.zeros(len(indices) + 1, np.uint64)
-        np.cumsum(lengths, out=offsets[1:])
-        # byte j of the new blob comes from byte j + shift of the old one, where shift is constant per string
-        shift = np.repeat(starts - offsets[:-1].astype(np.int64), lengths)
-        return Strings(self.blob[shift + np.arange(len(shift))], offsets)
+        for first in range(0, len(indices), _BLOCK):
+            part = indices[first : first + _BLOCK]
+            starts, stops = self.offsets[part], self.offsets[part + 1]
+            if bool(((starts > stops) | (stops > len(self.blob))).any()):
+                raise DatasetError(
+                    f"the offsets of a string column fall, or lead out of its blob of {len(self.blob)} bytes"
+                )
+            offsets[first + 1 : first + len(part) + 1] = stops - starts
+        np.cumsum(offsets, out=offsets)
+        blob = np.empty(int(offsets[-1]), np.uint8)
+        for first in range(0, len(indices), _BLOCK):
+            starts = self.offsets[indices[first : first + _BLOCK]].astype(np.int64)
+            bounds = offsets[first : first + len(starts) + 1].astype(np.int64)
+            # byte j of the new blob comes from byte j + shift of the old one, where shift is constant per string
+            shift = np.repeat(starts - bounds[:-1], np.diff(bounds))
+            blob[bounds[0] : bounds[-1]] = self.blob[shift + np.arange(bounds[0], bounds[-1])]
+        return type(self)(blob, offsets)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Strings):
@@ -108,3 +128,56 @@ class Strings(Sequence[str]):
     def __repr__(self) -> str:
         shown = ", ".join(repr(text) for text in self[:3])
         return f"Strings([{shown}{', …' if len(self) > 3 else ''}], n={len(self)})"
+
+
+class Names(Strings):
+    """Names as others gave them to files: lone surrogates, which stand for what is not UTF-8, are allowed."""
+
+    __slots__ = ()
+    _errors = "surrogatepass"
+
+
+class NamesBuilder:
+    """A column of names that grows by appending; memory is that of the column, give or take an eighth."""
+
+    def __init__(self) -> None:
+        self._blob = bytearray()
+        self._offsets = array("Q", (0,))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def append(self, name: str) -> None:
+        """Add one name."""
+        self._blob += name.encode("utf-8", "surrogatepass")
+        self._offsets.append(len(self._blob))
+
+    def extend(self, names: Sequence[str]) -> None:
+        """Add many names, a list of which fits into memory."""
+        start = len(self._blob)
+        joined = "".join(names)
+        if joined.isascii():
+            self._blob += joined.encode("ascii")
+            lengths = map(len, names)
+        else:
+            encoded = [name.encode("utf-8", "surrogatepass") for name in names]
+            self._blob += b"".join(encoded)
+            lengths = map(len, encoded)
+        ends = itertools.accumulate(lengths, initial=start)
+        next(ends)
+        self._offsets.extend(ends)
+
+    def build(self) -> Names:
+        """The column, over the memory of this builder; nothing can be appended as long as it is in use."""
+        return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
+
+
+def repeated(strings: Iterable[str], count: int) -> npt.NDArray[np.int64]:
+    """Positions of the strings, of `count`, that occur more than once, rising; it takes 16 bytes of memory a string.
+
+    They are found by their hashes, so one in 10^19 may be no repetition: compare them before you complain.
+    """
+    hashes = np.fromiter(map(hash, strings), np.int64, count)
+    ordered = np.sort(hashes)
+    doubles = ordered[1:][ordered[1:] == ordered[:-1]]
+    return np.flatnonzero(np.isin(hashes, doubles)) if len(doubles) else np.empty(0, np.int64)

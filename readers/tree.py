@@ -12,21 +12,36 @@ error. A tree may be as deep as paths can be long.
 
 from __future__ import annotations
 
-import os
-from collections import Counter as Counted
-from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from readers.errors import SourceError
-from readers.examine import NOT_REGULAR, FolderFiles, examine
+from readers.examine import scan
 from readers.layout import same_split
+from readers.listing import (
+    IMAGE_SUFFIXES,
+    Keys,
+    Rows,
+    TreeFile,
+    TreeFiles,
+    TreeNames,
+    has_image_suffix,
+    key_of_name,
+)
+from readers.strings import repeated
 
 __all__ = [
     "IMAGE_SUFFIXES",
     "SPLIT_NAMES",
+    "Keys",
     "TreeFile",
+    "TreeFiles",
+    "TreeNames",
     "TreeSplit",
     "arrange",
     "has_image_suffix",
@@ -36,222 +51,120 @@ __all__ = [
 ]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
-_MOST_VISITS = 64
-_BY_NAME = attrgetter("name")
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
-class TreeFile(NamedTuple):
-    """A file: its path relative to the root ("/" between parts), size in bytes, times of modification and change in ns.
-
-    bytes is -1 for a file that cannot be examined, such as a dangling link.
-    """
-
-    path: str
-    bytes: int
-    mtime_ns: int
-    ctime_ns: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TreeSplit:
-    """One split: the folder it came from ("" for the root), and its files with names relative to that folder."""
+    """One split: the folder it came from ("" for the root), its files, and their labels, int32 [n]; -1 for none."""
 
     root: str
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    files: list[TreeFile] = field(default_factory=list)
+    files: TreeFiles
+    labels: npt.NDArray[np.int32]
+
+    @property
+    def names(self) -> TreeNames:
+        """The names of the files, relative to `root`."""
+        return TreeNames(self.files, len(self.root) + 1 if self.root else 0)
+
+    def folders(self) -> list[str]:
+        """The folders that the files are in, relative to `root`, without a "/" at the end; sorted."""
+        skip = len(self.root) + 1 if self.root else 0
+        return sorted(self.files.folders[i][skip:].rstrip("/") for i in self.files.used_folders())
 
 
-def key_of_name(name: str) -> str:
-    """The key that a file name implies: the name without its last suffix."""
-    dot = name.rfind(".")
-    return name[:dot] if dot > name.rfind("/") + 1 else name
-
-
-def has_image_suffix(name: str) -> bool:
-    """Whether a file name ends as images do."""
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
-def unique_keys(names: list[str]) -> list[str]:
+def unique_keys(names: Sequence[str]) -> Keys:
     """Keys for distinct file names: without the suffix, or the whole name where two keys would be the same.
 
-    Beside one image, files of other kinds (a.jpg, a.txt) leave the short key to the image.
+    Next to one image, files of other kinds (a.jpg, a.txt) leave the short key to the image.
     """
-    keys = list(map(key_of_name, names))
-    if len(set(keys)) == len(keys):
-        return keys
-    images: dict[str, int] = {}
-    others: dict[str, int] = {}
-    for key, name in zip(keys, names, strict=True):
-        counts = images if has_image_suffix(name) else others
-        counts[key] = counts.get(key, 0) + 1
-    chosen = []
-    for key, name in zip(keys, names, strict=True):
-        rivals = images.get(key, 0) + (0 if has_image_suffix(name) else others[key])
-        chosen.append(key if rivals == 1 else name)
-    return chosen if len(set(chosen)) == len(chosen) else list(names)
-
-
-def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> list[TreeFile]:
-    """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
-
-    processes: how many may examine the files of a large tree. Raises SourceError for a folder that cannot be read:
-    what it holds would be lost silently.
-    """
-    walk = _Walk()
-    walk.run(os.fspath(root))
-    found = examine(walk.folders, processes)
-    files = list(map(TreeFile, walk.paths, found[0::3], found[1::3], found[2::3]))
-    if any(file.bytes == NOT_REGULAR for file in files):
-        walk.left_out += [(i, f.path, "not a regular file") for i, f in enumerate(files) if f.bytes == NOT_REGULAR]
-        walk.left_out.sort(key=itemgetter(0))
-        files = [file for file in files if file.bytes != NOT_REGULAR]
-    left_out += [(path, reason) for _, path, reason in walk.left_out]
-    return files
-
-
-class _Walk:
-    """The names below a folder: paths of files, the same by folder, and (files before it, path, reason) of the rest."""
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.folders: list[FolderFiles] = []
-        self.left_out: list[tuple[int, str, str]] = []
-        self._visits: Counted[tuple[int, int]] = Counted()
-
-    def run(self, root: str) -> None:
-        """Walk without recursion, so that a tree may be as deep as a path can be long."""
-        above: list[tuple[int, int]] = []  # the folders on the way to the one that is visited, as (device, inode)
-        ahead = [(root, "", 0)]  # (path, path relative to the root, its depth), the next one last
-        while ahead:
-            folder, relative, depth = ahead.pop()
-            del above[depth:]
-            found = self._visit(folder, relative, above)
-            ahead += [(f"{folder}/{name}", f"{relative}{name}/", depth + 1) for name in reversed(found)]
-
-    def _visit(self, folder: str, relative: str, above: list[tuple[int, int]]) -> list[str]:
-        """Take up the files of a folder, and put it on `above`; returns the names of the folders in it."""
-        names: list[str] = []
-        folders: list[str] = []
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-        try:
-            status = os.fstat(descriptor)
-            identity = (status.st_dev, status.st_ino)
-            if identity in above:
-                self._leave_out(0, relative.rstrip("/"), "a link that leads back to a folder above it")
-                return []
-            self._count_visit(folder, identity)
-            above.append(identity)
-            with os.scandir(descriptor) as entries:
-                for entry in sorted(entries, key=_BY_NAME):
-                    name = entry.name
-                    if name[0] == ".":
-                        self._leave_out(len(names), relative + name, "hidden")
-                    elif entry.is_dir():
-                        folders.append(name)
-                    else:
-                        names.append(name)
-        except OSError as error:
-            raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-        self.paths += [relative + name for name in names]
-        self.folders.append(FolderFiles(folder, names))
-        return folders
-
-    def _count_visit(self, folder: str, identity: tuple[int, int]) -> None:
-        """Links that lead to links multiply: two in each of 24 folders are 16 million paths to the last."""
-        self._visits[identity] += 1
-        if self._visits[identity] > _MOST_VISITS:
-            raise SourceError(
-                f"{folder}: is reached on more than {_MOST_VISITS} paths, through links to links; remove links, or "
-                f"convert the folders that hold the images one by one"
-            )
-
-    def _leave_out(self, names_before: int, path: str, reason: str) -> None:
-        self.left_out.append((len(self.paths) + names_before, path, reason))
+    count = len(names)
+    whole = np.zeros(count, np.bool_)
+    positions = repeated(map(key_of_name, names), count).tolist()
+    if not positions:
+        return Keys(names, whole)
+    found = [(i, names[i]) for i in positions]
+    images = Counter(key_of_name(name) for _, name in found if has_image_suffix(name))
+    others = Counter(key_of_name(name) for _, name in found if not has_image_suffix(name))
+    for i, name in found:
+        key = key_of_name(name)
+        whole[i] = images[key] + (0 if has_image_suffix(name) else others[key]) != 1
+    chosen = Keys(names, whole)
+    doubles = [chosen[i] for i in repeated(chosen, count).tolist()]
+    return chosen if len(set(doubles)) == len(doubles) else Keys(names, np.ones(count, np.bool_))
 
 
 def arrange(
-    files: list[TreeFile], split: str | None, where: str | Path, left_out: list[tuple[str, str]]
+    files: TreeFiles, split: str | None, where: str | Path, left_out: list[tuple[str, str]]
 ) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
     """Sort files into splits and classes. Returns the splits and the class names (position = label).
 
     split names the one split to take, or the name for a tree without splits; classes are those of all splits.
-    Files beside the splits are appended to `left_out`; raises SourceError where images are among them, or where
+    Files outside of the splits are appended to `left_out`; raises SourceError where images are among them, or where
     there is no such split.
     """
-    tops = {file[0].partition("/")[0] for file in files if "/" in file[0]}
+    folder = files.in_folders()
+    tops = {files.folders[number].partition("/")[0] for number in files.used_folders()}
     found = [name for name in SPLIT_NAMES if name in tops]
     if split is not None and found and split not in found:
         split = next((other for other in same_split(split) if other in found), split)
     if split is not None and found and split not in found:
         raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
-    prefixes = {f"{name}/": name for name in found} if found else {"": split or "train"}
+    roots = {f"{name}/": name for name in found} if found else {"": split or "train"}
+    places = _Places(files.folders, roots)
+    split_of = places.split[folder]
     if found:
-        _leave_out_strays(files, prefixes, split, where, left_out)
-    splits = {name: TreeSplit(prefix.rstrip("/")) for prefix, name in prefixes.items()}
-    classes = _sort_in(files, prefixes, splits)
-    numbers = {name: number for number, name in enumerate(classes)}
-    for part in splits.values():
-        part.labels = [numbers[name.partition("/")[0]] if "/" in name else -1 for name in part.names]
-    return {name: part for name, part in splits.items() if split in (None, name)}, classes
+        _leave_out_strays(files.take(np.flatnonzero(split_of < 0)), found[0], split, where, left_out)
+    classes = tuple(sorted({places.classes[i] for i in files.used_folders() if places.split[i] >= 0} - {""}))
+    numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
+    label_of = np.array([numbers.get(name, -1) for name in places.classes], np.int32)
+    splits = {}
+    for number, (root, name) in enumerate(roots.items()):
+        if split in (None, name):
+            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, places.rank))
+            splits[name] = TreeSplit(root.rstrip("/"), its, label_of[its.in_folders()])
+    return splits, classes
+
+
+class _Places:
+    """What the folder of a file says of it, by the number of the folder.
+
+    split: the number of its split, -1 outside of all; classes: the name of its class, "" for none; rank: where it
+    comes among the folders. torchvision sorts a class by folder path, which differs from walking where folders nest.
+    """
+
+    def __init__(self, folders: Sequence[str], roots: dict[str, str]) -> None:
+        numbers = {root: number for number, root in enumerate(roots)}
+        self.split = np.full(len(folders), -1, np.int32)
+        self.rank = np.zeros(len(folders), np.int32)
+        self.classes = [""] * len(folders)
+        order = []
+        for i, path in enumerate(folders):
+            root = "" if "" in numbers else path[: path.find("/") + 1]
+            if root in numbers:
+                self.split[i] = numbers[root]
+                self.classes[i] = path[len(root) :].partition("/")[0]
+                order.append((self.classes[i], path[:-1], i))
+        for place, (_, _, i) in enumerate(sorted(order)):
+            self.rank[i] = place
+
+
+def _in_order(rows: npt.NDArray[np.int64], folder: npt.NDArray[np.int32], rank: npt.NDArray[np.int32]) -> Rows:
+    """The rows by the rank of their folders; a range where they are consecutive."""
+    ranks = rank[folder[rows]]
+    if bool((ranks[1:] < ranks[:-1]).any()):
+        rows = rows[np.argsort(ranks, kind="stable")]
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
+        return range(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def _leave_out_strays(
-    files: list[TreeFile],
-    prefixes: dict[str, str],
-    split: str | None,
-    where: str | Path,
-    left_out: list[tuple[str, str]],
+    strays: TreeFiles, first: str, split: str | None, where: str | Path, left_out: list[tuple[str, str]]
 ) -> None:
-    for file in files:
-        if file.path[: file.path.find("/") + 1] in prefixes:
-            continue
-        if split is None and has_image_suffix(file.path):
-            first = next(iter(prefixes.values()))
+    for path in strays.paths():
+        if split is None and has_image_suffix(path):
             raise SourceError(
-                f"{where}: {file.path!r} lies beside the split {first!r} and would be left out; move it into a "
+                f"{where}: {path!r} lies beside the split {first!r} and would be left out; move it into a "
                 f"split, or convert one split at a time with  --split {first}"
             )
-        left_out.append((file.path, "beside the splits"))
-
-
-def _sort_in(files: list[TreeFile], prefixes: dict[str, str], splits: dict[str, TreeSplit]) -> tuple[str, ...]:
-    classes = set()
-    whole = "" in prefixes
-    deep = False
-    for file in files:
-        path = file.path
-        prefix = "" if whole else path[: path.find("/") + 1]
-        if prefix not in prefixes:
-            continue
-        part = splits[prefixes[prefix]]
-        name = path[len(prefix) :]
-        part.names.append(name)
-        part.files.append(file)
-        top, slash, rest = name.partition("/")
-        if slash:
-            classes.add(top)
-            deep = deep or "/" in rest
-    if deep:
-        for part in splits.values():
-            _sort_as_image_folder(part)
-    return tuple(sorted(classes))
-
-
-def _sort_as_image_folder(part: TreeSplit) -> None:
-    """torchvision sorts a class by folder path, then by name, which differs from walking where folders nest."""
-
-    def place(i: int) -> tuple[str, str, str]:
-        folder, _, base = part.names[i].rpartition("/")
-        return folder.partition("/")[0], folder, base
-
-    order = sorted(range(len(part.names)), key=place)
-    part.names = [part.names[i] for i in order]
-    part.files = [part.files[i] for i in order]
+        left_out.append((path, "beside the splits"))

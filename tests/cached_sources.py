@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import packer
-from readers.selection import Selectable
+from cache.stores import Buffer, Extents, Store, StoreOver
+from readers.reader import Reader
 
-__all__ = ["SlowReader", "made_set"]
+__all__ = ["SlowReader", "SlowStore", "images", "made_set"]
 
 
 def made_set(source: Path, output: Path, **options: Any) -> Path:
@@ -19,19 +20,19 @@ def made_set(source: Path, output: Path, **options: Any) -> Path:
     return output
 
 
-class SlowReader(Selectable):
-    """A reader that takes `seconds` for a read, remembers what was read, and cannot read some samples."""
+def images(reader: Any) -> list[bytes]:
+    """Of all samples."""
+    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
-    def __init__(self, base: Any, seconds: float = 0.0, broken: Mapping[int, Exception] | None = None) -> None:
-        self.base, self.seconds, self.broken = base, seconds, dict(broken or {})
+
+class SlowStore(StoreOver):
+    """A store that takes `seconds` for a read, remembers which rows were read, and cannot read some rows."""
+
+    def __init__(self, source: Store, seconds: float, broken: Mapping[int, Exception]) -> None:
+        self.source, self.seconds, self.broken = source, seconds, dict(broken)
         self.reads: list[int] = []
         self.prefetched: list[int] = []
         self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "base":
-            raise AttributeError(name)
-        return getattr(self.base, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -40,23 +41,39 @@ class SlowReader(Selectable):
         self.__dict__.update(state)
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self.base)
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        self._note([row])
+        return self.source.read_one(row, shard, offset, length)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.base[index]
+    def read(self, extents: Extents) -> list[Buffer]:
+        self._note(extents.row.tolist())
+        return self.source.read(extents)
 
-    def read(self, index: int, field: str = "image") -> Any:
-        return self.read_many([index], field)[0]
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        self.prefetched += extents.row.tolist()
+        self.source.prefetch(extents, below_bytes)
 
-    def read_many(self, indices: Any, field: str = "image") -> Any:
+    def _note(self, rows: list[int]) -> None:
         time.sleep(self.seconds)
-        for index in indices:
-            if int(index) in self.broken:
-                raise self.broken[int(index)]
+        for row in rows:
+            if row in self.broken:
+                raise self.broken[row]
         with self._lock:
-            self.reads += [int(index) for index in indices]
-        return self.base.read_many(indices, field)
+            self.reads += rows
 
-    def prefetch(self, indices: Any, field: str = "image") -> None:
-        self.prefetched += [int(index) for index in indices]
+
+class SlowReader(Reader):
+    """A reader over a `SlowStore`. Rows are those of the table: samples, where there is one field."""
+
+    store: SlowStore
+
+    def __init__(self, base: Reader, seconds: float = 0.0, broken: Mapping[int, Exception] | None = None) -> None:
+        super().__init__(base.table, SlowStore(base.store, seconds, broken or {}))
+
+    @property
+    def reads(self) -> list[int]:
+        return self.store.reads
+
+    @property
+    def prefetched(self) -> list[int]:
+        return self.store.prefetched

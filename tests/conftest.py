@@ -9,17 +9,17 @@ import importlib.util
 import multiprocessing
 import os
 import pickle
-import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+import packer
 from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
@@ -41,6 +41,21 @@ def jpeg() -> Callable[..., bytes]:
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """What the suites read."""
     return Samples(tmp_path_factory.mktemp("samples"))
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Packs a source, once for each set of options; nobody may write to what it gives."""
+    made: dict[Any, Path] = {}
+
+    def pack(source: Path, to: str = "tar", **options: Any) -> Path:
+        key = (source, to, *sorted(options.items()))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("packed") / "set"
+            packer.convert(source, to, made[key], **{"workers": 1, **options})
+        return made[key]
+
+    return pack
 
 
 @pytest.fixture(scope="session")
@@ -70,22 +85,22 @@ def _call(environ: dict[str, str], work: bytes) -> Any:
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """train and val with three classes each, 12 and 3 images a class; nobody may write to it."""
-    root = tmp_path_factory.mktemp("tree") / "images"
-    seed = 0
-    for split, count in (("train", 12), ("val", 3)):
-        for name in ("cat", "dog", "owl"):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                seed += 1
-                (folder / f"{name}_{number:03d}.JPEG").write_bytes(make_jpeg(seed))
+    names = [
+        f"{split}/{name}/{name}_{number:03d}.JPEG"
+        for split, count in (("train", 12), ("val", 3))
+        for name in ("cat", "dog", "owl")
+        for number in range(count)
+    ]
+    files = {name: make_jpeg(seed) for seed, name in enumerate(names, 1)}
+    return tree_of(tmp_path_factory.mktemp("tree") / "images", files)
+
+
+def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
+    """Write files, by relative path, below a folder."""
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
     return root
-
-
-def limit_memory(more_bytes: int) -> None:
-    """Let this process take so much more address space than it has: a forked child has all that the tests loaded."""
-    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (has + more_bytes, has + more_bytes))
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -150,10 +165,9 @@ def spoil() -> Callable[..., None]:
     """Flips a byte of a sample in a cache."""
 
     def spoil(reader: Any, index: int, at: int = -1) -> None:
-        shelf = reader._shelf
-        view = shelf.store.get(shelf.slots.first("image") + index)
+        view = reader.store.shared.get(reader.store.slots.first("image") + index)
         place = at % len(view)
-        with open(next(shelf.store._spec.directory.glob("packer-cache*")), "r+b") as file:
+        with open(next(reader.store.shared._spec.directory.glob("packer-cache*")), "r+b") as file:
             whole = file.read()
             start = whole.rindex(bytes(view))
             file.seek(start + place)

@@ -17,7 +17,15 @@ from conftest import make_jpeg
 from gpu_doubles import install
 
 import readers
-from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Recipe
+from readers.augment import (
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Recipe,
+    Resize,
+)
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job
 from readers.decode.picture import Picture, upright_tensor
@@ -70,6 +78,19 @@ def test_boxes_are_resized_as_torch_does(size: tuple[int, int]) -> None:
     ours, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
     largest, mean = difference(ours, torchs)
     assert largest <= 1 and mean < 0.04, (largest, mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype) -> None:
+    images = pictures()
+    ops = [Resize(20), RandomCrop((30, 26), padding=(9, 12)), RandomHorizontalFlip(), RandomVerticalFlip()]
+    options = {"dtype": dtype, "normalize": None if dtype == torch.uint8 else Normalize(MEAN, STD)}
+    jobs = [*plan_jobs(images, ops), *plan_jobs(images, ops, epoch=1)]
+    assert min(min(job[2]) for job in jobs) < 0
+    ours, torchs = (render(engine, images * 2, jobs, (30, 26), **options) for engine in ("triton", "torch"))
+    largest, mean = difference(ours, torchs)
+    step = 1 if dtype == torch.uint8 else 1 / 255 / min(STD) + 1e-5
+    assert largest <= step and mean < 0.04 * step, (largest, mean)
 
 
 def test_the_formula_is_that_of_interpolate() -> None:

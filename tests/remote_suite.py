@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,13 +67,9 @@ def web(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture(scope="session")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(tree: Path, pack: Callable[..., Path]) -> Path:
     """The tree as tar shards of 8 samples; nobody may write to it."""
-    import packer
-
-    out = tmp_path_factory.mktemp("remote") / "set"
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=8)
-    return out
+    return pack(tree, samples_per_shard=8)
 
 
 @pytest.fixture

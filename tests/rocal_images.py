@@ -52,7 +52,7 @@ def box_of(pixels: npt.NDArray[Any], size: tuple[int, int]) -> tuple[int, tuple[
     return round((float(blue.mean()) - 8) / 6), (left, top, right, bottom)
 
 
-def folder_of(root: Path, images: dict[int, bytes]) -> readers.FolderReader:
+def folder_of(root: Path, images: dict[int, bytes]) -> readers.Reader:
     """A class for each image, so that label and number are the same."""
     for number, data in images.items():
         (root / f"{number:03d}").mkdir(parents=True)

@@ -8,12 +8,12 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from suites.children import in_child
 
 from cache import ClosedCacheError, SharedByteCache
 
@@ -27,19 +27,6 @@ def sample(slot: int, length: int | None = None) -> bytes:
     """Bytes that no other slot has."""
     length = 100 + 997 * slot % 5000 if length is None else length
     return np.random.default_rng(slot).bytes(length)
-
-
-def in_child(work: Callable[[], object]) -> None:
-    """Run in a forked child, which must come to a good end."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 class SharedCacheSuite:

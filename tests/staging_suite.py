@@ -15,6 +15,7 @@ from conftest import files_of
 
 import packer
 import readers
+from cache.progress import Done
 
 DEADLINE = 60.0
 SLOWLY = 60_000  # bytes a second: the small set takes some seconds
@@ -45,13 +46,10 @@ class Notes:
     def note(self, text: str) -> None:
         self.texts.append(text)
 
-    def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
-        self.texts.append(f"copying {total_bytes}")
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
+        self.texts.append(f"{'waiting for' if waiting else 'copying'} {total_bytes}")
 
-    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
-        self.texts.append(f"waiting for {total_bytes}")
-
-    def copied(self) -> None:
+    def end(self) -> None:
         pass
 
     def __contains__(self, part: str) -> bool:

@@ -14,7 +14,7 @@ import packer
 import readers
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from packer.found_shards import split_of_name
+from packer.sources.shards import split_of_name
 from readers.sample import NO_LABEL
 
 

@@ -14,7 +14,7 @@ from conftest import make_jpeg
 
 import packer
 import readers
-from packer.orders import compare_orders
+from packer.inspection import compare_orders
 from readers.errors import UnknownNameError
 from readers.order import Shuffled
 from readers.order.quality import shuffle_quality

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cached_sources import made_set
+from cached_sources import images
 from namespaces import run_with_dev_shm
 
 import cache
@@ -22,19 +22,10 @@ from cache import SharedByteCache
 OPEN: dict[str, Any] = {"fingerprint": "set", "kind": "encoded", "slots": 8, "capacity_bytes": 4096, "job": "test"}
 
 
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("places") / "set")
-
-
 @pytest.fixture
 def base(packed: Path) -> Iterator[Any]:
     with readers.open(packed, "train") as reader:
         yield reader
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 def name_of(folder: Path) -> Path:

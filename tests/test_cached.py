@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, images
 
 import readers
 from readers.augment import CenterCrop, Resize
-from readers.cached.choice import EVERYTHING, Choice, chosen_below
+from readers.cached.subset import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
-from readers.headers import MEDIA, parse_held
 from readers.order import NodeLocal, Shuffled
 
 KEEPS = ("encoded", "recoded:16@80", "decoded:16")
 INDICES = [30, 2, 2, -1, 17, 0]
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("cached") / "set")
 
 
 @pytest.fixture(params=("shards", "folder", "selection"))
@@ -35,54 +29,7 @@ def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[A
         yield opened.select(indices=range(36)) if request.param == "selection" else opened
 
 
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
-
-
 # --- a reader like any other --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("keep", KEEPS)
-@pytest.mark.parametrize("capacity", ["auto", 0.5, 0])
-def test_what_a_reader_promises(base: Any, keep: str, capacity: Any, place: dict[str, Any]) -> None:
-    reader = readers.cached(base, capacity, keep, **place)
-    assert isinstance(reader, readers.Reader) and len(reader) == 36
-    assert (reader.fields, tuple(reader.classes)) == (base.fields, tuple(base.classes))
-    assert list(reader.keys) == list(base.keys) and reader.labels.tolist() == base.labels.tolist()
-    expected = [bytes(reader.keep.made(image)) for image in images(base)]
-    for _ in range(2):  # missed, then hit
-        assert images(reader) == expected
-        assert [bytes(reader.read(i)) for i in range(-36, 36)] == expected * 2
-    for some in (INDICES, np.array(INDICES, np.int16), tuple(INDICES)):
-        assert [bytes(data) for data in reader.read_many(some)] == [expected[i] for i in INDICES]
-        assert [bytes(data) for data in reader.stream(i % 36 for i in some)] == [expected[i] for i in INDICES]
-        reader.prefetch(some)
-    assert [bytes(data) for data in reader.stream()] == expected and list(reader.read_many([])) == []
-    whole = [(sample.key, sample.label, bytes(sample.image)) for sample in reader]
-    assert whole == list(zip(base.keys, base.labels.tolist(), expected, strict=True))
-    for column, of_base, some in zip(reader.info, base.info, reader.image_info(INDICES), strict=True):
-        assert column.dtype == of_base.dtype == some.dtype and some.tolist() == [column[i] for i in INDICES]
-    headers = [parse_held(image) for image in expected]
-    told = zip(*(column.tolist() for column in reader.info), strict=True)
-    assert [(h[1], h[2], h[3], h[4], h[5], MEDIA.index(h[0])) for h in headers] == list(told)
-    sizes = reader.sizes()
-    assert sizes.dtype == np.int64 and sizes.shape == (36,)
-    if not keep.startswith("recoded"):
-        assert sizes.tolist() == [len(image) for image in expected]
-    few = reader.select(labels="dog")
-    assert images(few) == [expected[i] for i in np.flatnonzero(reader.labels == 1)]
-
-
-@pytest.mark.parametrize("index", [36, -37, 10**12])
-def test_outside_the_set(base: Any, index: int, place: dict[str, Any]) -> None:
-    reader = readers.cached(base, **place)
-    for call in (reader.read, lambda i: reader[i], lambda i: list(reader.stream([i]))):
-        with pytest.raises(IndexError, match="36"):
-            call(index)
-    for call in (reader.read_many, reader.prefetch, reader.image_info):
-        with pytest.raises(IndexError, match="not all inside the samples of CachedReader"):
-            call([0, index])
-    for call in (reader.sizes, lambda name: reader.read(0, name), lambda name: reader.read_many([0], name)):
-        with pytest.raises(UnknownNameError, match="no field 'mask'"):
-            call("mask")
 
 
 def test_fingerprints(base: Any, place: dict[str, Any]) -> None:
@@ -144,7 +91,7 @@ def test_who_comes_later_keeps_the_same(base: Any, place: dict[str, Any]) -> Non
 def test_no_room_passes_everything_through(base: Any, place: dict[str, Any], no_room: None) -> None:
     with pytest.warns(UserWarning, match=r"no room for a cache of [\d,]+ bytes in .*packer cache ls"):
         reader = readers.cached(base, "1GiB", "decoded:16", **place)
-    assert images(reader) == [bytes(reader.keep.made(image)) for image in images(base)]
+    assert images(reader) == [bytes(reader.keep.convert(image)) for image in images(base)]
     assert reader.stats().kept == 0 and reader.prefill() == 0
 
 
@@ -196,7 +143,7 @@ def test_bad_samples_are_nobodys_business_but_the_readers(base: Any, place: dict
         with pytest.raises(kind):
             reader.read_many([index, 1])
         assert bytes(reader.read(index + 2)) == bytes(base.read(index + 2))
-    assert reader.image_info([4, 5]).height.tolist() == [24, 0]
+    assert reader.image_info([4, 5]).height.tolist() == [24, 24 if base.table.has_headers else 0]
 
 
 # --- arguments ----------------------------------------------------------------------------------------------------
@@ -225,24 +172,24 @@ def test_percent_is_a_share(base: Any, place: dict[str, Any]) -> None:
 
 # --- the choice ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("samples", [0, 1, 37, 5000])
-def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int) -> None:
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int, listed: bool) -> None:
+    rows = np.arange(3, 3 + samples) if listed else range(3, 3 + samples)
     sizes = np.random.default_rng(1).integers(0, 1000, samples)
     for limit in (0, 1, int(sizes.sum()) // 3, max(0, int(sizes.sum()) - 1), int(sizes.sum())):
-        threshold = chosen_below(3, 3 + samples, limit, lambda run: sizes[run - 3])
-        choice = Choice(3, 3 + samples, threshold)
+        choice = Subset(rows).limited(limit, lambda run: sizes[run - 3])
         mask = choice.mask(np.arange(samples + 10))
         assert mask.tolist() == [choice.keeps(i) for i in range(samples + 10)]
         total = int(sizes[mask[3 : 3 + samples]].sum())
-        assert total == choice.total(lambda run: sizes[run - 3]) <= limit or threshold == EVERYTHING
-        if threshold != EVERYTHING:
-            larger = Choice(3, 3 + samples, threshold + 1).total(lambda run: sizes[run - 3])
+        assert total == choice.total(lambda run: sizes[run - 3]) <= limit or choice.threshold == EVERYTHING
+        if choice.threshold != EVERYTHING:
+            larger = Subset(rows, choice.threshold + 1).total(lambda run: sizes[run - 3])
             assert larger > limit, "the next one would not have fitted"
 
 
 def test_the_choice_is_frozen() -> None:
     """Jobs of other versions share caches with this one."""
-    threshold = chosen_below(0, 1000, 10, lambda run: run * 0 + 1)
-    kept = np.concatenate(list(Choice(0, 1000, threshold).kept())).tolist()
+    kept = np.concatenate(list(Subset(range(1000)).limited(10, lambda run: run * 0 + 1).kept())).tolist()
     assert kept == [2, 100, 145, 148, 350, 532, 601, 646, 686, 762]
 
 

@@ -11,29 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, SlowStore, images, made_set
 from PIL import Image
 
 import readers
+from cache.stores import Buffer, Extents
 from readers.cached import fill
-from readers.cached.packing import Packing, measured
+from readers.cached.compression import compress as compressed
+from readers.cached.compression import decompress, share_left
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("fill") / "set")
 
 
 @pytest.fixture
 def base(packed: Path) -> Any:
     with readers.open(packed, "train") as reader:
         yield reader
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
 # --- filling ------------------------------------------------------------------------------------------------------
@@ -51,23 +44,23 @@ def test_prefill(base: Any, keep: str, order: Any, threads: int, place: dict[str
     assert seen[-1][1] == sum(len(reader.read(i)) for i in kept)
     slow.reads.clear()
     assert reader.prefill(threads) == 18 and slow.reads == [], "all of it was there"
-    expected = [bytes(reader.keep.made(image)) for image in images(base)]
+    expected = [bytes(reader.keep.convert(image)) for image in images(base)]
     slow.reads.clear()
     assert images(reader) == expected and len(slow.reads) == 18
     with pytest.raises(ValueError, match="threads is at least 1, not 0"):
         reader.prefill(0)
 
 
-class Raced(SlowReader):
+class Raced(SlowStore):
     """A source from which another process reads as well: by the first answer it has filled the first two blocks."""
 
     other: Any = None
 
-    def read_many(self, indices: Any, field: str = "image") -> Any:
+    def read(self, extents: Extents) -> list[Buffer]:
         if self.other is not None:
             self.other.read_many(range(8))
             self.other = None
-        return super().read_many(indices, field)
+        return super().read(extents)
 
 
 def test_whoever_meets_another_goes_elsewhere(
@@ -76,8 +69,8 @@ def test_whoever_meets_another_goes_elsewhere(
     monkeypatch.setattr(fill.random, "randrange", lambda stop: 6)
     other = readers.cached(SlowReader(base), 1.0, fields=["image"], **place)
     monkeypatch.setattr(fill, "_start", lambda blocks, users: 0)
-    raced = Raced(base)
-    reader = readers.cached(raced, 1.0, fields=["image"], **place)
+    raced = Raced(base.store, 0.0, {})
+    reader = readers.cached(readers.Reader(base.table, raced), 1.0, fields=["image"], **place)
     raced.reads.clear()
     raced.other = other
     assert reader.prefill(1) == 36
@@ -121,7 +114,7 @@ def test_fill_ahead_ends_with_its_reader(base: Any, place: dict[str, Any]) -> No
 def test_fill_ahead_tells_what_went_wrong(base: Any, place: dict[str, Any]) -> None:
     slow = SlowReader(base)
     reader = readers.cached(slow, **place)
-    slow.broken[7] = OSError("the disk has gone")
+    slow.store.broken[7] = OSError("the disk has gone")
     with pytest.raises(OSError, match="the disk has gone"):
         reader.fill_ahead(Sequential(36), epoch=0).wait(30)
     with pytest.raises(OSError, match="the disk has gone"):
@@ -179,7 +172,7 @@ def test_compression_round_trip(mixed: Path, compress: bool, place: dict[str, An
     with readers.open(mixed) as base:
         assert set(base.fields) == {"image", "json"}
         reader = readers.cached(base, compress=compress, check="always", **place)
-        assert sorted(reader._shelf.terms.packings) == (["image", "json"] if compress else [])
+        assert list(reader.store.terms.packed) == (["image"] if compress else [])
         for field in base.fields:
             expected = [bytes(data) for data in base.read_many(range(80), field)]
             for _ in range(2):
@@ -193,45 +186,29 @@ def test_compression_round_trip(mixed: Path, compress: bool, place: dict[str, An
         assert stats.capacity_bytes < (0.9 if compress else 1.1) * payload + 30_000
 
 
-def test_the_dictionary_is_the_same_for_all(mixed: Path, place: dict[str, Any]) -> None:
-    with readers.open(mixed) as base:
-        first = readers.cached(base, **place)
-        expected = [bytes(data) for data in first.read_many(range(80), "json")]
-        second = readers.cached(base, **place)
-        for name, packing in first._shelf.terms.packings.items():
-            assert second._shelf.terms.packings[name].dictionary == packing.dictionary
-        assert [bytes(data) for data in second.read_many(range(80), "json")] == expected
-        assert second.stats().hits == 80
-
-
 def test_what_pays() -> None:
     rng = np.random.default_rng(1)
     texts = [f'{{"caption": "a picture of {i}", "source": "somewhere", "width": {i * 7}}}'.encode() for i in range(200)]
     noise = [rng.bytes(500) for _ in range(50)]
-    found = measured(texts)
-    assert found.packing is not None and found.packing.dictionary and found.share < 0.5
-    assert measured(noise).packing is None and measured([]).packing is None
-    bitmaps = measured([bitmap(i) for i in range(20)])
-    assert bitmaps.packing is not None and bitmaps.share < 0.9
-    assert measured([b"\xff\xd8\xff" + bytes(1000)] * 20).packing is None, "JPEGs are stored as they are"
+    assert share_left([text * 20 for text in texts]) < 0.5 and share_left([bitmap(i) for i in range(20)]) < 0.9
+    assert share_left(noise) == share_left([]) == 1
+    assert share_left([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
 
 
 def test_frames_and_payloads_are_told_apart() -> None:
     """Also where a payload looks like a frame."""
-    for packing in (Packing(), Packing(b"some dictionary " * 40)):
-        frame = bytes(Packing().packed(b"a" * 500))
-        for data in (b"", b"x", b"a" * 500, os.urandom(300), frame, frame[:7], b"\x28\xb5\x2f\xfd", bitmap(1)):
-            stored = packing.packed(data)
-            assert bytes(packing.unpacked(memoryview(stored))) == data
+    frame = bytes(compressed(b"a" * 500))
+    for data in (b"", b"x", b"a" * 500, os.urandom(300), frame, frame[:7], b"\x28\xb5\x2f\xfd", bitmap(1)):
+        assert bytes(decompress(memoryview(compressed(data)))) == data
     with pytest.raises(ValueError, match="a broken zstd frame of 6 bytes"):
-        Packing().unpacked(frame[:6])
+        decompress(frame[:6])
 
 
 def test_broken_frames_are_read_again(mixed: Path, place: dict[str, Any], spoil: Any) -> None:
     with readers.open(mixed) as base:
         reader = readers.cached(base, **place)
         expected = images(reader)
-        stored = reader._shelf.store.get(reader._shelf.slots.first("image") + 3)
+        stored = reader.store.shared.get(reader.store.slots.first("image") + 3)
         assert bytes(stored[:4]) == b"\x28\xb5\x2f\xfd"
         spoil(reader, 3, at=4)
         assert images(reader) == expected and reader.stats().dropped == 1

@@ -70,7 +70,7 @@ def test_check_always_sees_a_rewritten_file(tmp_path: Path, place: dict[str, Any
     with readers.cached(base, keep=keep, check="always", **place) as reader:
         seen = pickle.loads(pickle.dumps(reader)) if over == "pickled" else reader
         images_of(seen)
-        expected = [bytes(seen.keep.made(image)) for image in fill(tmp_path / "folder", 100)]
+        expected = [bytes(seen.keep.convert(image)) for image in fill(tmp_path / "folder", 100)]
         for _ in range(3):
             assert images_of(seen) == expected and bytes(seen.read(2)) == expected[2]
         assert seen.stats().present == 0, "what is not what was listed is not kept"

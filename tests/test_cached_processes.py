@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, made_set
+from cached_sources import SlowReader, images
 from PIL import Image
 from shared_cache_suite import HAS_MPI, MPIEXEC
 
@@ -25,19 +25,10 @@ from readers.order import Shuffled
 METHODS = ("fork", "spawn")
 
 
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("processes") / "set")
-
-
-def images(reader: Any) -> list[bytes]:
-    return [bytes(data) for data in reader.read_many(range(len(reader)))]
-
-
 def fill_and_tell(reader: Any) -> tuple[list[bytes], int]:
     """What a process reads, and how many reads of the source that took."""
     found = images(reader)
-    return found, len(reader.base.reads)
+    return found, len(reader.store.source.reads)
 
 
 def open_and_tell(path: Path, place: dict[str, Any], capacity: Any) -> list[int]:
@@ -52,15 +43,15 @@ def test_what_one_has_read_all_have(packed: Path, place: dict[str, Any], method:
     context = multiprocessing.get_context(method)
     with readers.open(packed, "train") as base:
         reader = readers.cached(SlowReader(base), 0.5, keep, **place)
-        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        expected = [bytes(reader.keep.convert(image)) for image in images(base)]
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             found, _ = pool.submit(fill_and_tell, reader).result(timeout=60)
         assert found == expected
-        reader.base.reads.clear()
+        reader.store.source.reads.clear()
         assert images(reader) == expected
-        assert len(reader.base.reads) == 18, "the half that has a place was filled by the other process"
+        assert len(reader.store.source.reads) == 18, "the half that has a place was filled by the other process"
         with ProcessPoolExecutor(3, mp_context=context) as pool:
-            reader.base.reads.clear()
+            reader.store.source.reads.clear()
             for found, reads in pool.map(fill_and_tell, [reader] * 6, timeout=60):
                 assert found == expected and reads % 18 == 0
         assert reader.stats().puts >= 18 and reader.stats().present == 18
@@ -75,12 +66,12 @@ def test_memory_without_a_name(packed: Path, method: str, keep: str) -> None:
     context = multiprocessing.get_context(method)
     with readers.open(packed, "train") as base:
         reader = readers.cached(SlowReader(base), 0.5, keep, backend="memfd")
-        expected = [bytes(reader.keep.made(image)) for image in images(base)]
+        expected = [bytes(reader.keep.convert(image)) for image in images(base)]
         with ProcessPoolExecutor(2, mp_context=context) as pool:
             for found, _ in pool.map(fill_and_tell, [reader] * 4, timeout=60):
                 assert found == expected
-        reader.base.reads.clear()
-        assert images(reader) == expected and len(reader.base.reads) == 18
+        reader.store.source.reads.clear()
+        assert images(reader) == expected and len(reader.store.source.reads) == 18
         assert reader.stats().present == 18 and list_caches() == []
         with readers.cached(base, 0.5, keep, backend="memfd") as other:
             assert other.stats().present == 0, "another memory"

@@ -148,8 +148,8 @@ def test_a_terminal_gets_a_bar(tree: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     script = (
         "import sys, time\nfrom packer.cli.progress import ProgressDisplay\n"
-        "shown = ProgressDisplay(sys.stderr)\nshown.packing(100, 0, lambda: (50, 1000))\n"
-        "time.sleep(0.5)\nshown.packed()\n"
+        "shown = ProgressDisplay(sys.stderr)\nshown.begin(100, 0, lambda: (50, 1000))\n"
+        "time.sleep(0.5)\nshown.end()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=slave)
     os.close(slave)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cached_sources import made_set
 
 import readers
 
@@ -17,11 +16,6 @@ import readers
 def packer(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "packer", "cache", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_set(tree, tmp_path_factory.mktemp("cli-cache") / "set")
 
 
 @pytest.fixture

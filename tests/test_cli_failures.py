@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 
 import packer as library
 from cache.text import json_printable, plural, printable
@@ -28,13 +28,6 @@ PACKER = [sys.executable, "-m", "packer"]
 def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
     options = {"capture_output": True, "text": True, "timeout": 120, "check": False} | more
     return subprocess.run([*PACKER, *map(str, arguments)], **options)
-
-
-@pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("packed") / "set"
-    library.convert(tree, "tar", out, workers=1)
-    return out
 
 
 @pytest.mark.parametrize(
@@ -112,9 +105,7 @@ def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(tree: Path, t
 
 
 def test_ctrl_c_again_and_again_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
-    for number in range(300):
-        (tmp_path / "in" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / f"{number % 3}" / f"{number}.jpg").write_bytes(make_jpeg(number % 7))
+    tree_of(tmp_path / "in", {f"{number % 3}/{number}.jpg": make_jpeg(number % 7) for number in range(300)})
     line = [*PACKER, "convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / "out", "--samples-per-shard", "1"]
     with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
@@ -237,9 +228,9 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
         "    drawn.set()\n"
         "    return 640000, 70000000000\n"
         "display = ProgressDisplay(sys.stderr)\n"
-        "display.packing(1281167, 140000000000, done)\n"
+        "display.begin(1281167, 140000000000, done)\n"
         "assert drawn.wait(30)\n"
-        "display.packed()\n"
+        "display.end()\n"
     )
     subprocess.run([sys.executable, "-c", script], stderr=theirs, timeout=120, check=True)
     os.close(theirs)

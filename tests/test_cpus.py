@@ -59,6 +59,16 @@ CASES = [
     ("sbatch -n4 -c8, torchrun", {**batch(4, 32, 8), **torchrun(4)}, 32, 8),
     ("sbatch -n4 -c8, mpirun by a step of one task", {**step(1, 32, 8), **mpirun(4)}, 32, 8),
     ("sbatch -n4 -c8, one process", batch(4, 16, 8), 32, 16),
+    ("qsub -l select=2:ncpus=8, the script", {"PBS_JOBID": "7", "NCPUS": "8"}, 32, 8),
+    ("qsub -l select=1:ncpus=8, mpiexec", {"PBS_JOBID": "7", "NCPUS": "8", **mpirun(4)}, 32, 2),
+    ("qsub -l nodes=2:ppn=6 of Torque", {"PBS_JOBID": "7", "PBS_NUM_PPN": "6"}, 32, 6),
+    ("NCPUS without PBS", {"NCPUS": "8"}, 32, 32),
+    ("bsub -n8 on two hosts, the script", {"LSB_MCPU_HOSTS": "a 4 b 4"}, 32, 4),
+    ("bsub -n8 on two hosts, blaunch", {"LSB_MCPU_HOSTS": "a 6 b 2", "LSF_PM_TASKID": "7"}, 32, 1),
+    ("bsub -n2 with 16 CPUs a slot, bound", {"LSB_MCPU_HOSTS": "a 1 b 1", "LSB_AFFINITY_HOSTFILE": "/f"}, 16, 16),
+    ("bsub -n8, mpirun", {"LSB_MCPU_HOSTS": "a 8", **mpirun(4)}, 32, 2),
+    ("qsub -pe smp 4 of Grid Engine", {"NSLOTS": "4", "JOB_ID": "1"}, 32, 4),
+    ("qsub -pe mpi 64 of Grid Engine", {"NSLOTS": "64", "NHOSTS": "2", "JOB_ID": "1"}, 32, 32),
     ("a step whose variables contradict each other", {**step(4, 32, 8), "SLURM_PROCID": "9"}, 32, 32),
 ]
 

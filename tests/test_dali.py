@@ -72,20 +72,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def pack(to: str) -> Path:
-        if to not in made:
-            made[to] = tmp_path_factory.mktemp(to) / "set"
-            packer.convert(photos, to=to, output=made[to], workers=1, samples_per_shard=16)
-        return made[to]
-
-    return pack
+def packed(photos: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
+    return lambda to: pack(photos, to, samples_per_shard=16)
 
 
 @pytest.fixture
-def reader(packed: Callable[[str], Path]) -> Iterator[readers.ShardReader]:
+def reader(packed: Callable[[str], Path]) -> Iterator[readers.Reader]:
     with readers.open(packed("hdf5")) as reader:
         yield reader
 
@@ -183,13 +175,13 @@ def test_every_kind_of_reader(kind: str, photos: Path, packed: Callable[[str], P
     ],
     ids=lambda ops: "-".join(type(op).__name__ for op in ops),
 )
-def test_lists_of_ops(reader: readers.ShardReader, ops: list[Any]) -> None:
+def test_lists_of_ops(reader: readers.Reader, ops: list[Any]) -> None:
     scale = 255 * 0.225 if isinstance(ops[-1], Normalize) else 1.0
     ours = ImageLoader(reader, 8, augment=ops, seed=5, layout="NCHW", threads=1)
     same_epochs(ours, DaliLoader(reader, 8, augment=ops, seed=5, output="numpy"), epochs=1, scale=scale)
 
 
-def test_layouts_and_dtypes(reader: readers.ShardReader) -> None:
+def test_layouts_and_dtypes(reader: readers.Reader) -> None:
     ops = [*CROPS, Normalize((0.5,) * 3, (0.5,) * 3)]
     for layout in ("NCHW", "NHWC"):
         ours = ImageLoader(reader, 8, augment=ops, seed=5, layout=layout, threads=1)
@@ -248,14 +240,14 @@ def labels_of(loader: DaliLoader) -> list[list[int]]:
 
 @pytest.mark.parametrize(("tail", "sizes"), [("drop_last", [8] * 5), ("pad", [8] * 5 + [2]), ("exact", [8] * 5 + [2])])
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_lengths_and_tails(reader: readers.ShardReader, tail: Any, sizes: list[int], output: Any) -> None:
+def test_lengths_and_tails(reader: readers.Reader, tail: Any, sizes: list[int], output: Any) -> None:
     loader = DaliLoader(reader, 8, augment=CROPS, tail=tail, output=output)
     assert len(loader) == len(sizes)
     for epoch in range(3):
         assert loader.epoch == epoch and [len(labels) for labels in labels_of(loader)] == sizes
 
 
-def test_a_rank_without_samples_in_the_last_step(reader: readers.ShardReader) -> None:
+def test_a_rank_without_samples_in_the_last_step(reader: readers.Reader) -> None:
     some = reader.select(indices=list(range(26)))
     for output in ("torch", "numpy"):
         loader = DaliLoader(some, 4, augment=CROPS, output=output, rank=0, world_size=3, tail="exact")
@@ -265,7 +257,7 @@ def test_a_rank_without_samples_in_the_last_step(reader: readers.ShardReader) ->
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_resume_in_mid_epoch_is_exact(reader: readers.ShardReader, output: Any) -> None:
+def test_resume_in_mid_epoch_is_exact(reader: readers.Reader, output: Any) -> None:
     def loader() -> DaliLoader:
         return DaliLoader(reader, 8, augment=CROPS, seed=7, output=output)
 
@@ -286,7 +278,7 @@ def loader_epoch(loader: DaliLoader, epochs: int) -> Iterator[Any]:
         yield from loader
 
 
-def test_states_are_shared_with_our_loader(reader: readers.ShardReader) -> None:
+def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
     ours = ImageLoader(reader, 8, augment=CROPS, seed=7, layout="NCHW", threads=1)
     batches = iter(ours)
     next(batches)
@@ -302,20 +294,7 @@ def test_states_are_shared_with_our_loader(reader: readers.ShardReader) -> None:
         theirs.load_state_dict({**state, "fingerprint": "other"})
 
 
-def test_a_loop_that_is_left_early_ends_its_epoch(reader: readers.ShardReader) -> None:
-    loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
-    epochs = [labels_of(straight) for _ in range(3)]
-    for _, labels in loader:
-        assert labels.tolist() == epochs[0][0]
-        break
-    assert labels_of(loader) == epochs[1] and loader.epoch == 2
-    loader.set_epoch(1)
-    assert labels_of(loader) == epochs[1] and labels_of(loader) == epochs[2]
-    loader.close()
-    assert loader.epoch == 3
-
-
-def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
+def test_an_epoch_that_has_nothing_left(reader: readers.Reader) -> None:
     loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
     loader.load_state_dict({**loader.state_dict(), "cursor": 40})
     assert loader.epoch == 1 and loader.left == len(loader) == 5
@@ -323,7 +302,7 @@ def test_an_epoch_that_has_nothing_left(reader: readers.ShardReader) -> None:
     assert labels_of(loader) == labels_of(straight)
 
 
-def test_closing_keeps_the_place(reader: readers.ShardReader) -> None:
+def test_closing_keeps_the_place(reader: readers.Reader) -> None:
     loader, straight = (DaliLoader(reader, 8, augment=CROPS, seed=2) for _ in range(2))
     epochs = [labels_of(straight) for _ in range(3)]
     loader.load_state_dict({**loader.state_dict(), "cursor": 16})
@@ -336,7 +315,7 @@ def test_closing_keeps_the_place(reader: readers.ShardReader) -> None:
     assert loader.epoch == 3
 
 
-def test_dali_restores_its_own_checkpoints(reader: readers.ShardReader) -> None:
+def test_dali_restores_its_own_checkpoints(reader: readers.Reader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, enable_checkpointing=True)
     def encoded_only() -> Any:
         return external_source(reader, 8, seed=5)
@@ -352,7 +331,7 @@ def test_dali_restores_its_own_checkpoints(reader: readers.ShardReader) -> None:
 
 # --- processes ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_two_workers_give_what_none_do(reader: readers.ShardReader, start_method: Any) -> None:
+def test_two_workers_give_what_none_do(reader: readers.Reader, start_method: Any) -> None:
     alone = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact")
     options = PipelineOptions(workers=2, start_method=start_method)
     together = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact", options=options)
@@ -364,7 +343,7 @@ def test_two_workers_give_what_none_do(reader: readers.ShardReader, start_method
 
 
 @pytest.mark.parametrize("conditionals", [False, True])
-def test_samples_one_by_one(reader: readers.ShardReader, conditionals: bool) -> None:
+def test_samples_one_by_one(reader: readers.Reader, conditionals: bool) -> None:
     start_method = "fork" if conditionals else "spawn"
 
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method=start_method)
@@ -384,7 +363,7 @@ def test_samples_one_by_one(reader: readers.ShardReader, conditionals: bool) -> 
     assert epoch(per="sample", parallel=True) == expected == epoch(per="batch", parallel=True)
 
 
-def test_leaving_early_ends_the_workers(reader: readers.ShardReader) -> None:
+def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
     loader = DaliLoader(reader, 8, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     for _ in loader:
         assert len(multiprocessing.active_children()) == 2
@@ -413,7 +392,7 @@ print("the end")
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
 
 
-def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.ShardReader) -> None:
+def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.Reader) -> None:
     loader = DaliLoader(reader, 2, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     batches = iter(loader)
     next(batches)
@@ -529,7 +508,7 @@ def test_what_dali_does_not_decode_is_named(tmp_path: Path) -> None:
         list(loader)
 
 
-def test_cached_pixels_are_refused(reader: readers.ShardReader, place: dict[str, Any]) -> None:
+def test_cached_pixels_are_refused(reader: readers.Reader, place: dict[str, Any]) -> None:
     cached = readers.cached(reader, keep="decoded:32", **place)
     for augment, graph in ((CROPS, None), (None, fn.decoders.image)):
         loader = DaliLoader(cached, 8, augment=augment, graph=graph)
@@ -539,7 +518,7 @@ def test_cached_pixels_are_refused(reader: readers.ShardReader, place: dict[str,
     cached.close()
 
 
-def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.ShardReader) -> None:
+def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.Reader) -> None:
     def crop(encoded: Any) -> Any:
         return fn.crop(fn.decoders.image(encoded), crop=(4000, 4000))
 
@@ -549,7 +528,7 @@ def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.ShardReader
         list(DaliLoader(reader, 4, graph=crop))
 
 
-def test_a_graph_of_ones_own(reader: readers.ShardReader) -> None:
+def test_a_graph_of_ones_own(reader: readers.Reader) -> None:
     def graph(encoded: Any) -> Any:
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB)
         return fn.resize(images, resize_x=20, resize_y=24)
@@ -570,7 +549,7 @@ def test_a_graph_of_ones_own(reader: readers.ShardReader) -> None:
         ({"augment": classification(32), "options": PipelineOptions(dtype="uint8")}, "do not fit into uint8"),
     ],
 )
-def test_wrong_options(reader: readers.ShardReader, options: dict[str, Any], message: str) -> None:
+def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DaliLoader(reader, 8, **options)
 
@@ -584,7 +563,7 @@ def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
         PipelineOptions(**options)
 
 
-def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_dali_is_refused(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dali, "__version__", "2.2.9")
     with pytest.raises(
         MissingExtraError, match=r"needs DALI from 2.3 on \(found 2.2.9\): run  pip install 'packer-vision\[dali\]'"
@@ -592,7 +571,7 @@ def test_an_old_dali_is_refused(reader: readers.ShardReader, monkeypatch: pytest
         DaliLoader(reader, 8, augment=CROPS)
 
 
-def test_wrong_use_of_nodes(reader: readers.ShardReader) -> None:
+def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
     with pytest.raises(ValueError, match="no pipeline is being defined"):
         external_source(reader, 8)
     with dali.Pipeline(batch_size=4, num_threads=1, device_id=None):
@@ -604,7 +583,7 @@ def test_wrong_use_of_nodes(reader: readers.ShardReader) -> None:
             external_source(reader, 4, on_error="skip", per="sample")
 
 
-def test_the_graph_for_a_gpu_can_be_defined(reader: readers.ShardReader) -> None:
+def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
     """No more can be had without one: whole images are decoded, then cut."""
     made = pipeline(Source(reader, 8, augment=CROPS), PipelineOptions(device="gpu", device_id=0))
     made._build_graph()

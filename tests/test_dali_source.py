@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import packer
 import readers
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.dali import BatchSource, SampleSource, Source
@@ -23,15 +22,8 @@ from readers.order import NodeLocal
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dali") / "set"
-    packer.convert(tree, to="hdf5", output=out, workers=1, samples_per_shard=10)
-    return out
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.ShardReader]:
-    with readers.open(packed, "train") as reader:
+def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
+    with readers.open(pack(tree, "hdf5", samples_per_shard=10), "train") as reader:
         yield reader
 
 
@@ -44,7 +36,7 @@ def indices(source: Source, epoch: int = 0) -> list[int]:
     return [i for step in range(source.batches(epoch)) for i in source.samples_of(epoch, step)[1].tolist()]
 
 
-def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.ShardReader) -> None:
+def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.Reader) -> None:
     source = Source(reader, 5, seed=3, tail="exact")
     assert sorted(indices(source)) == sorted(indices(source, 1)) == list(range(36))
     assert indices(source) != indices(source, 1) and source.steps() == 8
@@ -54,7 +46,7 @@ def test_every_sample_once_an_epoch_and_then_stop_iteration(reader: readers.Shar
             call(info(0, step))
 
 
-def test_a_batch_is_views_of_the_readers_memory(reader: readers.ShardReader) -> None:
+def test_a_batch_is_views_of_the_readers_memory(reader: readers.Reader) -> None:
     source = Source(reader, 4, seed=1)
     arrays, labels = source.batch(0, 2)
     _, wanted = source.samples_of(0, 2)
@@ -63,7 +55,7 @@ def test_a_batch_is_views_of_the_readers_memory(reader: readers.ShardReader) -> 
     assert all(a.dtype == np.uint8 and not a.flags.owndata and not a.flags.writeable for a in arrays)
 
 
-def test_the_memory_of_batches_under_way_is_held(reader: readers.ShardReader) -> None:
+def test_the_memory_of_batches_under_way_is_held(reader: readers.Reader) -> None:
     """The reader would use it again for the next batch if nobody looked at it."""
     source = Source(reader, 4, seed=1)
     kept = BatchSource(source, kept=3)
@@ -78,7 +70,7 @@ def test_the_memory_of_batches_under_way_is_held(reader: readers.ShardReader) ->
     assert len(first) < 6, "the reader never uses memory again: this test shows nothing"
 
 
-def test_calls_in_any_order_and_process_give_the_same(reader: readers.ShardReader) -> None:
+def test_calls_in_any_order_and_process_give_the_same(reader: readers.Reader) -> None:
     ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
     source = Source(reader, 6, augment=ops, seed=5)
     call, other = BatchSource(source, 2), pickle.loads(pickle.dumps(BatchSource(source, 2)))
@@ -93,7 +85,7 @@ def test_calls_in_any_order_and_process_give_the_same(reader: readers.ShardReade
             assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
 
 
-def test_what_ops_do_comes_with_the_samples(reader: readers.ShardReader) -> None:
+def test_what_ops_do_comes_with_the_samples(reader: readers.Reader) -> None:
     source = Source(reader, 6, augment=[RandomResizedCrop(16), RandomHorizontalFlip()])
     _, _, box, resized, flips = source.batch(0, 0)
     assert box.dtype == np.int64 and box.shape == (6, 4) and (box[:, :2] + box[:, 2:] <= (24, 32)).all()
@@ -107,7 +99,7 @@ def test_what_ops_do_comes_with_the_samples(reader: readers.ShardReader) -> None
 @pytest.mark.parametrize(
     ("tail", "steps", "batches"), [("drop_last", 2, [2] * 3), ("pad", 3, [3] * 3), ("exact", 3, [2, 3, 3])]
 )
-def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps: int, batches: list[int]) -> None:
+def test_ranks_have_the_same_steps(reader: readers.Reader, tail: Any, steps: int, batches: list[int]) -> None:
     """26 samples are two steps of 12 and 2 more; with "exact" one rank has none of those."""
     some = reader.select(indices=list(range(26)))
     ranks = [Source(some, 4, seed=2, rank=rank, world_size=3, tail=tail) for rank in range(3)]
@@ -116,23 +108,13 @@ def test_ranks_have_the_same_steps(reader: readers.ShardReader, tail: Any, steps
     assert len(set(seen)) == len(seen) if tail != "pad" else set(seen) == set(range(26))
 
 
-def test_a_run_on_two_ranks_goes_on_with_three(reader: readers.ShardReader) -> None:
-    before = [Source(reader, 4, seed=9, rank=rank, world_size=2, tail="exact") for rank in range(2)]
-    seen = [i for source in before for step in range(2) for i in source.samples_of(0, step)[1].tolist()]
-    state = before[0].state_after(0, 2)
-    after = [Source(reader, 3, rank=rank, world_size=3, tail="exact").resumed(state) for rank in range(3)]
-    seen += [i for source in after for i in indices(source)]
-    assert sorted(seen) == list(range(36)) and after[0].seed == 9
-    assert indices(after[0], 1) == indices(Source(reader, 3, seed=9, rank=0, world_size=3, tail="exact"), 1)
-
-
-def test_the_state_between_epochs(reader: readers.ShardReader) -> None:
+def test_the_state_between_epochs(reader: readers.Reader) -> None:
     source = Source(reader, 6, seed=4)
     assert source.state_after(0, 6) == source.state_after(1, 0) and source.state_after(0, 6)["epoch"] == 1
     assert source.starting(5).state_after(1, 2)["epoch"] == 6
 
 
-def test_a_state_of_another_set_or_decoder(reader: readers.ShardReader) -> None:
+def test_a_state_of_another_set_or_decoder(reader: readers.Reader) -> None:
     state = Source(reader, 4).state_after(0, 1)
     with pytest.raises(ResumeError, match="of the data set"):
         Source(reader.select(labels=[0]), 4).resumed(state)
@@ -140,7 +122,7 @@ def test_a_state_of_another_set_or_decoder(reader: readers.ShardReader) -> None:
         Source(reader, 4).resumed({**state, "decoder": "cpu"})
 
 
-def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.ShardReader) -> None:
+def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader) -> None:
     old, new = NodeLocal(36, 2, exchange_every=1), NodeLocal(36, 3, exchange_every=1)
     state = Source(reader, 4, order=old, rank=0, world_size=2).state_after(0, 1)
     went_on = Source(reader, 4, order=new, rank=0, world_size=3).resumed(state)
@@ -196,7 +178,7 @@ def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
         only_bad.batch(0, 0)
 
 
-def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.ShardReader) -> None:
+def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, reader: readers.Reader) -> None:
     from readers.dali import external_source
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import packer
-from cache.distribution import DISTRIBUTION, install_command
+from cache.errors import DISTRIBUTION, install_command
 from readers.errors import MissingExtraError
 
 ROOT = Path(packer.__file__).resolve().parent.parent
@@ -64,7 +64,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(tmp_path: Path) -> None:
-    script = "from cache.distribution import install_command; print(install_command('remote'))"
+    script = "from cache.errors import install_command; print(install_command('remote'))"
     done = run(tmp_path, "-S", "-c", script)  # -S: no site-packages, so nothing is installed
     assert done.stdout.strip() == f"pip install -e '{ROOT}[remote]'", done.stderr
 

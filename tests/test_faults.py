@@ -11,10 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg
+from suites.children import crashes_at, forked, in_child
 
 import packer
 import readers
@@ -168,13 +171,9 @@ def test_a_working_folder_has_one_owner_however_often_it_is_made_and_removed(tmp
             except readers.OutputError as error:
                 assert "another conversion is writing here" in str(error), error
 
-    pids = []
-    for _ in range(4):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(in_child(take_turns))
-        pids.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    with ExitStack() as four:
+        for _ in range(4):
+            four.enter_context(forked(take_turns))
     assert list(out.iterdir()) == [], "a working folder was left"
     print(f"\n{4 * turns} turns of four processes")
 
@@ -231,76 +230,25 @@ def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", small], check=True)
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """Run in a forked child; returns its exit status, 0 where `work` returned."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-class _Crash:
-    """Ends the process, without a word, at the n-th step that changes the disk."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def install(self) -> None:
-        for owner, name in (
-            (os, "fsync"),
-            (os, "rename"),
-            (os, "replace"),
-            (os, "unlink"),
-            (os, "mkdir"),
-            (os, "rmdir"),
-        ):
-            setattr(owner, name, self._wrap(getattr(owner, name)))
-
-    def _wrap(self, function: Callable[..., object]) -> Callable[..., object]:
-        def step(*args: object, **kwargs: object) -> object:
-            self.left -= 1
-            if self.left <= 0:
-                os._exit(9)
-            return function(*args, **kwargs)
-
-        return step
-
-
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_crash_at_every_step_that_changes_the_disk(tree: Path, tmp_path: Path, replaced: bool) -> None:
     """Whatever the step: no set looks whole that is not, and the same command ends with the same bytes."""
-    expected = reference(tree, tmp_path / "reference")
-    old = tmp_path / "old"
-    packer.convert(tree, to="tfrecord", output=old, workers=1)
+    options = {"to": "tar", "workers": 1, "samples_per_shard": 40}
+    expected = files_of(packer.convert(tree, output=tmp_path / "reference", **options).output)
+    old = packer.convert(tree, to="tfrecord", output=tmp_path / "old", workers=1).output
     crashes = 0
     for step in range(1, 400):
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
         if replaced:
             shutil.copytree(old, out)
-
-        def work(at: int = step, target: Path = out) -> None:
-            _Crash(at).install()
-            packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=4, overwrite=replaced)
-
-        status = in_child(work)
+        crashed = crashes_at(step, partial(packer.convert, tree, output=out, overwrite=replaced, **options))
         if (out / "dataset.json").exists():
             assert packer.verify(out, workers=1).ok, f"a set that is not whole looks whole after step {step}"
-        if status == 0:
+        if not crashed:
             break
-        assert status == 9
         crashes += 1
-        packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4, overwrite=replaced)
+        packer.convert(tree, output=out, overwrite=replaced, **options)
         assert files_of(out) == expected, f"after a crash at step {step}"
     else:
         pytest.fail("the conversion never got through")

@@ -22,9 +22,9 @@ import packer
 import readers
 from readers.cached import cached
 from readers.errors import TrainerError
-from readers.fallback import FallbackReader
 from readers.loader import ImageLoader
 from readers.order import Shuffled
+from readers.packed import open_copied, open_packed
 from readers.torch import ImageDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -108,10 +108,10 @@ def test_a_child_reads_while_threads_of_its_parent_open_shards(
     packed: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "packed":
-        reader: Any = readers.ShardReader(packed, open_shards=3)
+        reader: Any = open_packed(packed, open_shards=3)
     else:
         (tmp_path / "copy").mkdir()
-        reader = FallbackReader(tmp_path / "copy", fallback=packed, open_shards=3)
+        reader = open_copied(tmp_path / "copy", fallback=packed, open_shards=3)
     slow_opens(monkeypatch)
     with threads_that(lambda: read_all(reader)):
         for _ in range(15):
@@ -123,7 +123,7 @@ def test_a_child_reads_while_a_cache_is_filled(
 ) -> None:
     slow_opens(monkeypatch)
     for _ in range(3):
-        with cached(readers.ShardReader(packed, open_shards=2), 1 << 20, **place) as reader:
+        with cached(open_packed(packed, open_shards=2), 1 << 20, **place) as reader:
             reader.fill_ahead(Shuffled(COUNT, 1), epoch=0)
             for _ in range(4):
                 assert ends_in_child(lambda: (read_all(reader), reader.read_many(np.arange(COUNT)))), "a child hangs"
@@ -131,7 +131,7 @@ def test_a_child_reads_while_a_cache_is_filled(
 
 def test_workers_start_while_a_loader_is_under_way(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_opens(monkeypatch)
-    reader = readers.ShardReader(packed, open_shards=2)
+    reader = open_packed(packed, open_shards=2)
     for seed in itertools.islice(itertools.count(), 4):
         under_way = iter(ImageLoader(reader, 2, threads=3, prefetch=4, seed=seed))
         next(under_way)
@@ -162,7 +162,7 @@ def test_hundreds_of_forks(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
     slow_opens(monkeypatch)
     (tmp_path / "copy").mkdir()
     forks = 0
-    for reader in (readers.ShardReader(packed, open_shards=3), FallbackReader(tmp_path / "copy", fallback=packed)):
+    for reader in (open_packed(packed, open_shards=3), open_copied(tmp_path / "copy", fallback=packed)):
         loader = ImageLoader(reader, 2, threads=3)
         with threads_that(lambda reader=reader: (read_all(reader), reader.close())):
             for _ in range(200):

@@ -1,4 +1,5 @@
-"""Archives, records and manifests that are damaged or lie: nothing escapes, memory is bounded, each ends in one error.
+"""Sources that are damaged or made to harm: nothing escapes, no other file is read, memory is bounded, each ends in one
+error.
 
 Every trial runs in a process of its own, with 2 GB of memory and 60 seconds.
 """
@@ -14,23 +15,30 @@ import os
 import random
 import signal
 import tarfile
-import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 import zstandard
-from conftest import limit_memory, make_jpeg
+from conftest import make_jpeg
 from crc32c import crc32c
+from suites.children import end_of
 
 import packer
 from packer.formats.checksum import masked_crc
-from readers.errors import PackerError
+from readers.errors import PackerError, SourceError
 
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
-MEMORY_BYTES, SECONDS = 2 << 30, 60
+MEMORY_BYTES = 2 << 30
+ENDS = ("packed", "refused")
+SECRET = b"nobody asked for this"
+JPEGS = [np.frombuffer(make_jpeg(seed), np.uint8) for seed in range(4)]
 
 
 def contents() -> list[tuple[str, bytes]]:
@@ -93,6 +101,44 @@ def jsonl_file() -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+def elements(file: Any) -> None:
+    data = file.create_dataset("images", (len(JPEGS),), h5py.vlen_dtype(np.uint8), chunks=(2,))
+    for number, content in enumerate(JPEGS):
+        data[number] = content
+    file["labels"] = np.arange(len(JPEGS))
+
+
+def ranges(file: Any) -> None:
+    file["images"] = np.concatenate(JPEGS)
+    file["offsets"] = np.cumsum([0, *map(len, JPEGS)])
+    file["keys"] = [f"{number}.jpg" for number in range(len(JPEGS))]
+
+
+def ranges_packed(file: Any) -> None:
+    whole = np.concatenate(JPEGS)
+    file.create_dataset("images", data=whole, chunks=(512,), compression="gzip")
+    file["offsets"] = np.cumsum([0, *map(len, JPEGS)])[:-1]
+    file["lengths"] = np.array([len(content) for content in JPEGS])
+
+
+def pixels(file: Any) -> None:
+    file.create_dataset("train/images", data=np.zeros((4, 8, 9, 3), np.uint8), chunks=(1, 8, 9, 3), compression="gzip")
+    file["train/labels"] = np.arange(4)
+
+
+def items(file: Any) -> None:
+    for number, content in enumerate(JPEGS):
+        item = file.create_dataset(f"class{number % 2}/{number}", data=content)
+        item.attrs["label"] = number
+
+
+def hdf5_file(layout: Callable[[Any], None], libver: str) -> bytes:
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", libver=libver) as file:
+        layout(file)
+    return memory.getvalue()
+
+
 SOURCES: dict[str, Callable[[], bytes]] = {
     "gnu.tar": tar_file,
     "pax.tar": lambda: tar_file(tarfile.PAX_FORMAT),
@@ -106,6 +152,11 @@ SOURCES: dict[str, Callable[[], bytes]] = {
     "x.tfrecord.gz": lambda: gzip.compress(tfrecord_file(), 6, mtime=0),
     "m.csv": csv_file,
     "m.jsonl": jsonl_file,
+    **{
+        f"{layout.__name__}-{libver}.h5": partial(hdf5_file, layout, libver)
+        for layout in (elements, ranges, ranges_packed, pixels, items)
+        for libver in ("earliest", "latest")
+    },
 }
 HUGE = [(1 << 31) - 1, (1 << 32) - 1, (1 << 33) - 1, 1 << 62, (1 << 64) - 1]
 NASTY = [b"../../evil", b"/etc/evil", b"\0", b"\xff\xfe", b"\n", b'"', b",", b"NaN", b"1e999", b"[" * 900, b"\x1b[2J"]
@@ -153,24 +204,6 @@ def attempt(source: Path, out: Path) -> str:
     return "packed"
 
 
-def in_a_child(work: Callable[[], str], outcomes: tuple[str, ...]) -> str:
-    """How `work` ends: one of the outcomes, "traceback", or a signal."""
-    child = os.fork()
-    if child == 0:
-        status = 99
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(SECONDS)
-            limit_memory(MEMORY_BYTES)
-            status = outcomes.index(work())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return outcomes[code] if 0 <= code < len(outcomes) else "traceback" if code == 99 else f"signal {-code}"
-
-
 def everything_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
@@ -189,9 +222,9 @@ def fuzz(tmp_path: Path, name: str, rounds: int, seed: int) -> Counter[str]:
     for trial in range(rounds):
         _remove(out)
         _written(source, damaged(whole, rng))
-        end = in_a_child(lambda: attempt(source, out), ("packed", "refused"))
+        end = end_of(lambda: attempt(source, out), ENDS, memory_bytes=MEMORY_BYTES)
         ends[end] += 1
-        if end not in ("packed", "refused"):
+        if end not in ENDS:
             (tmp_path / f"{trial}-{end}-{name}".replace(" ", "-")).write_bytes(source.read_bytes())
             before.add(f"{trial}-{end}-{name}".replace(" ", "-"))
         escaped = {path for path in everything_below(tmp_path) if not path.startswith("inside/out")} - before
@@ -213,7 +246,8 @@ def _remove(folder: Path) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_damage_ends_in_an_error_that_names_the_source(tmp_path: Path, name: str) -> None:
     ends = fuzz(tmp_path, name, 20, seed=1)
-    assert set(ends) <= {"packed", "refused"}, f"{ends}; see {tmp_path}"
+    assert ends["refused"], "damage that nothing notices tests nothing"
+    assert set(ends) <= set(ENDS), f"{ends}; see {tmp_path}"
 
 
 @pytest.mark.faults
@@ -221,7 +255,7 @@ def test_damage_ends_in_an_error_that_names_the_source(tmp_path: Path, name: str
 def test_much_damage_ends_in_an_error_that_names_the_source(tmp_path: Path, name: str) -> None:
     ends = fuzz(tmp_path, name, 600, seed=2)
     print(name, dict(ends))
-    assert set(ends) <= {"packed", "refused"}, f"{ends}; see {tmp_path}"
+    assert set(ends) <= set(ENDS), f"{ends}; see {tmp_path}"
 
 
 def limited(tmp_path: Path, source: Path) -> str:
@@ -236,7 +270,7 @@ def limited(tmp_path: Path, source: Path) -> str:
             return "refused"
         return "packed"
 
-    assert in_a_child(work, ("packed", "refused")) == "refused"
+    assert end_of(work, ENDS, memory_bytes=MEMORY_BYTES) == "refused"
     return report.read_text()
 
 
@@ -272,3 +306,120 @@ def test_a_manifest_of_one_endless_line_is_refused_within_2_gb(tmp_path: Path, s
         file.write(b"path,label\n" if suffix == "csv" else b'{"path": "')
         file.truncate(1 << 33)
     assert f"in.{suffix}" in limited(tmp_path, tmp_path / f"in.{suffix}")
+
+
+# --- HDF5 ------------------------------------------------------------------------------------------------------------
+def claim_rows(file: Any) -> None:
+    file.create_dataset("images", (1 << 33, 8, 8), np.uint8, chunks=(64, 8, 8))
+
+
+def claim_elements(file: Any) -> None:
+    file.create_dataset("images", (1 << 33,), h5py.vlen_dtype(np.uint8), chunks=(64,))
+
+
+def claim_one_large_image(file: Any) -> None:
+    file.create_dataset("images", (2, 1 << 20, 1 << 20), np.uint8, chunks=(1, 64, 64))
+
+
+def claim_one_large_item(file: Any) -> None:
+    file.create_dataset("large", ((1 << 31) + 10,), np.uint8, chunks=(1 << 20,), fillvalue=7)
+
+
+def claim_many_offsets(file: Any) -> None:
+    file["images"] = np.concatenate(JPEGS)
+    file.create_dataset("offsets", (1 << 33,), np.int64, chunks=(64,))
+
+
+def claim_keys(file: Any) -> None:
+    ranges(file)
+    del file["keys"]
+    file.create_dataset("keys", (len(JPEGS),), h5py.string_dtype("utf-8", 1 << 30), chunks=(1,))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [claim_rows, claim_elements, claim_one_large_image, claim_one_large_item, claim_many_offsets, claim_keys],
+)
+def test_a_small_hdf5_file_that_claims_much_is_refused_within_2_gb(tmp_path: Path, make: Callable[[Any], None]) -> None:
+    path = tmp_path / "claims.h5"
+    with h5py.File(path, "w") as file:
+        make(file)
+    assert path.stat().st_size < 1 << 20, "the file itself must be small"
+    message = limited(tmp_path, path)
+    assert str(path) in message and "claims" in message
+
+
+def external_storage(file: Any, secret: Path) -> None:
+    file.create_dataset("images", (len(SECRET),), np.uint8, external=[(str(secret), 0, len(SECRET))])
+    file["offsets"] = np.array([0, len(SECRET)])
+
+
+def external_link(file: Any, secret: Path) -> None:
+    file["images"] = h5py.ExternalLink(str(secret), "/images")
+
+
+def link_in_a_group(file: Any, secret: Path) -> None:
+    items(file)
+    file["class0/9"] = h5py.ExternalLink(str(secret), "/images")
+
+
+def virtual(file: Any, secret: Path) -> None:
+    layout = h5py.VirtualLayout((4, 8, 9, 3), np.uint8)
+    layout[:] = h5py.VirtualSource(str(secret), "images", shape=(4, 8, 9, 3))
+    file.create_virtual_dataset("images", layout)
+
+
+def external_labels(file: Any, secret: Path) -> None:
+    ranges(file)
+    file.create_dataset("labels", (len(JPEGS),), np.int8, external=[(str(secret), 0, len(JPEGS))])
+
+
+@pytest.mark.parametrize("command", ["convert", "index"])
+@pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+@pytest.mark.parametrize("make", [external_storage, external_link, link_in_a_group, virtual, external_labels])
+def test_no_other_file_is_read(
+    tmp_path: Path, make: Callable[[Any, Path], None], pipe: bool, command: str, deadline: None
+) -> None:
+    secret, path = tmp_path / "secret", tmp_path / "set.h5"
+    if pipe:
+        os.mkfifo(secret)
+    else:
+        secret.write_bytes(SECRET)
+    with h5py.File(path, "w") as file:
+        make(file, secret)
+    with pytest.raises(PackerError, match=r"another file|external file|other files"):
+        if command == "convert":
+            packer.convert(path, "tar", tmp_path / "out", workers=1, on_error="quarantine")
+        else:
+            packer.index([path], tmp_path / "out", workers=1)
+    assert not any(SECRET in found.read_bytes() for found in (tmp_path / "out").rglob("*") if found.is_file())
+
+
+@pytest.fixture
+def deadline() -> Any:
+    """A test that hangs in the HDF5 library fails instead."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("still running after 120 seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_soft_links_that_lead_in_circles_are_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "loop.h5", "w") as file:
+        ranges(file)
+        file["one"], file["two"] = h5py.SoftLink("/two"), h5py.SoftLink("/one")
+    with pytest.raises(SourceError, match=r"loop\.h5: /one is a soft link that leads back to itself"):
+        packer.convert(tmp_path / "loop.h5", "tar", tmp_path / "out", workers=1)
+
+
+def test_soft_links_that_lead_nowhere_are_left_out(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "old.h5", "w") as file:
+        ranges(file)
+        file["image"] = h5py.SoftLink("/gone")
+    result = packer.convert(tmp_path / "old.h5", "tar", tmp_path / "out", workers=1)
+    assert (result.samples, sum(result.left_out.values())) == (4, 1)

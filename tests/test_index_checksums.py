@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 from remote_suite import address  # noqa: F401
 
 import packer
@@ -26,10 +26,7 @@ HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "me
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three samples with masks, one of them without; nobody may write to it."""
     root = tmp_path_factory.mktemp("checksums")
-    for number in range(3):
-        image = root / "in" / "train" / "cat" / f"{number}.JPEG"
-        image.parent.mkdir(parents=True, exist_ok=True)
-        image.write_bytes(make_jpeg(number))
+    tree_of(root / "in", {f"train/cat/{number}.JPEG": make_jpeg(number) for number in range(3)})
     return packer.convert(root / "in", to=request.param, output=root / "set", workers=1).output
 
 

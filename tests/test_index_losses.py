@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import files_of, make_jpeg
+from suites.children import crashes_at
 
 import packer
 import readers
@@ -198,14 +198,14 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
     for step in range(1, 300, 3):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(old, out)
-        status = crash_at(step, lambda: packer.index([out], label_offset=-1, classes=list("abcd"), workers=1))
+        crashed = crashes_at(step, lambda: packer.index([out], label_offset=-1, classes=list("abcd"), workers=1))
         found = files_of(out)
         state = "old" if found["dataset.json"] == before["dataset.json"] else "new"
         if state == "old":
             assert {name: found.get(name) for name in before} == before, f"step {step} has damaged the old set"
         assert packer.verify(out, workers=1).ok, f"the {state} set is not whole after step {step}"
         outcomes[state] = outcomes.get(state, 0) + 1
-        if status == 0:
+        if not crashed:
             break
         packer.index([out], label_offset=-1, classes=list("abcd"), workers=1)
         names = {name.split("/")[0] for name in files_of(out)}
@@ -213,32 +213,6 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
     else:
         pytest.fail("the command never got through")
     assert outcomes["old"] > 8 and outcomes["new"] > 3, outcomes
-
-
-def crash_at(step: int, work: Callable[[], object]) -> int:
-    """Run in a forked child that ends, without a word, at the n-th call that changes the disk; its exit status."""
-    pid = os.fork()
-    if pid == 0:
-        left = [step]
-
-        def counted(function: Callable[..., object]) -> Callable[..., object]:
-            def wrapped(*args: object, **kwargs: object) -> object:
-                left[0] -= 1
-                if left[0] <= 0:
-                    os._exit(9)
-                return function(*args, **kwargs)
-
-            return wrapped
-
-        for name in ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "symlink"):
-            setattr(os, name, counted(getattr(os, name)))
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def test_links_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -43,19 +43,9 @@ def tar(*arguments: object, folder: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The set of the session's image tree in a format, packed once."""
-    made: dict[str, Path] = {}
-
-    def pack(to: str) -> Path:
-        if to not in made:
-            made[to] = tmp_path_factory.mktemp(to) / "set"
-            packer.convert(
-                tree, to=to, output=made[to], workers=1, samples_per_shard=16, label_offset=int(to == "tfrecord")
-            )
-        return made[to]
-
-    return pack
+def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
+    """The set of the session's image tree in a format."""
+    return lambda to: pack(tree, to, samples_per_shard=16, label_offset=int(to == "tfrecord"))
 
 
 def originals(tree: Path, split: str) -> Content:
@@ -330,14 +320,14 @@ def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
     writer = tfrecord.writer.TFRecordWriter(str(tmp_path / "validation-00000-of-00001"))
     for number, image in enumerate(images):
         writer.write(
-            {"jpeg": (image, "byte"), "y": (number + 1, "int"), "w": (0.5, "float"), "id": (b"i%d" % number, "byte")}
+            {"photo": (image, "byte"), "y": (number + 1, "int"), "w": (0.5, "float"), "id": (b"i%d" % number, "byte")}
         )
     writer.close()
     shard = tmp_path / "validation-00000-of-00001"
-    with pytest.raises(FormatError, match=r"no feature 'image/encoded'; it has id, jpeg, w, y; .*--image-key"):
+    with pytest.raises(FormatError, match=r"no feature 'image/encoded'; it has id, photo, w, y; .*--image-key"):
         packer.index([shard], workers=1)
     assert not (tmp_path / "dataset.json").exists(), "a refused adoption left a set behind"
-    result = packer.index([shard], workers=1, image_key="jpeg", label_key="y", label_offset=1, fields={"id": "id"})
+    result = packer.index([shard], workers=1, image_key="photo", label_key="y", label_offset=1, fields={"id": "id"})
     assert (result.format, result.splits) == ("tfrecord", {"validation": 5})
     with readers.open(tmp_path, "val", verify=True) as reader:
         assert [reader.read(i) for i in range(5)] == images

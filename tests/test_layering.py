@@ -41,6 +41,26 @@ ON_TORCH = (
     "readers.decode.torchvision",
     "readers.parity",
 )
+# What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
+LAZY = {
+    "PIL": "21 ms; decoders seldom need it",
+    "cache.checksums": "imports crc32c and numpy",
+    "concurrent.futures": "13 ms",
+    "crc32c": "37 ms: it reads the metadata of installed distributions",
+    "importlib.metadata": "37 ms; only messages need it",
+    "packer.cli.group": "43 ms, in which Ctrl-C must end the process at once",
+    "packer.formats": "up to 60 ms each: h5py",
+    "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
+    "readers.augment": "14 ms and more; kernels need triton",
+    "readers.cached.remake": "33 ms: decoders",
+    "readers.loader.device": "torch",
+    "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
+    "readers.parity": "torch",
+    "readers.remote": "30 ms: subprocess, concurrent.futures",
+    "zstandard": "9 ms; few caches and archives are compressed",
+}
+# Writing so that a crash leaves the old file or the new one takes fsync and rename in the right order: in one module.
+DURABLE = re.compile(r"\bos\.(replace|rename|renames|fsync|fdatasync)\b")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 MAX_LINES = 400
 
@@ -50,10 +70,13 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import statement; lazy: those inside functions too. `from . import` counts in full."""
+def imports(path: Path, *, lazy: bool = True, types: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import statement. `from . import` counts in full.
+
+    lazy: those inside functions too. types: those for the type checker alone too, which needs lazy.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = ast.walk(tree) if lazy else top_level(tree)
+    nodes = ast.walk(tree) if lazy and types else statements(tree, functions=lazy)
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -66,23 +89,42 @@ def imports(path: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements that run at import: not those in functions, nor under `if TYPE_CHECKING`."""
-    waiting: list[ast.stmt] = list(tree.body)
+def statements(tree: ast.Module, *, functions: bool) -> Iterator[ast.AST]:
+    """Statements that run: at import, and in functions if asked for; not those under `if TYPE_CHECKING`."""
+    waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
         yield node
+        children = ast.iter_child_nodes(node)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+            children = iter(node.orelse)
+        if functions or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            waiting += [child for child in children if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case))]
+
+
+def test_imports_are_seen_wherever_they_run() -> None:
+    source = """
+if TYPE_CHECKING:
+    import types_alone
+else:
+    import instead
+def work():
+    try:
+        import in_a_function
+    except ImportError:
+        import in_a_handler
+"""
+    seen = [node for node in statements(ast.parse(source), functions=True) if isinstance(node, ast.Import)]
+    assert {node.names[0].name for node in seen} == {"instead", "in_a_function", "in_a_handler"}
+    at_import = [node for node in statements(ast.parse(source), functions=False) if isinstance(node, ast.Import)]
+    assert [node.names[0].name for node in at_import] == ["instead"]
 
 
 def test_the_modules_are_found() -> None:
     """A test over no modules would pass."""
     assert len(MODULES) > 40 and {name_of(path) for path in MODULES} >= {
         "packer.formats.tar",
-        "readers.shards",
+        "readers.reader",
         "cache",
     }
 
@@ -122,11 +164,45 @@ def test_the_library_does_not_know_its_command_line() -> None:
             assert not wrong, f"{path} imports the command line: {wrong}"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_in_functions_have_a_reason(path: Path) -> None:
+    """An optional package, or a time that was measured: whatever else hides there hides from the reader, too."""
+    at_import, all_imports = set(imports(path, lazy=False)), set(imports(path, types=False))
+    for line, module in sorted(all_imports - at_import):
+        parts = module.split(".")
+        above = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+        if not above & {*LAZY, *OPTIONAL, *GPU}:
+            raise AssertionError(f"{path}:{line} imports {module} in a function: import it at the top, or say why not")
+
+
+def test_files_are_made_durable_in_one_place() -> None:
+    """`cache.files` writes, syncs and renames; `cache.page.drop` syncs to have clean pages."""
+    for path in MODULES:
+        if name_of(path) not in ("cache.files", "cache.page"):
+            found = DURABLE.search(path.read_text(encoding="utf-8"))
+            assert found is None, f"{path} calls {found[0]}: use cache.files" if found else ""
+
+
+def test_locks_and_batch_systems_are_known_in_one_place() -> None:
+    """flock and the variables of launchers; examples and messages may name the latter."""
+    launcher = re.compile(r"SLURM_|OMPI_|PMI_|PBS_|LSB_|LSF_|FLUX_|JSM_|LOCAL_RANK|WORLD_SIZE\b|GROUP_RANK")
+    for path in MODULES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documents]
+        if name_of(path) != "cache.launchers":
+            named = [text for text in texts if isinstance(text, str) and launcher.match(text)]
+            assert not named, f"{path} names {named}: ask cache.launchers"
+        if name_of(path) not in ("cache.locks", "cache.shared.file"):  # the latter seals memory
+            taken = [module for _, module in imports(path) if module == "fcntl"]
+            assert not taken, f"{path} imports fcntl: use cache.locks"
+
+
 def test_no_import_cycles() -> None:
-    """Among the imports that run at import; a package stands for its __init__."""
+    """Among all imports but those for the type checker; a package stands for its __init__."""
     names = {name_of(path): path for path in MODULES}
     graph = {
-        name: {module for _, module in imports(path, lazy=False) if module in names and module != name}
+        name: {module for _, module in imports(path, types=False) if module in names and module != name}
         for name, path in names.items()
     }
     done: set[str] = set()

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import threading
+import tracemalloc
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import make_jpeg
 from formats_suite import bounded
 
 import packer
 import readers.examine
-from packer.sources.base import SourceListing
-from packer.sources.folder import FolderSource
+from packer.conversion.options import ConvertOptions
+from packer.conversion.plan import make_plan
+from packer.formats import format_named
+from packer.sources.base import SomeSamples, SourceListing
+from packer.sources.folder import FolderSource, list_tree
 from readers.errors import SourceError
 from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
-from readers.tree import TreeFile, scan
+from readers.tree import TreeFile, TreeFiles, scan
 
 
 @pytest.fixture
@@ -191,3 +197,55 @@ def test_a_folder_may_be_linked_to_more_than_once(tmp_path: Path) -> None:
     for name in ("alias", "other"):
         (root / name).symlink_to("real")
     assert [file.path for file in scan(root, [])] == ["alias/1.jpg", "other/1.jpg", "real/1.jpg"]
+
+
+def test_a_listing_takes_at_most_100_bytes_a_sample() -> None:
+    """The columns that are there from the walk to the tasks, and what is sent to a worker."""
+    names = [f"n{i // 500:08d}/n{i // 500:08d}_{i * 37 % 100_000}.JPEG" for i in range(50_000)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        listing = list_tree(TreeFiles.of([f"train/{name}" for name in names], [100_000] * len(names)), None, "x", [])
+        plan = make_plan(listing, ConvertOptions("tar", shuffle=0), format_named("tar"))
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    part = listing.splits["train"]
+    assert (list(part.keys[:1]), plan.samples) == (["n00000000/n00000000_0"], len(names))
+    assert (after - before) / len(names) <= 100
+    sent = sum(len(pickle.dumps(SomeSamples(part, shard.indices))) for shard in plan.shards)
+    assert sent / len(names) <= 100
+
+
+def test_a_task_sends_its_samples_and_no_others(tree: Path) -> None:
+    part = FolderSource(tree).list(None).splits["train"]
+    whole = [row for block in part.slices() for row in zip(*block, strict=True)]
+    indices = np.array([5, 0, 3])
+    sent = pickle.dumps(SomeSamples(part, indices))
+    received = [row for block in pickle.loads(sent).slices() for row in zip(*block, strict=True)]
+    assert received == [whole[i] for i in indices]
+    assert whole[1][2][0].encode() not in sent
+
+
+def test_a_folder_of_many_files_is_sorted_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(50):
+        (tmp_path / f"{i * 37 % 50}.jpg").touch()
+        (tmp_path / f"d{i % 7}").mkdir(exist_ok=True)
+        (tmp_path / f".{i % 3}").touch()
+    (tmp_path / "d3/ü.jpg").touch()
+    at_once: list[tuple[str, str]] = []
+    in_runs: list[tuple[str, str]] = []
+    expected = scan(tmp_path, at_once)
+    monkeypatch.setattr(readers.examine, "_RUN", 8)
+    assert scan(tmp_path, in_runs) == expected
+    assert in_runs == at_once == [(f".{i}", "hidden") for i in range(3)]
+    assert [file.path for file in expected] == [*sorted(f"{i}.jpg" for i in range(50)), "d3/ü.jpg"]
+
+
+def test_names_that_are_not_utf8_are_listed_and_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.jpg")).touch()
+    assert [file.path for file in scan(tmp_path, [])] == ["caf\udce9.jpg"]
+    with pytest.raises(SourceError, match=r"the name 'caf\\udce9\.jpg' is not UTF-8; rename it"):
+        FolderSource(tmp_path).list(None)

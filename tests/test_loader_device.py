@@ -66,7 +66,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reader(packed: Path) -> Iterator[readers.ShardReader]:
+def reader(packed: Path) -> Iterator[readers.Reader]:
     with readers.open(packed) as opened:
         yield opened
 
@@ -98,7 +98,7 @@ def device_threads() -> list[threading.Thread]:
 @pytest.mark.parametrize("layout", ["channels_last", "NCHW", "NHWC"])
 @pytest.mark.parametrize(("ops", "dtype"), [(CROP, None), ([*CROP, NORMALIZE], None), (CROP, torch.bfloat16)])
 def test_the_same_batches_as_without(
-    reader: readers.ShardReader, double: Double, layout: Any, ops: list[Any], dtype: torch.dtype | None
+    reader: readers.Reader, double: Double, layout: Any, ops: list[Any], dtype: torch.dtype | None
 ) -> None:
     options: dict[str, Any] = {
         "augment": ops, "dtype": dtype, "layout": layout, "seed": 3, "tail": "exact", "fields": FIELDS,
@@ -113,14 +113,14 @@ def test_the_same_batches_as_without(
     )
 
 
-def test_pixel_ops_are_those_of_the_cpu(reader: readers.ShardReader, double: Double) -> None:
+def test_pixel_ops_are_those_of_the_cpu(reader: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": [*CROP, ColorJitter(0.4, 0.4, 0.4), GaussianBlur((0.1, 1.0), 0.5)], "seed": 1}
     compare(
         list(ImageLoader(reader, 8, decoder=name_of(double), **options)), list(ImageLoader(reader, 8, **options)), 1
     )
 
 
-def test_threads_and_prefetch_change_nothing(reader: readers.ShardReader, double: Double) -> None:
+def test_threads_and_prefetch_change_nothing(reader: readers.Reader, double: Double) -> None:
     def run(threads: int, prefetch: int) -> list[tuple[Any, ...]]:
         options: dict[str, Any] = {"augment": CROP, "seed": 5, "threads": threads, "prefetch": prefetch}
         return list(ImageLoader(reader, 6, decoder=name_of(double), fields=FIELDS, **options))
@@ -130,7 +130,7 @@ def test_threads_and_prefetch_change_nothing(reader: readers.ShardReader, double
         compare(run(threads, prefetch), one, 0)
 
 
-def test_the_cpu_decoder_behind_the_stage(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """What device="cuda", decoder="cpu" does: uint8 of the size of the batch crosses, and is finished on the device."""
     found = device.open_decoder("cpu", torch.device("cpu"))
     path = device.DevicePath(
@@ -167,7 +167,7 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
 
 
 # --- what fails ---------------------------------------------------------------------------------------------------
-def test_what_the_device_refuses_the_cpu_decodes(reader: readers.ShardReader, double: Double) -> None:
+def test_what_the_device_refuses_the_cpu_decodes(reader: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "fields": FIELDS}
     plain = list(ImageLoader(reader, 8, **options))
     double.refuse = {bytes(reader.read(i)) for i in (0, 10, 27)}
@@ -175,7 +175,7 @@ def test_what_the_device_refuses_the_cpu_decodes(reader: readers.ShardReader, do
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> Iterator[readers.ShardReader]:
+def damaged(tmp_path: Path) -> Iterator[readers.Reader]:
     """12 images for a device, of which 3 has lost its end and 7 is another than the index says."""
     (tmp_path / "images").mkdir()
     for i in range(12):
@@ -190,7 +190,7 @@ def damaged(tmp_path: Path) -> Iterator[readers.ShardReader]:
         yield reader
 
 
-def test_bad_samples_are_what_they_are_without(damaged: readers.ShardReader, double: Double) -> None:
+def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "shuffle": False, "fields": ("image", "index")}
     for on_error in ("skip", "substitute"):
         pair = []
@@ -206,7 +206,7 @@ def test_bad_samples_are_what_they_are_without(damaged: readers.ShardReader, dou
 
 
 def test_images_that_neither_can_decode(
-    reader: readers.ShardReader, double: Double, monkeypatch: pytest.MonkeyPatch
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They pass the check of the header and fail on the device; then the CPU says what is wrong."""
     bad = bytes(reader.read(0))
@@ -229,7 +229,7 @@ def test_images_that_neither_can_decode(
         list(ImageLoader(reader, 8, **options))
 
 
-def test_a_lost_device_ends_the_epoch(reader: readers.ShardReader, double: Double) -> None:
+def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
     loader = ImageLoader(reader, 8, augment=CROP, decoder=name_of(double))
     double.fault = RuntimeError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -240,7 +240,7 @@ def test_a_lost_device_ends_the_epoch(reader: readers.ShardReader, double: Doubl
 
 
 # --- resume and ends ----------------------------------------------------------------------------------------------
-def test_resume_names_the_decoder(reader: readers.ShardReader, double: Double) -> None:
+def test_resume_names_the_decoder(reader: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 4, "fields": FIELDS}
     loader = ImageLoader(reader, 6, decoder=name_of(double), **options)
     whole = list(loader)
@@ -258,7 +258,7 @@ def test_resume_names_the_decoder(reader: readers.ShardReader, double: Double) -
         ImageLoader(reader, 6, **options).load_state_dict(state)
 
 
-def test_leaving_early_leaves_nothing_behind(reader: readers.ShardReader, double: Double) -> None:
+def test_leaving_early_leaves_nothing_behind(reader: readers.Reader, double: Double) -> None:
     loader = ImageLoader(reader, 4, augment=CROP, decoder=name_of(double), prefetch=1)
     for _ in loader:
         break
@@ -273,7 +273,7 @@ def test_leaving_early_leaves_nothing_behind(reader: readers.ShardReader, double
     assert not device_threads() and next(batches, None) is None
 
 
-def test_no_more_batches_wait_than_asked_for(reader: readers.ShardReader, double: Double) -> None:
+def test_no_more_batches_wait_than_asked_for(reader: readers.Reader, double: Double) -> None:
     loader = ImageLoader(reader, 2, augment=CROP, decoder=name_of(double), prefetch=2)
     batches: Any = iter(loader)
     next(batches)
@@ -287,7 +287,7 @@ def test_no_more_batches_wait_than_asked_for(reader: readers.ShardReader, double
         stage.take()
 
 
-def test_without_such_a_device_or_decoder(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"device 'cuda': torch .* finds no GPU here"):
         ImageLoader(reader, 4, augment=CROP, device="cuda")
@@ -300,7 +300,7 @@ def test_without_such_a_device_or_decoder(reader: readers.ShardReader, monkeypat
 
 @NO_GPU
 @pytest.mark.parametrize("decoder", ["auto", "cpu", "torchcodec", "torchvision"])
-def test_on_a_gpu(reader: readers.ShardReader, decoder: Any) -> None:
+def test_on_a_gpu(reader: readers.Reader, decoder: Any) -> None:
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS}
     try:
         loader = ImageLoader(reader, 8, device="cuda", decoder=decoder, **options)

@@ -45,7 +45,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(packed: Path) -> Iterator[readers.ShardReader]:
+def reader(packed: Path) -> Iterator[readers.Reader]:
     with readers.open(packed) as opened:
         yield opened
 
@@ -88,7 +88,7 @@ def expected(epoch: int, seed: int = 3) -> list[int]:
     return list(Shuffled(COUNT, seed).indices(epoch, np.arange(COUNT)).tolist())
 
 
-def test_an_iterator_that_nobody_uses_takes_no_epoch(reader: readers.ShardReader) -> None:
+def test_an_iterator_that_nobody_uses_takes_no_epoch(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 10, order=Shuffled(COUNT, 3), fields=("index",))
     iter(loader), iter(loader)
     assert loader.epoch == 0 and indices_of(loader) == expected(0)
@@ -97,7 +97,7 @@ def test_an_iterator_that_nobody_uses_takes_no_epoch(reader: readers.ShardReader
     assert [int(i) for (batch,) in unused for i in batch] == expected(2), "it begins when it is used"
 
 
-def test_a_second_loop_says_that_it_ended_the_first(reader: readers.ShardReader) -> None:
+def test_a_second_loop_says_that_it_ended_the_first(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 10, order=Shuffled(COUNT, 3), fields=("index",))
     first, second = iter(loader), iter(loader)
     assert next(first)[0].tolist() == expected(0)[:10]
@@ -107,7 +107,7 @@ def test_a_second_loop_says_that_it_ended_the_first(reader: readers.ShardReader)
     assert [int(i) for (batch,) in second for i in batch] == expected(1)[10:]
 
 
-def test_a_loop_that_is_over_stays_over(reader: readers.ShardReader) -> None:
+def test_a_loop_that_is_over_stays_over(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 25, order=Shuffled(COUNT, 3), fields=("index",))
     first = iter(loader)
     next(first), next(first)
@@ -116,7 +116,7 @@ def test_a_loop_that_is_over_stays_over(reader: readers.ShardReader) -> None:
     assert next(first, None) is None, "it had handed out all its batches"
 
 
-def test_the_length_is_that_of_a_whole_epoch(reader: readers.ShardReader) -> None:
+def test_the_length_is_that_of_a_whole_epoch(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 10, order=Shuffled(COUNT, 3), fields=("index",))
     stream = iter(loader)
     next(stream), next(stream)
@@ -131,7 +131,7 @@ def test_the_length_is_that_of_a_whole_epoch(reader: readers.ShardReader) -> Non
     assert len(DataLoader(ImageDataset(reader), 10, sampler=sampler)) == 5
 
 
-def test_set_epoch_keeps_the_place_of_a_state(reader: readers.ShardReader) -> None:
+def test_set_epoch_keeps_the_place_of_a_state(reader: readers.Reader) -> None:
     """The usual loop, `set_epoch` and `for`, goes on where the state was taken."""
     state = EpochSampler(Shuffled(COUNT, 3), reader).state_after(20)
     loader = ImageLoader(reader, 10, order=Shuffled(COUNT, 3), fields=("index",))
@@ -149,7 +149,7 @@ def test_set_epoch_keeps_the_place_of_a_state(reader: readers.ShardReader) -> No
         assert walk(each) == expected(0), "another epoch in between drops the place"
 
 
-def test_the_seed_of_an_order_survives_a_resume(reader: readers.ShardReader) -> None:
+def test_the_seed_of_an_order_survives_a_resume(reader: readers.Reader) -> None:
     first = ImageLoader(reader, 10, order=Shuffled(COUNT, 3), fields=("index",))
     assert first.seed == 3
     next(iter(first))
@@ -161,7 +161,7 @@ def test_the_seed_of_an_order_survives_a_resume(reader: readers.ShardReader) -> 
         ImageLoader(reader, 10, order=Shuffled(COUNT, 3), seed=4)
 
 
-def test_ranks_are_found_when_a_loop_begins(reader: readers.ShardReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_found_when_a_loop_begins(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some launchers start the ranks after the loader was made."""
     loader = ImageLoader(reader, 5, order=Sequential(COUNT), fields=("index",))
     sampler = EpochSampler(Sequential(COUNT), reader)
@@ -173,7 +173,7 @@ def test_ranks_are_found_when_a_loop_begins(reader: readers.ShardReader, monkeyp
 
 
 # --- the end of an epoch ------------------------------------------------------------------------------------------
-def test_an_evaluation_loads_every_sample(reader: readers.ShardReader) -> None:
+def test_an_evaluation_loads_every_sample(reader: readers.Reader) -> None:
     assert indices_of(ImageLoader(reader, 64, shuffle=False, fields=("index",))) == list(range(COUNT))
     ranks = [ImageLoader(reader, 7, shuffle=False, fields=("index",), rank=r, world_size=3) for r in range(3)]
     assert len({len(loader) for loader in ranks}) == 1, "every rank has as many batches"
@@ -183,7 +183,7 @@ def test_an_evaluation_loads_every_sample(reader: readers.ShardReader) -> None:
     assert indices_of(DataLoader(stream, batch_size=None)) == list(range(COUNT))
 
 
-def test_an_epoch_without_a_batch_is_an_error(reader: readers.ShardReader) -> None:
+def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
     message = r"50 samples has no batch of 64 .*give tail='exact', or a smaller batch_size"
     with pytest.raises(ValueError, match=message):
         ImageLoader(reader, 64)
@@ -196,7 +196,7 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.ShardReader) -> No
 
 
 # --- what a batch is made of --------------------------------------------------------------------------------------
-def test_without_the_field_image_no_image_is_touched(reader: readers.ShardReader) -> None:
+def test_without_the_field_image_no_image_is_touched(reader: readers.Reader) -> None:
     fields = ("label", "key", "index", "json")
     labels, keys, indices, texts = next(iter(ImageLoader(NoImages(reader), 10, fields=fields, seed=1)))
     assert labels.tolist() == reader.labels[indices.numpy()].tolist() and keys == [reader.keys[i] for i in indices]
@@ -208,7 +208,7 @@ def test_without_the_field_image_no_image_is_touched(reader: readers.ShardReader
     assert [item[2] for item in dataset.__getitems__([3, 1])] == [3, 1]
 
 
-def test_batches_can_be_dictionaries(reader: readers.ShardReader) -> None:
+def test_batches_can_be_dictionaries(reader: readers.Reader) -> None:
     names = {"pixel_values": "image", "labels": "label"}
     one = reader.select(indices=[0, 3, 6, 9])
     loaded = next(iter(ImageLoader(one, 4, shuffle=False, fields=names)))
@@ -219,7 +219,7 @@ def test_batches_can_be_dictionaries(reader: readers.ShardReader) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda r, f: ImageLoader(r, 4, fields=f), lambda r, f: ImageDataset(r, fields=f)])
-def test_fields_that_are_not_there(reader: readers.ShardReader, make: Callable[..., Any]) -> None:
+def test_fields_that_are_not_there(reader: readers.Reader, make: Callable[..., Any]) -> None:
     with pytest.raises(UnknownNameError, match="no field 'mask'; a batch can have image, label, key, index, json"):
         make(reader, ("image", "mask"))
     with pytest.raises(UnknownNameError, match=r"write  fields=\('label',\)"):
@@ -318,12 +318,12 @@ def random_stops(reader: Any, stops: int, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_lost_or_repeated_whoever_goes_on(reader: readers.ShardReader, seed: int) -> None:
+def test_nothing_is_lost_or_repeated_whoever_goes_on(reader: readers.Reader, seed: int) -> None:
     random_stops(reader, 25, seed)
 
 
 @pytest.mark.faults
-def test_a_thousand_random_stops(reader: readers.ShardReader) -> None:
+def test_a_thousand_random_stops(reader: readers.Reader) -> None:
     epochs = sum(random_stops(reader, 50, seed) for seed in range(100, 140))
     print(f"\n2000 random stops with changed world sizes: {epochs} epochs whole, 0 lost, 0 twice")
 
@@ -340,9 +340,7 @@ def stateful(reader: Any, kind: str, workers: int, batch: int, **options: Any) -
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_of_a_finished_epoch_goes_on_with_the_next(
-    reader: readers.ShardReader, kind: str, workers: int
-) -> None:
+def test_the_state_of_a_finished_epoch_goes_on_with_the_next(reader: readers.Reader, kind: str, workers: int) -> None:
     """With a last batch that is not full, and with one that is; again and again."""
     for batch in (16, 25):
         state = None
@@ -377,12 +375,12 @@ def stateful_stops(reader: Any, kind: str, workers: int, batch: int, draw: rando
 
 @pytest.mark.parametrize("kind", ["sampler", "stream"])
 @pytest.mark.parametrize(("workers", "stops"), [(0, 20), (2, 4)])
-def test_stateful_loaders_stop_anywhere(reader: readers.ShardReader, kind: str, workers: int, stops: int) -> None:
+def test_stateful_loaders_stop_anywhere(reader: readers.Reader, kind: str, workers: int, stops: int) -> None:
     stateful_stops(reader, kind, workers, 8, random.Random(stops), stops)
 
 
 @pytest.mark.faults
-def test_many_stops_of_stateful_loaders(reader: readers.ShardReader) -> None:
+def test_many_stops_of_stateful_loaders(reader: readers.Reader) -> None:
     draw, stops = random.Random(1), 0
     for kind in ("sampler", "stream"):
         for workers, times in ((0, 200), (1, 30), (3, 30)):
@@ -393,7 +391,7 @@ def test_many_stops_of_stateful_loaders(reader: readers.ShardReader) -> None:
 
 # --- streams ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-def test_a_stream_knows_its_epoch(reader: readers.ShardReader, options: dict[str, Any]) -> None:
+def test_a_stream_knows_its_epoch(reader: readers.Reader, options: dict[str, Any]) -> None:
     dataset = ImageDataset(reader, fields=("index",))
 
     def make() -> tuple[EpochSampler, ImageStream, DataLoader[Any]]:
@@ -417,7 +415,7 @@ def test_a_stream_knows_its_epoch(reader: readers.ShardReader, options: dict[str
         ]
 
 
-def test_a_stream_says_where_its_state_is(reader: readers.ShardReader) -> None:
+def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 10)
     loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
@@ -429,7 +427,7 @@ def test_a_stream_says_where_its_state_is(reader: readers.ShardReader) -> None:
         next(iter(loader))
 
 
-def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.ShardReader) -> None:
+def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
     assert sampler.state_dict()["cursor"] == 0
@@ -442,7 +440,7 @@ def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Sh
 
 
 # --- plain DataLoader ---------------------------------------------------------------------------------------------
-def walk_with_workers(reader: readers.ShardReader, context: str, persistent: bool, stream: bool) -> None:
+def walk_with_workers(reader: readers.Reader, context: str, persistent: bool, stream: bool) -> None:
     dataset = ImageDataset(reader, fields=("index", "label"))
     sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
     options: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": persistent, "num_workers": 2}
@@ -457,11 +455,11 @@ def walk_with_workers(reader: readers.ShardReader, context: str, persistent: boo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_forked_workers_walk_through_epochs(reader: readers.ShardReader, persistent: bool, stream: bool) -> None:
+def test_forked_workers_walk_through_epochs(reader: readers.Reader, persistent: bool, stream: bool) -> None:
     walk_with_workers(reader, "fork", persistent, stream)
 
 
-def test_spawned_workers_walk_through_epochs(reader: readers.ShardReader) -> None:
+def test_spawned_workers_walk_through_epochs(reader: readers.Reader) -> None:
     walk_with_workers(reader, "spawn", persistent=True, stream=True)
 
 
@@ -469,5 +467,5 @@ def test_spawned_workers_walk_through_epochs(reader: readers.ShardReader) -> Non
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_of_every_kind(reader: readers.ShardReader, context: str, persistent: bool, stream: bool) -> None:
+def test_workers_of_every_kind(reader: readers.Reader, context: str, persistent: bool, stream: bool) -> None:
     walk_with_workers(reader, context, persistent, stream)

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 
 import packer
 import readers
@@ -25,13 +25,6 @@ AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf" + bytes(200)
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)
 JPEG_2000 = b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(200)
 JPEG_XL = b"\xff\x0a" + bytes(200)
-
-
-def tree_of(root: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
 
 
 def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -142,7 +135,7 @@ def archive_of(kind: str) -> bytes:
 TFRECORD = b"\x00\x00\x00\x00\x00\x00\x00\x00\x29\x03\x98\x07\xd8\xea\x82\xa2"  # a record without data
 CONTAINERS = {
     "part.parquet": (b"PAR1" + bytes(60) + b"PAR1", "Parquet; packer convert {root}/part.parquet"),
-    "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; no command reads this"),
+    "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; packer convert "),
     "x-00000": (TFRECORD, "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
     "x.npz": (archive_of("npz"), "NumPy arrays; no command reads this"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 
 import packer
 import readers
@@ -35,10 +35,8 @@ def blocks(window: int, samples: int = 100) -> BlockShuffled:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quality")
-    for i in range(400):
-        folder = root / "tree" / f"class{i // 100}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i:04d}.jpg").write_bytes(make_jpeg(i % 40, (16 + i % 7 * 16, 32)))
+    sizes = {i: (16 + i % 7 * 16, 32) for i in range(400)}
+    tree_of(root / "tree", {f"class{i // 100}/{i:04d}.jpg": make_jpeg(i % 40, size) for i, size in sizes.items()})
     packer.convert(root / "tree", to="tar", output=root / "set", workers=1, samples_per_shard=150)
     return root
 

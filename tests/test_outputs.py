@@ -33,17 +33,9 @@ class Notes(Silent):
 
 
 @pytest.fixture(scope="module")
-def packed(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
     """The tree in a format; nobody may write to it."""
-    made: dict[str, Path] = {}
-
-    def pack(to: str = "tar") -> Path:
-        if to not in made:
-            made[to] = tmp_path_factory.mktemp("packed") / to
-            packer.convert(tree, to=to, output=made[to], workers=1, samples_per_shard=12)
-        return made[to]
-
-    return pack
+    return lambda to="tar": pack(tree, to, samples_per_shard=12)
 
 
 @pytest.fixture
@@ -279,7 +271,7 @@ def test_nobody_converts_under_the_lock_of_a_removed_folder(
         real(descriptor, operation)
 
     class Busy(Silent):
-        def packing(self, *args: object) -> None:
+        def begin(self, *args: object, **options: object) -> None:
             with pytest.raises(OutputError, match="another conversion is writing here"):
                 packer.convert(tree, to="tar", output=out, workers=1)
             refused.append(True)

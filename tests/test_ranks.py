@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cache.launchers import Launcher, by_names, job_name, register, registered, unregister
 from cache.ranks import Ranks, detect_ranks, rank_and_world_size
+from cache.staging import candidates
 from readers.order import NodeLocal
 from readers.torch import EpochSampler
 
@@ -35,6 +37,28 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+
+
+FLUX = {
+    "FLUX_JOB_ID": "ƒuzzybunny",
+    "FLUX_TASK_RANK": "5",
+    "FLUX_JOB_SIZE": "8",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "2",
+    "PMI_RANK": "5",
+    "PMI_SIZE": "8",
+}
+PBSDSH = {
+    "PBS_JOBID": "1672.server",
+    "PBS_TASKNUM": "147",
+    "PBS_VNODENUM": "12",
+    "PBS_NP": "24",
+    "PBS_NODENUM": "1",
+    "PBS_NUM_NODES": "2",
+    "PBS_NUM_PPN": "12",
+}
+JSM = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+BLAUNCH = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostb 2 hosta 3", "LSF_PM_TASKID": "4"}
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -65,6 +89,25 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
             {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
             Ranks(3, 4, 1, 2, 1, 2),
         ),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},  # Cray PALS
+            Ranks(3, 4, 1, 2, 1, 2),
+        ),
+        (
+            {f"JSM_NAMESPACE_{name}": value for name, value in zip(JSM, ("3", "4", "1", "2"), strict=True)},
+            Ranks(3, 4, 1, 2, 1, 2),
+        ),
+        (FLUX, Ranks(5, 8, 1, 4, 1, 2)),
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "2"}, Ranks(5, 8, 0, 1, 5, 8)),  # not mapped in blocks: nodes are not known
+        ({**FLUX, "FLUX_JOB_NNODES": "3"}, Ranks(5, 8, 0, 1, 5, 8)),
+        (PBSDSH, Ranks(12, 24, 0, 12, 1, 2)),
+        ({**PBSDSH, "PBS_NP": "18"}, Ranks(12, 18, 0, 1, 12, 18)),  # nodes of 12 and 6
+        ({**PBSDSH, "PBS_TASKNUM": "1"}, Ranks()),  # the script
+        ({"PBS_JOBID": "7.server", "PBS_TASKNUM": "5", "PBS_NODENUM": "1"}, Ranks()),  # PBS Pro does not say
+        ({**PBSDSH, **MPIRUN}, Ranks(3, 4, 1, 2, 1, 2)),
+        (BLAUNCH, Ranks(3, 5, 1, 3, 1, 2)),
+        (without(BLAUNCH, "LSF_PM_TASKID"), Ranks()),
+        ({**BLAUNCH, **MPIRUN}, Ranks(3, 4, 1, 2, 1, 2)),
     ],
     ids=str,
 )
@@ -107,6 +150,9 @@ def test_the_innermost_launcher_counts() -> None:
         ({**SRUN, "SLURM_NNODES": "x"}, "variable SLURM_NNODES is 'x'"),
         ({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE.* contradict"),
         ({"PMI_RANK": "0", "PMI_SIZE": "0"}, "PMI_RANK, PMI_SIZE.* contradict"),
+        ({**FLUX, "FLUX_TASK_RANK": "8"}, "FLUX_TASK_RANK, FLUX_JOB_SIZE.* contradict each other: rank 8"),
+        ({**PBSDSH, "PBS_NODENUM": "2"}, "PBS_VNODENUM, PBS_NP.* contradict each other: "),
+        ({**BLAUNCH, "LSF_PM_TASKID": "6"}, "LSF_PM_TASKID, LSB_MCPU_HOSTS contradict each other: task 5 of 5"),
     ],
     ids=str,
 )
@@ -130,6 +176,34 @@ def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "what is told of another rank is not ours"
     group.is_initialized = lambda: False
     assert detect_ranks().rank == 3
+
+
+def test_anyone_can_register_a_launcher() -> None:
+    """One entry, asked before those of its kind: its ranks, its job and its scratch directory are known everywhere."""
+    ours = Launcher("ours", True, by_names("OURS_RANK", "OURS_SIZE"), job=("OURS_JOB",), scratch=("OURS_DISK",))
+    environ = {"OURS_RANK": "1", "OURS_SIZE": "2", "OURS_JOB": "17", "OURS_DISK": "/ours", "SLURM_JOB_ID": "4"}
+    assert detect_ranks(environ) == Ranks() and job_name(environ) == "4"
+    before = registered()
+    try:
+        register(ours)
+        assert detect_ranks(environ) == Ranks(1, 2, 0, 1, 1, 2) and detect_ranks(environ).launcher == "ours"
+        assert job_name(environ) == "17" and str(candidates(None, environ)[0].path) == "/ours"
+        assert detect_ranks({**environ, **TORCHRUN}).rank == 5, "torchrun runs in its tasks"
+    finally:
+        unregister("ours")
+    assert registered() == before and detect_ranks(environ) == Ranks()
+
+
+def test_torchrun_on_the_nodes_of_pbs_has_their_numbers() -> None:
+    """pbsdsh starts one on each node; which number a rendezvous gives it does not matter."""
+    node = {**PBSDSH, "PBS_NP": "2", "PBS_NUM_PPN": "1", "PBS_VNODENUM": "1"}
+    environ = {**node, **TORCHRUN, "RANK": "1", "GROUP_RANK": "0"}
+    assert detect_ranks(environ) == Ranks(1, 8, 1, 4, 1, 2) and detect_ranks(environ).place == 5
+
+
+def test_jobs_have_numbers() -> None:
+    numbers = [job_name(environ) for environ in ({}, FLUX, PBSDSH, BLAUNCH, {"JOB_ID": "3"}, {"OAR_JOB_ID": "9"})]
+    assert numbers == ["0", "ƒuzzybunny", "1672.server", "7", "3", "9"]
 
 
 def test_torch_is_not_imported() -> None:

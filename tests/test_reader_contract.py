@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,22 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.readers import DTYPES, ReaderSuite
+from suites.readers import ReaderSuite
 from suites.samples import Samples, Truth
 
 import readers
+from cache.stores import Store
 from readers.augment import Resize
-from readers.errors import UnknownNameError
-from readers.headers import MEDIA, parse_header, parse_held
-from readers.selection import Selectable
+from readers.packed import open_packed
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 INDICES = [20, 2, 2, -1, 17, 0, 5, 23, 8, 9, 11, 13]
-
-
-def shape(image: bytes) -> tuple[int, int]:
-    _, height, width, *_ = parse_held(image)
-    return height, width
 
 
 class OfThePackedSet(ReaderSuite):
@@ -48,7 +41,7 @@ class TestPackedSets(OfThePackedSet):
 class TestFewOpenShards(OfThePackedSet):
     @pytest.fixture
     def reader(self, samples: Samples) -> Iterator[Any]:
-        with readers.ShardReader(samples.packed(), open_shards=1) as reader:
+        with open_packed(samples.packed(), open_shards=1) as reader:
             yield reader
 
 
@@ -89,7 +82,7 @@ class TestMappedSelection(ReaderSuite):
     def reader(self, samples: Samples, tmp_path: Path) -> Iterator[Any]:
         np.save(tmp_path / "indices.npy", np.array(INDICES) % 24)
         with readers.open(samples.packed()) as base:
-            yield readers.SelectedReader(base, np.load(tmp_path / "indices.npy", mmap_mode="r"))
+            yield readers.Reader(base.table.take(np.load(tmp_path / "indices.npy", mmap_mode="r")), base.store)
 
     @pytest.fixture
     def truth(self, samples: Samples) -> Truth:
@@ -106,18 +99,19 @@ class TestMappedSelection(ReaderSuite):
         ("recoded:16@80", "half"),
         ("encoded", "half"),
         ("encoded", "folder"),
-        ("recoded:16@80", "folder"),
+        ("recoded:16@80", "selection"),
         ("decoded:16", "nothing"),
     ],
 )
 class TestCached(ReaderSuite):
-    """In a file and in memory without a name; of a half of the set, of a folder, and where nothing fits."""
+    """In a file and in memory without a name; of half of the set, a folder, a selection, and where nothing fits."""
 
     closed_while_read = False  # who closes a cache lets go of its memory
 
     @pytest.fixture
     def reader(self, samples: Samples, keep: str, where: str, place: dict[str, Any]) -> Iterator[Any]:
         base: Any = readers.open_folder(samples.images) if where == "folder" else readers.open(samples.packed())
+        base = base.select(indices=INDICES) if where == "selection" else base
         capacity = {"half": 0.5, "nothing": 0}.get(where, "auto")
         options = {"backend": "memfd"} if where == "memfd" else place
         with readers.cached(base, capacity, keep, check="first", **options) as reader:
@@ -126,11 +120,11 @@ class TestCached(ReaderSuite):
     @pytest.fixture
     def truth(self, samples: Samples, keep: str, where: str) -> Truth:
         truth = samples.of_folder if where == "folder" else samples.truth
+        truth = truth.take(INDICES) if where == "selection" else truth
         if keep == "encoded":
             return truth
         form = readers.Recoded(16, 80) if keep.startswith("recoded") else readers.Decoded([Resize(16)])
-        made = truth.recoded(lambda image: bytes(form.made(image)), shape)
-        return Truth(**{**vars(made), "estimated": keep.startswith("recoded")})
+        return truth.recoded(lambda image: bytes(form.convert(image)), estimated=keep.startswith("recoded"))
 
 
 @pytest.mark.parametrize("staged", ["partly", "not at all"])
@@ -162,71 +156,21 @@ class TestRemote(OfThePackedSet):
             yield reader
 
 
-class Minimal(Selectable):
-    """What somebody may write: everything in memory, pickled as it is."""
+class InMemory(Store):
+    """A store made elsewhere: payloads by row, pickled as they are."""
 
-    def __init__(self, truth: Truth) -> None:
-        self._columns = truth.fields
-        self.fields, self.classes, self.keys = tuple(truth.fields), truth.classes, tuple(truth.keys)
-        self.labels = np.array(truth.labels, np.int64)
-        self.fingerprint = "a set of somebody's own"
+    def __init__(self, payloads: list[bytes]) -> None:
+        self.payloads = payloads
 
-    @property
-    def info(self) -> readers.ImageInfo:
-        return self.image_info(range(len(self)))
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
+        return self.payloads[row]
 
-    def sizes(self, field: str = "image") -> Any:
-        return np.array([len(data or b"") for data in self._column(field)], np.int64)
 
-    def image_info(self, indices: Any) -> readers.ImageInfo:
-        found = [(*parse_header(data)[1:], MEDIA.index("jpeg")) for data in self.read_many(indices)]
-        columns = np.array(found, np.uint32).reshape(-1, len(DTYPES)).T
-        return readers.ImageInfo(*(column.astype(kind) for column, kind in zip(columns, DTYPES, strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def __repr__(self) -> str:
-        return f"Minimal({len(self)} samples)"
-
-    def sample(self, index: int) -> readers.Sample:
-        fields = {name: data for name in self.fields if (data := self._columns[name][self._checked(index)]) is not None}
-        return readers.Sample(self.keys[index], None if self.labels[index] < 0 else int(self.labels[index]), fields)
-
-    def read(self, index: int, field: str = "image") -> bytes:
-        data = self._column(field)[self._checked(index)]
-        if data is None:
-            raise UnknownNameError(f"sample {index} has no field {field!r}")
-        return data
-
-    def read_many(self, indices: Any, field: str = "image") -> list[bytes]:
-        return [self.read(i, field) for i in indices]
-
-    def prefetch(self, indices: Any, field: str = "image") -> None:
-        for i in indices:
-            self._checked(i)
-
-    def stream(self, indices: Any = None, field: str = "image") -> Iterator[bytes]:
-        return (self.read(i, field) for i in (range(len(self)) if indices is None else indices))
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Minimal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _column(self, field: str) -> list[bytes | None]:
-        if field not in self.fields:
-            raise UnknownNameError(f"no field {field!r}")
-        return self._columns[field]
-
-    def _checked(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} is outside the {len(self)}")
-        return operator.index(index)
+def made_elsewhere(truth: Truth) -> readers.Reader:
+    sizes = {name: [-1 if data is None else len(data) for data in column] for name, column in truth.fields.items()}
+    payloads = [data or b"" for row in zip(*truth.fields.values(), strict=True) for data in row]
+    table = readers.Table.of(truth.keys, truth.labels, truth.classes, sizes, title="a set of one's own")
+    return readers.Reader(table, InMemory(payloads))
 
 
 @pytest.mark.parametrize("wrapped", ["itself", "selected", "cached"])
@@ -235,7 +179,7 @@ class TestSomebodysOwn(ReaderSuite):
 
     @pytest.fixture
     def reader(self, samples: Samples, wrapped: str, place: dict[str, Any]) -> Iterator[Any]:
-        base = Minimal(samples.truth)
+        base = made_elsewhere(samples.truth)
         made: Any = {"selected": lambda: base.select(indices=INDICES), "cached": lambda: readers.cached(base, **place)}
         with made.get(wrapped, lambda: base)() as reader:
             yield reader

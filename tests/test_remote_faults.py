@@ -16,13 +16,13 @@ from remote_servers import Fault, FileServer, Proxy
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
-from cache.remote.courier import Courier
-from cache.remote.errors import translated
-from readers.remote.ahead import Ahead
+from cache.remote.client import Courier
+from cache.remote.store import translated
+from cache.stores.ahead import Ahead
 
 
 @pytest.fixture
-def reader(address: str) -> Iterator[readers.ShardReader]:
+def reader(address: str) -> Iterator[readers.Reader]:
     with readers.open(address, "train") as reader:
         yield reader
 
@@ -42,7 +42,7 @@ def reader(address: str) -> Iterator[readers.ShardReader]:
     ],
     ids=lambda fault: f"{fault.kind}-{fault.status}-{fault.times}-{fault.seconds}",
 )
-def test_faults_that_pass(fault: Fault, reader: readers.ShardReader, proxy: Proxy, packed: Path) -> None:
+def test_faults_that_pass(fault: Fault, reader: readers.Reader, proxy: Proxy, packed: Path) -> None:
     with readers.open(packed, "train") as local:
         fault.times, times = fault.times, fault.times
         proxy.faults.append(fault)
@@ -72,7 +72,7 @@ def test_faults_that_pass(fault: Fault, reader: readers.ShardReader, proxy: Prox
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
 def test_faults_that_stay(
-    fault: Fault, kind: type[Exception], message: str, reader: readers.ShardReader, proxy: Proxy, address: str
+    fault: Fault, kind: type[Exception], message: str, reader: readers.Reader, proxy: Proxy, address: str
 ) -> None:
     """The message names the object and the range; afterwards the reader is as good as before."""
     fault.times = 99
@@ -144,7 +144,7 @@ def test_a_set_that_changes_while_it_is_opened(address: str, proxy: Proxy, tmp_p
         assert len(reader.read(0)) > 0
 
 
-def test_a_server_that_sends_more_than_was_asked_for(reader: readers.ShardReader, proxy: Proxy, address: str) -> None:
+def test_a_server_that_sends_more_than_was_asked_for(reader: readers.Reader, proxy: Proxy, address: str) -> None:
     """What is collected is bounded by the range, not by what the server says."""
     fault = Fault("flood", times=99)
     proxy.faults.append(fault)
@@ -222,22 +222,22 @@ def test_a_courier_that_dies(address: str) -> None:
     """Whoever waits for it gets an error, and the next one starts another."""
     courier = Courier()
     url, patience = parse_url(address), Patience(2, 0)
-    told, data = courier.ask(url, patience, "whole", path="dataset.json", most=1 << 20, cut=False)
-    assert data.startswith(b"{") and told["facts"][0] == len(data)
+    data, facts = courier.ask(url, patience, "whole", "dataset.json", 1 << 20)
+    assert data.startswith(b"{") and facts.bytes == len(data)
     courier._process.kill()
     with pytest.raises(RemoteError, match="has ended; try again"):
         while True:  # until the kill is seen
-            courier.ask(url, patience, "head", path="dataset.json")
+            courier.ask(url, patience, "head", "dataset.json")
     assert not courier.alive
     courier.close()
 
 
 def test_a_courier_that_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.remote.courier._BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr("cache.remote.courier._START_SECONDS", -15.9)
+    monkeypatch.setattr("cache.remote.client._BOOT", "import time; time.sleep(60)")
+    monkeypatch.setattr("cache.remote.client._START_SECONDS", -15.9)
     courier = Courier()
     with pytest.raises(SlowError, match="did not answer and was ended"):
-        courier.ask(parse_url(address), Patience(1, 0), "head", path="dataset.json")
+        courier.ask(parse_url(address), Patience(1, 0), "head", "dataset.json")
     assert not courier.alive
 
 
@@ -265,12 +265,13 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
 
 def test_what_was_announced_is_bounded(address: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the cap the oldest go; they are read again when they are wanted."""
-    monkeypatch.setattr("readers.remote.ahead._CAP_BYTES", 1)
+    monkeypatch.setattr("cache.stores.ahead._CAP_BYTES", 1)
     monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
     with readers.open(address, "train") as reader, readers.open(packed, "train") as local:
         reader.prefetch(range(36))
-        held = reader._announced  # type: ignore[attr-defined]
-        assert 0 < held._held_bytes <= 30_000 and 0 not in [i for i, _ in held._of]
+        held = reader.store.source._announced  # type: ignore[attr-defined]
+        first = tuple(int(column[0]) for column in reader.table.extents([0])[1:])
+        assert 0 < held._held_bytes <= 30_000 and first not in held._of
         assert [bytes(reader.read(i)) for i in range(36)] == [bytes(local.read(i)) for i in range(36)]
         assert not held and held._held_bytes == 0 and not held._runs
 

@@ -20,7 +20,7 @@ from remote_servers import FileServer, s3_server
 import packer
 import readers
 from cache.remote import AddressError, CertificateError, DeniedError, MissingError, Remote, RemoteError, parse_url
-from cache.remote.errors import translated
+from cache.remote.store import translated
 
 
 @pytest.fixture(autouse=True)

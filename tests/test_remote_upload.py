@@ -142,10 +142,10 @@ class Seen:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def packing(self, samples: int, total_bytes: int, done: Any) -> None:
+    def begin(self, samples: int, total_bytes: int, done: Any, *, waiting: bool = False) -> None:
         self.total, self.ask = total_bytes, done
 
-    def packed(self) -> None:
+    def end(self) -> None:
         self.done = self.ask()[1]
 
 

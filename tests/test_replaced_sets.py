@@ -56,7 +56,6 @@ def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 READS: dict[str, Callable[[Any], Any]] = {
     "read": lambda reader: reader.read(3),
     "read_many": lambda reader: reader.read_many([3, 9]),
-    "read_into": lambda reader: reader.read_into(3, "image", memoryview(bytearray(10_000))),
     "item": lambda reader: reader[3],
     "stream": lambda reader: list(reader.stream([3])),
     "copy": lambda reader: pickle.loads(pickle.dumps(reader)).read(3),

@@ -19,7 +19,7 @@ from rocal_images import SIZE, box_of, colour, folder_of, mapped, numbers_of, so
 import packer
 import readers
 from readers.augment import CELEBA_CROP, IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.errors import BadSampleError, DatasetError, PipelineError, ResumeError, UnknownNameError
+from readers.errors import BadSampleError, DatasetError, PipelineError, UnknownNameError
 from readers.rocal import RocalLoader, celeba, external_source, resnet_eval, resnet_train
 
 pytestmark = pytest.mark.rocal
@@ -29,7 +29,7 @@ MIDDLE = Crop(4, 8, 32, 32)  # of rocal_images.SIZE
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> readers.FolderReader:
+def reader(tmp_path: Path) -> readers.Reader:
     return folder_of(tmp_path / "images", {number: solid(number) for number in range(22)})
 
 
@@ -85,27 +85,10 @@ def test_the_samples_are_those_of_our_own_loader(rocal: Any, reader: Any, tail: 
             assert epoch_of(loader) == wanted and [len(batch) for batch in wanted] == sizes
 
 
-def test_ranks_share_an_epoch(rocal: Any, reader: Any) -> None:
-    seen = []
-    for rank in range(3):
-        with faces(reader, rank=rank, world_size=3, tail="exact") as loader:
-            batches = epoch_of(loader)
-            assert len(batches) == len(loader) == 2
-            seen += flat(batches)
-    assert sorted(seen) == list(range(22))
-
-
 def test_a_rank_without_a_sample_in_the_last_step(rocal: Any, tmp_path: Path) -> None:
     reader = folder_of(tmp_path / "images", {number: solid(number) for number in range(9)})
     with faces(reader, rank=0, world_size=2, tail="exact") as loader:
         assert [len(batch) for batch in epoch_of(loader)] == [4, 0]
-
-
-def test_batches_may_be_kept(rocal: Any, reader: Any) -> None:
-    with faces(reader) as loader:
-        kept = list(loader)
-        assert [numbers_of(images) for images, _ in kept] == [labels.tolist() for _, labels in kept]
-        kept[0][0][:] = 0
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -132,16 +115,6 @@ def test_an_exception_in_the_loop(rocal: Any, reader: Any) -> None:
     with pytest.raises(ZeroDivisionError), faces(reader) as loader:
         for _ in loader:
             1 / 0  # noqa: B018
-
-
-def test_a_second_loop_ends_the_first(rocal: Any, reader: Any) -> None:
-    with faces(reader) as loader:
-        first = iter(loader)
-        next(first)
-        second = iter(loader)
-        assert loader.epoch == 1 and len(list(second)) == 5
-        with pytest.raises(StopIteration):
-            next(first)
 
 
 @pytest.mark.parametrize("batches", [0, 2, 99])
@@ -216,31 +189,6 @@ def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> 
             "webp images": 1,
             "bmp images": 1,
         }
-
-
-def test_resume_in_the_middle_on_another_number_of_ranks(rocal: Any, reader: Any) -> None:
-    with faces(reader, tail="exact") as loader:
-        whole = epoch_of(loader)
-        later = epoch_of(loader)
-        loader.set_epoch(0)
-        loop = iter(loader)
-        assert [next(loop)[1].tolist() for _ in range(2)] == whole[:2]
-        state = loader.state_dict()
-    seen = []
-    for rank in range(2):
-        with faces(reader, rank=rank, world_size=2, tail="exact", seed=99) as loader:
-            loader.load_state_dict(state)
-            assert (loader.epoch, len(loader)) == (0, 2)
-            seen += flat(epoch_of(loader))
-            assert (loader.epoch, len(loader)) == (1, 3)
-    assert sorted(seen) == sorted(flat(whole[2:]))
-    with faces(reader, tail="exact") as loader:
-        loader.load_state_dict(state)
-        assert epoch_of(loader) == whole[2:]
-        assert epoch_of(loader) == later
-        assert loader.state_dict()["epoch"] == 2
-        with pytest.raises(ResumeError, match="not a resume token"):
-            loader.load_state_dict({})
 
 
 def test_a_token_of_our_own_loader(rocal: Any, reader: Any) -> None:

@@ -22,7 +22,7 @@ BATCH = 4
 MEAN, STD = 255 * np.array([0.485, 0.456, 0.406]), 255 * np.array([0.229, 0.224, 0.225])
 
 
-def packed(root: Path, to: str, images: dict[int, bytes] | None = None, **options: Any) -> readers.ShardReader:
+def packed(root: Path, to: str, images: dict[int, bytes] | None = None, **options: Any) -> readers.Reader:
     """24 images in shards of 5. TFRecord wants names without a directory, which a manifest brings."""
     images = images or {number: solid(number) for number in range(24)}
     source = root / "images"
@@ -57,7 +57,7 @@ def index_of(shard: Path, target: Path, version: str = "v1.2") -> Path:
     return target
 
 
-def indexes_of(reader: readers.ShardReader, root: Path, version: str = "v1.2") -> list[Path]:
+def indexes_of(reader: readers.Reader, root: Path, version: str = "v1.2") -> list[Path]:
     return [
         index_of(reader.path / shard.path, root / f"{Path(shard.path).stem}.idx", version)
         for shard in reader.split_info.shards

@@ -31,7 +31,7 @@ EXIF_TURNED = bytes.fromhex("4578696600004d4d002a0000000800010112000300000001000
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> readers.FolderReader:
+def reader(tmp_path: Path) -> readers.Reader:
     return folder_of(tmp_path / "images", {number: solid(number) for number in range(22)})
 
 

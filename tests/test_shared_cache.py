@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, in_child, sample
+from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, sample
+from suites.children import in_child
 
 from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
 from cache.shared.file import open_file
-from cache.shared.locks import TABLE
+from cache.shared.layout import TABLE
 
 
 class TestFile(SharedCacheSuite):

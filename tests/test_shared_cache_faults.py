@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, in_child, sample
+from shared_cache_suite import CAPACITY, SLOTS, sample
+from suites.children import in_child
 
 import cache
 from cache import CacheFullError, SharedByteCache
-from cache.shared.layout import Layout
-from cache.shared.locks import user_byte
+from cache.shared.layout import Layout, user_byte
 
 LAYOUT = Layout(SLOTS, CAPACITY)
 TAIL_AT = 1032

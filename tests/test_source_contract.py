@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 from crc32c import crc32c
 from suites.sources import Found, SourceSuite
 
@@ -60,13 +60,6 @@ def of_tree() -> Found:
     return Found(splits, CLASSES)
 
 
-def write_tree(root: Path) -> Path:
-    for name, data in PICTURES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
-    return root
-
-
 class OfATree(SourceSuite):
     @pytest.fixture
     def truth(self, of_tree: Found) -> Found:
@@ -76,7 +69,7 @@ class OfATree(SourceSuite):
 class TestFolder(OfATree):
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
-        return write_tree(tmp_path / "images")
+        return tree_of(tmp_path / "images", PICTURES)
 
     def whole_files(self, root: Path) -> bool:
         return True
@@ -111,7 +104,7 @@ class TestZip(OfATree):
 class TestPackedSet(OfATree):
     @pytest.fixture
     def root(self, tmp_path: Path, to: str) -> Path:
-        packer.convert(write_tree(tmp_path / "images"), to, tmp_path / "set", workers=1, samples_per_shard=5)
+        packer.convert(tree_of(tmp_path / "images", PICTURES), to, tmp_path / "set", workers=1, samples_per_shard=5)
         shutil.rmtree(tmp_path / "images")
         return tmp_path / "set"
 
@@ -148,7 +141,7 @@ class TestManifest(SourceSuite):
 
     @pytest.fixture
     def root(self, tmp_path: Path, suffix: str) -> Path:
-        root, rows = write_tree(tmp_path / "images"), []
+        root, rows = tree_of(tmp_path / "images", PICTURES), []
         for number, name in enumerate(NAMES):
             mask = None if number % 2 else f"masks/{number}.png"
             if mask is not None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from conftest import tree_of
 from PIL import Image
 
 import packer
@@ -54,10 +55,7 @@ def tree(tmp_path: Path) -> Path:
     """A tree with splits, classes, a nested folder, a long name and a stray text file."""
     names = ["train/b/2.jpg", "train/a/1.jpg", "train/a/sub/0.jpg", "train/a/3.jpeg", f"train/b/{LONG}.jpg"]
     names += ["val/a/x y.jpg", "val/b/ü.jpg"]
-    root = tmp_path / "flowers"
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(PICTURES[number])
+    root = tree_of(tmp_path / "flowers", dict(zip(names, PICTURES, strict=False)))
     (root / "train/b/notes.txt").write_text("no image", encoding="utf-8")
     return root
 
@@ -376,16 +374,22 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             listed(write(tmp_path / f"y.{suffix}", COMPRESS[suffix](bytes(header) + bytes(4096))))
 
 
-def test_webdataset_shards_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.zst"])
+def test_webdataset_shards_keep_their_labels(tmp_path: Path, suffix: str) -> None:
     shard = tar_of(("a/0001.jpg", PICTURES[0]), ("a/0001.cls", "3"), ("a/0002.jpg", PICTURES[1]), ("a/0002.cls", "4"))
-    with pytest.raises(SourceError, match=r"a WebDataset shard, .*adopt it without copying:  packer index .*/x\.tar$"):
-        listed(write(tmp_path / "x.tar", shard))
-    with pytest.raises(SourceError, match=r"unpack it with  gunzip .*/x\.tgz  and adopt .* packer index .*/x\.tar$"):
-        listed(write(tmp_path / "x.tgz", gzip.compress(shard)))
+    out = pack(write(tmp_path / f"val-0.{suffix}", COMPRESS[suffix](shard)), tmp_path / "out", "tfrecord")
+    with readers.open(out, "val") as reader:
+        assert [(s.key, s.label, bytes(s.image)) for s in reader] == [
+            ("a/0001", 3, PICTURES[0]),
+            ("a/0002", 4, PICTURES[1]),
+        ]
+
+
+def test_a_tar_of_a_packed_set_is_refused(tmp_path: Path) -> None:
     tree = tar_of(("a/1.jpg", PICTURES[0]), ("a/latex.cls", "a class of LaTeX"))
     assert len(listed(write(tmp_path / "y.tar", tree)).splits["train"]) == 2
     ours = pack(write(tmp_path / "z.tar", tar_of(("b/1.2.jpg", PICTURES[0]))), tmp_path / "out", "tar")
-    with pytest.raises(SourceError, match="a WebDataset shard"):
+    with pytest.raises(SourceError, match=r"a shard of a packed set; .*packer index .*\.tar$"):
         listed(next(ours.glob("*.tar")))
 
 

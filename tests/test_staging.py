@@ -12,8 +12,8 @@ from staging_suite import Notes, assert_whole, pack, result, start
 
 import packer
 import readers
-from cache.staging.mounts import filesystem_type, free_space, is_local
-from cache.staging.target import candidates
+from cache.space import filesystem_type, free_space, is_local
+from cache.staging import candidates
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_filesystems() -> None:
 
 
 def test_a_shared_filesystem_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cache.staging.target.filesystem_type", lambda path: "lustre")
+    monkeypatch.setattr("cache.staging.session.filesystem_type", lambda path: "lustre")
     with pytest.raises(readers.StagingError, match="a lustre filesystem, which is not local"):
         readers.stage(source, tmp_path).__enter__()
     with readers.stage(source, tmp_path, any_filesystem=True) as local:

@@ -16,9 +16,9 @@ import pytest
 from staging_suite import SLOWLY, assert_whole, copy_of, pack, start, wait_for
 
 import readers
-from cache.staging import leader
-from cache.staging.locks import FileLock
-from cache.staging.sources import StagedFile
+from cache.locks import FlockFile
+from cache.staging import StagedFile, leader
+from cache.stores.copied import CopyStats
 from readers.augment import Resize
 from readers.loader import ImageLoader
 from readers.order import Order, Shuffled, StagedFirst, staged_first
@@ -38,14 +38,14 @@ def order(source: Path) -> StagedFirst:
         return staged_first(reader.split_info, seed=3, window=3)
 
 
-def read_epoch(reader: readers.ShardReader, order: Order, step: Callable[[int], Any] = lambda position: None) -> None:
+def read_epoch(reader: readers.Reader, order: Order, step: Callable[[int], Any] = lambda position: None) -> None:
     for position in range(0, len(order), BATCH):
         step(position)
         reader.read_many(order.indices(0, np.arange(position, min(position + BATCH, len(order)))))
 
 
-def open_staged(local: Path, source: Path, patience_seconds: float = 0.0) -> readers.FallbackReader:
-    return readers.FallbackReader(local, "train", fallback=source, patience_seconds=patience_seconds)
+def open_staged(local: Path, source: Path, patience_seconds: float = 0.0) -> readers.Reader:
+    return readers.open(local, "train", fallback=source, patience_seconds=patience_seconds)
 
 
 def order_of_arrival(local: Path) -> list[str]:
@@ -75,12 +75,12 @@ def test_most_reads_are_local_while_a_global_shuffle_reads_the_source(
     with readers.stage(source, tmp_path / "a", background=True, bytes_per_second=SLOWLY / 4) as local:
         reader = open_staged(local, source)
         read_epoch(reader, Shuffled(len(reader), 3))
-        plain = reader.stats()
+        plain = reader.store.stats()
     staging = readers.stage(source, tmp_path / "b", background=True, order=order, bytes_per_second=SLOWLY)
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
-        first = reader.stats()
+        first = reader.store.stats()
     assert plain.local + plain.source == first.local + first.source == 36
     assert plain.local_share < 0.5 and plain.waited_seconds == 0
     assert first.local_share > 0.9 and first.waited_seconds > 0
@@ -108,16 +108,14 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
         with readers.stage(source, tmp_path / name, background=True, threads=1, **options) as local:
             reader = open_staged(local, source)
 
-            def one_more(
-                position: int, reader: readers.FallbackReader = reader, gate: threading.Semaphore = gate
-            ) -> None:
+            def one_more(position: int, reader: readers.Reader = reader, gate: threading.Semaphore = gate) -> None:
                 gate.release()
                 arrived = min(9, position // BATCH + 2)
-                wait_for(lambda: sum(map(reader.is_local, range(9))) >= arrived, "a shard")
-                reader._borrowed.clear()  # look at once, not in a second
+                wait_for(lambda: sum(map(reader.store.has_copy, range(9))) >= arrived, "a shard")
+                reader.store._look_again.clear()  # look at once, not in a second
 
             read_epoch(reader, one, one_more)
-            shares[name] = reader.stats().local_share
+            shares[name] = reader.store.stats().local_share
     assert shares["first"] == 1.0 and 0.3 < shares["global"] < 0.8
 
 
@@ -150,7 +148,7 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
             loader.load_state_dict(states[0])
             for _, indices in loader:
                 seen += indices.tolist()
-            assert loader.reader.stats().local_share == 1
+            assert loader.reader.store.stats().local_share == 1
         assert staging.wait(60)
         assert order_of_arrival(local)[:9] == names(source, order.shards(0, 16))
     assert sorted(seen) == list(range(36)) and order.shards(0, 16).tolist() != order.shards().tolist()
@@ -160,15 +158,15 @@ def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None
     """With a leader that brings nothing, and with none; a wait in vain is the last."""
     with readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=10_000) as local:
         pass
-    lock = FileLock(local / ".staging/leader")
+    lock = FlockFile(local / ".staging/leader")
     for patience, held in ((0.2, True), (FOREVER, False)):
         assert not held or lock.take()
         reader = open_staged(local, source, patience)
-        assert len(reader.read(0)) and reader._arrivals.over
-        waited = reader.stats().waited_seconds
+        assert len(reader.read(0)) and reader.store._arrivals.over
+        waited = reader.store.stats().waited_seconds
         read_epoch(reader, order)
-        assert reader.stats().source == 37 and reader.stats().local == 0
-        assert reader.stats().waited_seconds == waited >= 0.2
+        assert reader.store.stats().source == 37 and reader.store.stats().local == 0
+        assert reader.store.stats().waited_seconds == waited >= 0.2
         lock.release()
 
 
@@ -181,7 +179,7 @@ def test_what_is_waited_for_is_not_announced(
     def note(descriptor: int, ranges: Any) -> None:
         announced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent)
 
-    monkeypatch.setattr("readers.shards.prefetch", note)
+    monkeypatch.setattr("cache.stores.files.prefetch", note)
     with readers.stage(source, tmp_path / "some", fraction=0.3) as some:
         pass
     with readers.stage(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000) as none_yet:
@@ -201,15 +199,15 @@ def test_what_is_waited_for_is_not_announced(
 
 def test_nobody_waits_for_what_does_not_come(source: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
-        lock = FileLock(local / ".staging/leader")
+        lock = FlockFile(local / ".staging/leader")
         assert lock.take()
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, Shuffled(36))
-        assert 0 < reader.stats().local < 36 and not reader._arrivals.over
+        assert 0 < reader.store.stats().local < 36 and not reader.store._arrivals.over
         lock.release()
     nothing = open_staged(tmp_path / "nothing", source, FOREVER)
     read_epoch(nothing, Shuffled(36))
-    assert nothing.stats().source == 36
+    assert nothing.store.stats().source == 36
 
 
 def test_a_wait_outlives_the_leader(source: Path, order: StagedFirst, tmp_path: Path) -> None:
@@ -225,30 +223,29 @@ def test_a_wait_outlives_the_leader(source: Path, order: StagedFirst, tmp_path: 
 
         read_epoch(reader, order, kill)
         first.communicate()
-        assert reader.stats().local_share > 0.9
+        assert reader.store.stats().local_share > 0.9
 
 
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         reader = readers.open(local, "train", fallback=source, backend=backend)
-        assert isinstance(reader, readers.FallbackReader) and reader.stats() == readers.FallbackStats()
-        assert reader.stats().local_share == 0
-        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.is_local(n))
+        assert isinstance(reader, readers.Reader) and reader.store.stats() == CopyStats()
+        assert reader.store.stats().local_share == 0
+        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.has_copy(n))
         reader.read_many(list(range(-36, 0)))
-        assert (reader.stats().local, reader.stats().source) == (here, 36 - here) and 0 < here < 36
+        assert (reader.store.stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
         assert len(list(reader.stream())) == len(list(reader)) == 36
-        target = memoryview(bytearray(1 << 16))
         for index in (0, -1):
-            reader.read_into(index, "image", target)
-        assert (reader.stats().local, reader.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
-        assert reader.stats().local_share == (3 * here + 1) / 110
-        assert pickle.loads(pickle.dumps(reader)).stats() == readers.FallbackStats()
+            reader.read(index)
+        assert (reader.store.stats().local, reader.store.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
+        assert reader.store.stats().local_share == (3 * here + 1) / 110
+        assert pickle.loads(pickle.dumps(reader)).store.stats() == CopyStats()
         for index in (36, -37):
-            for read in (reader.read, lambda i: reader.read_many([i]), lambda i: reader.read_into(i, "image", target)):
+            for read in (reader.read, lambda i: reader.read_many([i])):
                 with pytest.raises(IndexError):
                     read(index)
-        assert reader.stats().local + reader.stats().source == 110
+        assert reader.store.stats().local + reader.store.stats().source == 110
 
 
 def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
@@ -285,6 +282,6 @@ def test_a_disk_that_fills_up_ends_all_waiting(
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
-        assert reader.stats().local <= 8 and reader.stats().source >= 28 and reader._arrivals.over
+        assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28 and reader.store._arrivals.over
         with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
             staging.wait(60)

@@ -56,7 +56,7 @@ def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int)
     """Every sample of local_part lies in a staged shard, and every staged shard holds one."""
     files = set_files(source)
     reader = readers.open(source, "train")
-    column = reader.index.column("shard")
+    column = reader.table.column("shard")
     seen: set[str] = set()
     for node in range(nodes):
         staged = [file.path for file in files.shards(Portion(("train",), (node, nodes)))]
@@ -103,12 +103,15 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
         reader = readers.open(local, "train", fallback=source)
         assert len(shards_in(local)) < 10 and not staging.wait(0.0)
         assert_reads(local, source)
-        assert not reader.is_local(7) and reader.read(len(reader) - 1)
+        assert not reader.store.has_copy(7) and reader.read(len(reader) - 1)
         borrowed = reader.byte_range(len(reader) - 1)
         assert borrowed is not None and borrowed[0].parent == source
-        assert staging.wait(60) and reader.is_local(7)
-        moved = wait_for(lambda: reader.read(len(reader) - 1) and reader._shards[7], "the reader to move over")
-        assert moved.path == local / "train-000007.tar" and not reader._borrowed
+        assert staging.wait(60) and reader.store.has_copy(7)
+        before = reader.store.stats().local
+        wait_for(
+            lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
+        )
+        assert reader.byte_range(len(reader) - 1)[0] == local / "train-000007.tar"  # type: ignore[index]
         assert staging.brought.copied_bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
         assert_whole(local, source)
 
@@ -152,14 +155,17 @@ def test_the_fallback_reader_is_pickled_and_closed(source: Path, tmp_path: Path)
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         reader = readers.open(local, "train", fallback=source, verify=True)
         last = reader.read(len(reader) - 1)
-        assert reader._borrowed
         reader.close()
-        assert not reader._borrowed and reader.read(len(reader) - 1) == last
+        assert reader.read(len(reader) - 1) == last
         again = pickle.loads(pickle.dumps(reader))
-        assert again.read(len(reader) - 1) == last and again.is_local(0) and not again.is_local(7)
+        assert (
+            again.read(len(reader) - 1) == last
+            and again.store.source.has_copy(0)
+            and not again.store.source.has_copy(7)
+        )
         mapped = readers.open(local, "train", fallback=source, backend="mmap")
         assert bytes(mapped.read(len(reader) - 1)) == last
-        few = readers.FallbackReader(local, "train", fallback=source, open_shards=1)
+        few = readers.open(local, "train", fallback=source, open_shards=1)
         assert [few.read(i) for i in range(len(few))] == [reader.read(i) for i in range(len(few))]
         assert len(few._borrowed) <= 1
 

@@ -15,10 +15,10 @@ from staging_suite import DEADLINE, Notes, assert_whole, pack, start, wait_for
 
 import packer
 import readers
+from cache.locks import FlockFile, is_locked
+from cache.staging import FolderSource, Manifest, StagedFile
 from cache.staging import StagingError as NodeError
-from cache.staging.files import Manifest, inside
-from cache.staging.locks import FileLock, is_locked
-from cache.staging.sources import FolderSource, StagedFile
+from cache.staging.sources import inside
 
 
 @pytest.fixture(scope="module")
@@ -264,23 +264,23 @@ def test_paths_of_a_manifest() -> None:
 
 
 def test_locks(tmp_path: Path) -> None:
-    one, two = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    one, two = FlockFile(tmp_path / "lock"), FlockFile(tmp_path / "lock")
     assert one.take() and one.take() and not two.take() and not two.take(shared=True) and is_locked(tmp_path / "lock")
     one.release()
     assert one.take(shared=True) and two.take(shared=True) and is_locked(tmp_path / "lock")
     one.release()
     two.release()
     assert not is_locked(tmp_path / "lock") and not is_locked(tmp_path / "none")
-    assert not FileLock(tmp_path / "no/such/folder").take()
+    assert not FlockFile(tmp_path / "no/such/folder").take()
     (tmp_path / "link").symlink_to(tmp_path / "lock")
     with pytest.raises(NodeError, match="cannot be opened for locking"):
-        FileLock(tmp_path / "link").take()
+        FlockFile(tmp_path / "link").take()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("inherited", [False, True])
 def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared: bool, inherited: bool) -> None:
-    lock = FileLock(tmp_path / "lock", inherited=inherited)
+    lock = FlockFile(tmp_path / "lock", inherited=inherited)
     assert lock.take(shared=shared)
     child = os.fork()
     if child == 0:

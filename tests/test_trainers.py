@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -45,12 +45,9 @@ Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.ShardReader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]:
     root = tmp_path_factory.mktemp("trainers")
-    for i in range(COUNT):
-        folder = root / "images" / f"class{i % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i:02d}.jpg").write_bytes(make_jpeg(i, (8, 8)))
+    tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)})
     packer.convert(root / "images", to="tar", output=root / "set")
     with readers.open(root / "set") as opened:
         yield opened

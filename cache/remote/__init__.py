@@ -1,15 +1,13 @@
-"""Bytes that lie elsewhere: object stores and web servers, through obstore (extra `remote`).
+"""Bytes elsewhere: object stores and web servers, through obstore (extra `remote`).
 
-    url       addresses, printed without secrets      store     the one file that knows obstore; time-outs and retries
-    options   proxies, certificates, from the environment
-    errors    what obstore says, in our words         client    one address for a process, its threads and its forks
-    courier   a process that reads for a forked one
+    url      addresses, printed without secrets; proxies and certificates, from the environment
+    store    the one file that knows obstore, and what it says goes wrong; time-outs and retries
+    client   one address for a process, its threads and its forks
 
 Nothing here knows shards or data sets. `import cache.remote` loads no obstore.
 """
 
-from cache.remote.client import PARALLEL, Remote
-from cache.remote.errors import (
+from cache.errors import (
     AddressError,
     CertificateError,
     ChangedError,
@@ -22,6 +20,7 @@ from cache.remote.errors import (
     TruncatedError,
     UnsupportedError,
 )
+from cache.remote.client import PARALLEL, Remote
 from cache.remote.store import CRC_ATTRIBUTE, Facts, Patience, Span
 from cache.remote.url import SCHEMES, RemoteUrl, is_remote, parse_url
 

@@ -6,25 +6,39 @@ asked for again here. Credentials, endpoints and proxies are obstore's business:
 and the files and services that belong to them.
 
 obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Such a child
-must not come here; see `cache.remote.courier`.
+must not come here; see `cache.remote.client`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cache.distribution import install_command
-from cache.remote.errors import ChangedError, MissingError, RemoteError, TruncatedError, translated
-from cache.remote.options import client_options
-from cache.remote.url import RemoteUrl
+from cache.errors import (
+    AddressError,
+    CertificateError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    MissingError,
+    MissingExtraError,
+    NoBucketError,
+    RemoteError,
+    SlowError,
+    TruncatedError,
+    UnsupportedError,
+)
+from cache.remote.url import RemoteUrl, client_options
 
-__all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span"]
+__all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span", "translated"]
 
+_T = TypeVar("_T")
 CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
 _BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
@@ -81,14 +95,14 @@ class Span:
 
 
 class ObjectStore:
-    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, ImportError."""
+    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
             import obstore
             import obstore.store
         except ImportError as error:
-            raise ImportError(f"{url.scheme}:// needs obstore: run  {install_command('remote')}") from error
+            raise MissingExtraError("obstore", "remote", f"{url.scheme}://") from error
         self.url, self._obs = url, obstore
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
@@ -96,72 +110,53 @@ class ObjectStore:
         try:
             self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
         except Exception as error:
-            raise self._error(error, "") from error
+            raise translated(error, str(url), str(error)) from error
 
     def read(self, span: Span) -> tuple[Any, Facts]:
         """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
-        for last in (*(False,) * (_BODY_TRIES - 1), True):
-            try:
-                return self._read_once(span)
-            except TruncatedError:
-                if last:
-                    raise
-        raise AssertionError
+        return _again(lambda: self._read_once(span))
 
     def _read_once(self, span: Span) -> tuple[Any, Facts]:
         options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
             options["if_match"] = span.etag
-        where = f"GET of {span}"
-        try:
+        with self._asking("GET", str(span)):
             result = self._obs.get(self._store, span.path, options=options)
             facts, found = _facts(result.meta), result.range
             self._check(span, facts)
             data = self._collected(result, span.stop - span.start, str(span))
-        except RemoteError:
-            raise
-        except Exception as error:
-            raise self._error(error, where) from error
         if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
             raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
         return data, facts
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
         """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
+        return _again(lambda: self._whole_once(path, most_bytes, cut))
+
+    def _whole_once(self, path: str, most_bytes: int, cut: bool) -> tuple[bytes, Facts]:
         options: Any = {"range": (0, most_bytes)} if cut else None
-        for last in (*(False,) * (_BODY_TRIES - 1), True):
-            try:
-                result = self._obs.get(self._store, path, options=options)
-                facts = _facts(result.meta)
-                if facts.bytes > most_bytes and not cut:
-                    raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
-                data = self._collected(result, min(facts.bytes, most_bytes), path)
-                if len(data) == min(facts.bytes, most_bytes):
-                    return data, facts
-                error: RemoteError = TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
-            except RemoteError:
-                raise
-            except Exception as failure:
-                error = self._error(failure, f"GET of {path}")
-                if last or not isinstance(error, TruncatedError):
-                    raise error from failure
-        raise error
+        with self._asking("GET", path):
+            result = self._obs.get(self._store, path, options=options)
+            facts = _facts(result.meta)
+            if facts.bytes > most_bytes and not cut:
+                raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
+            expected = min(facts.bytes, most_bytes)
+            data = self._collected(result, expected, path)
+        if len(data) != expected:
+            raise TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
+        return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        """Size, ETag and time of an object, and what was written beside it. Raises MissingError, …"""
-        try:
+        """Size, ETag and time of an object, and its attributes. Raises MissingError, …"""
+        with self._asking("HEAD", path):
             result = self._obs.get(self._store, path, options={"head": True})
             return _facts(result.meta), {str(name): str(value) for name, value in result.attributes.items()}
-        except Exception as error:
-            raise self._error(error, f"HEAD of {path}") from error
 
     def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
         """(path, bytes) of every object below a folder."""
-        try:
+        with self._asking("list", prefix):
             for page in self._obs.list(self._store, prefix=prefix or None):
                 yield from ((meta["path"], meta["size"]) for meta in page)
-        except Exception as error:
-            raise self._error(error, f"list of {prefix}") from error
 
     def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
         """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
@@ -175,23 +170,20 @@ class ObjectStore:
         options: dict[str, Any] = {"mode": "create"} if create else {"chunk_size": part, "max_concurrency": 4}
         if self.url.is_http and not create:
             options = {"use_multipart": False}
-        try:
-            self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
-        except Exception as error:
-            if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
-                raise MissingError(
-                    f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
-                ) from error
-            raise self._error(error, f"PUT of {path}") from error
+        with self._asking("PUT", path):
+            try:
+                self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
+            except Exception as error:
+                if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
+                    raise MissingError(
+                        f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
+                    ) from error
+                raise
 
     def delete(self, path: str) -> None:
         """Remove an object; one that is not there is no error."""
-        try:
+        with self._asking("DELETE", path), suppress(FileNotFoundError):
             self._obs.delete(self._store, path)
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            raise self._error(error, f"DELETE of {path}") from error
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
@@ -214,11 +206,143 @@ class ObjectStore:
         if span.etag and facts.etag and facts.etag != span.etag:
             raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while being read")
 
-    def _error(self, error: Exception, what: str) -> RemoteError:
-        verb, _, path = what.partition(" of ")
-        where = f"{self.url.at(path)} ({verb})" if verb else str(self.url)
-        return translated(error, where, str(error))
+    @contextmanager
+    def _asking(self, verb: str, path: str) -> Iterator[None]:
+        """Around a call of obstore: its errors become those of this project."""
+        try:
+            yield
+        except RemoteError:
+            raise
+        except Exception as error:
+            raise translated(error, f"{self.url.at(path)} ({verb})", str(error)) from error
+
+
+def _again(once: Callable[[], _T]) -> _T:
+    """Ask again where a body broke off."""
+    for _ in range(_BODY_TRIES - 1):
+        try:
+            return once()
+        except TruncatedError:
+            pass
+    return once()
 
 
 def _facts(meta: Mapping[str, Any]) -> Facts:
     return Facts(int(meta["size"]), str(meta.get("e_tag") or ""), meta["last_modified"].timestamp())
+
+
+# --- what obstore says goes wrong -----------------------------------------------------------------------------------
+_KINDS: dict[str, tuple[type[RemoteError], str]] = {
+    "FileNotFoundError": (MissingError, "there is no such object; check the address"),
+    "NotFoundError": (MissingError, "there is no such object; check the address"),
+    "PermissionDeniedError": (DeniedError, "access was denied; check credentials and the rights they give: {set}"),
+    "UnauthenticatedError": (DeniedError, "credentials are missing or wrong; set {set}"),
+    "PreconditionError": (ChangedError, "is no longer the object that was read before; open it again"),
+    "AlreadyExistsError": (ExistsError, "is there already"),
+    "NotSupportedError": (UnsupportedError, "the server does not support this request"),
+    "NotImplementedError": (UnsupportedError, "the server does not support this request"),
+    "InvalidPathError": (AddressError, "is no valid address"),
+    "UnknownConfigurationKeyError": (AddressError, "the configuration has a key that obstore does not know"),
+}
+
+
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS to an account's file, or for a public bucket GOOGLE_SKIP_SIGNATURE=true",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or for a public "
+    "container AZURE_SKIP_SIGNATURE=true",
+    "https": "user name and password in the address, as https://user:password@host/path",
+}
+# What obstore's debug text of a failed connection or of a client that could not be made says, in this order.
+_CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
+    (r"127\.0\.0\.1:0,", DeniedError, "the server redirects to another host, which must not get the session token"),
+    (
+        r"UnknownIssuer|CaUsedAsEndEntity|BadSignature",
+        CertificateError,
+        "TLS: no authority that this machine trusts has signed the server's certificate; if it is a private one, set "
+        "{prefix}ROOT_CERTIFICATE to the file of its certificate",
+    ),
+    (
+        r"InvalidCertificate\(\s*(Expired|NotValidYet)",
+        CertificateError,
+        "TLS: the server's certificate has expired or is not valid yet; renew it, and check this machine's clock",
+    ),
+    (
+        r"NotValidForName",
+        CertificateError,
+        "TLS: the server's certificate is for another host; check the endpoint",
+    ),
+    (
+        r"builder error[\s\S]*InvalidCertificate|No certificates found",
+        CertificateError,
+        "TLS: {prefix}ROOT_CERTIFICATE or {prefix}PROXY_CA_CERTIFICATE holds no PEM certificate that can be read",
+    ),
+    (r"InvalidCertificate\(", CertificateError, "TLS: the server's certificate is not accepted"),
+    (
+        r"InvalidMessage|InvalidContentType|CorruptMessage",
+        CertificateError,
+        "TLS: the server does not speak TLS there; check the port, or whether the endpoint is http",
+    ),
+    (
+        r"AlertReceived|HandshakeFailure|PeerIncompatible|NoApplicationProtocol",
+        CertificateError,
+        "TLS: the server refuses the connection",
+    ),
+    (
+        r"allow_http|BadScheme",
+        AddressError,
+        "the endpoint is http; allow that with {prefix}ALLOW_HTTP=true, or use https",
+    ),
+    (r"Invalid Access Key|InvalidAccessKey", DeniedError, "the key in AZURE_STORAGE_ACCOUNT_KEY is not base64"),
+    (r"MissingAccount|Account must be specified", DeniedError, "set AZURE_STORAGE_ACCOUNT_NAME"),
+    (
+        r"OpenCredentials|DecodeCredentials|ServiceAccount|service account",
+        DeniedError,
+        "the file that GOOGLE_APPLICATION_CREDENTIALS names is missing or is no account's",
+    ),
+    (
+        r"ReadPem|Error reading pem|KeyRejected",
+        DeniedError,
+        "the private key in the file that GOOGLE_APPLICATION_CREDENTIALS names cannot be read",
+    ),
+    (r"dns error", RemoteError, "no host of that name is known; check the endpoint and the region"),
+    (
+        r"ConnectionRefused",
+        RemoteError,
+        "error sending request: nothing listens there; check the endpoint and its port",
+    ),
+)
+
+
+def translated(error: BaseException, where: str, says: str) -> RemoteError:
+    """The error of ours for one of obstore's. where: printable address and range. says: its text without secrets."""
+    detail, scheme = _detail(says), where.partition("://")[0]
+    set_these = _CREDENTIALS.get(scheme, _CREDENTIALS["https"])
+    if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
+        return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
+    if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud's machines find theirs
+        return DeniedError(f"{where}: no credentials were found ({detail}); set {set_these}")
+    if "416 Range Not Satisfiable" in says:
+        return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
+    kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))
+    if kind is UnsupportedError and "GET" in where:
+        meaning = "the server ignores ranges; download the set, or stage it from a server that serves ranges"
+    if kind is not RemoteError:
+        return kind(f"{where}: {meaning.format(set=set_these)} ({detail})")
+    for pattern, kind, meaning in _CAUSES:
+        if re.search(pattern, says):
+            return kind(f"{where}: {meaning.format(prefix=_PREFIXES.get(scheme, 'PACKER_HTTP_'))} ({detail})")
+    if re.search(r"TimedOut|timed out|deadline has elapsed", says):
+        return SlowError(f"{where}: no whole answer in time ({detail}); PACKER_REMOTE_TIMEOUT sets the seconds")
+    if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", says):
+        return TruncatedError(f"{where}: the answer broke off ({detail}); try again")
+    return RemoteError(f"{where}: {detail}; check the network, the endpoint and the region")
+
+
+def _detail(says: str) -> str:
+    """The first line of a message, and what the server said of the cause, in at most some 300 characters."""
+    line = says.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
+    code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
+    shown = line if len(line) <= 300 else line[:297] + "..."
+    return f"{shown}, {code[1]}" if code and code[1] not in shown else shown

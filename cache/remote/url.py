@@ -1,9 +1,14 @@
-"""Addresses of things in object stores and on web servers: parsed once, and printed without their secrets.
+"""Addresses in object stores and on web servers, and how the environment says that they are to be reached.
+
+Addresses are parsed once, and printed without their secrets.
 
     s3://bucket/path    gs://bucket/path    az://container/path    https://host/path    http://host:port/path
 
 Credentials for stores come from the environment, as obstore reads it; a user name and password may stand in an https
 address alone, and are never part of what is printed or stored on a disk.
+
+obstore forgets the environment's HTTP options (time-outs, proxies, certificates) when it is handed some, so all of them
+are handed on from here.
 """
 
 from __future__ import annotations
@@ -11,17 +16,28 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from cache.remote.errors import AddressError
+from cache.errors import AddressError, CertificateError
 
-__all__ = ["SCHEMES", "RemoteUrl", "is_remote", "parse_url"]
+__all__ = ["NOWHERE", "SCHEMES", "RemoteUrl", "client_options", "is_remote", "parse_url"]
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _REMOTE = re.compile(rf"({'|'.join(SCHEMES)})://", re.IGNORECASE)
 _PARTS = re.compile(r"([a-z0-9]+)://([^/]*)/?(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@\[\]]*)(:[0-9]*)?")
+_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
+NOWHERE = "127.0.0.1:0"  # nothing can listen there
+_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
+_TEXTS = ("proxy_url", "proxy_excludes", "user_agent")
+_CERTIFICATES = ("root_certificate", "proxy_ca_certificate")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_MOST_CERTIFICATE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +57,6 @@ class RemoteUrl:
     def name(self) -> str:
         """The last part, for people."""
         return self.path.rpartition("/")[2] or self.host.partition(":")[0]
-
-    def full(self) -> str:
-        """The address with its secrets: for a pipe to a process of our own, and for nobody else."""
-        start = f"{self.userinfo}@" if self.userinfo else ""
-        return f"{self.scheme}://{start}{self.host}" + (f"/{self.path}" if self.path else "")
 
     def login(self) -> str:
         """The value of an Authorization header (RFC 7617) for the user name and password; "" without them."""
@@ -97,3 +108,60 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
     if not f"{host}{path}".isprintable() or any(part in ("", ".", "..") for part in path.split("/") if path):
         raise AddressError(f"{str(url)!r}: has empty, dotted or unprintable parts")
     return url
+
+
+def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -> dict[str, Any]:
+    """For an address, with at most so many seconds a request. Raises CertificateError."""
+    prefix = _PREFIXES[url.scheme]
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=seconds),
+        "connect_timeout": timedelta(seconds=min(5.0, seconds)),
+    }
+    for name in _FLAGS:
+        if (value := environ.get(prefix + name.upper())) is not None:
+            options[name] = value.strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    for name in _TEXTS:
+        if value := environ.get(prefix + name.upper()):
+            options[name] = value
+    for name in _CERTIFICATES:
+        if value := environ.get(prefix + name.upper()):
+            options[name] = _certificates(prefix + name.upper(), value)
+    if url.scheme == "http":
+        options["allow_http"] = True
+    if url.userinfo:
+        options["default_headers"] = {"Authorization": url.login()}
+    if url.scheme == "s3" and environ.get("AWS_SESSION_TOKEN"):
+        options.update(_fence(options, environ))
+    return options
+
+
+def _certificates(variable: str, value: str) -> str:
+    """PEM text, which the variable has or the file that it names."""
+    if "-----BEGIN" in value:
+        return value
+    path = Path(value).expanduser()
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_MOST_CERTIFICATE_BYTES).decode("ascii", "replace")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CertificateError(
+            f"{variable}: neither the text of a PEM certificate nor a file that can be read: {value[:200]!r} ({reason})"
+        ) from error
+    if "-----BEGIN" not in text:
+        raise CertificateError(f"{variable}: {path} holds no PEM certificate (no line -----BEGIN CERTIFICATE-----)")
+    return text
+
+
+def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep a session token from following a redirect to another host.
+
+    The client drops only the Authorization header on its way there. It has no switch for redirects; but hosts other
+    than those of the endpoint can be sent through a proxy, and there is none at `NOWHERE`. Nothing is lost by that: a
+    request is signed for its host. Where a real proxy is configured, that one is used and decides.
+    """
+    if "proxy_url" in options or any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
+        return {}
+    endpoints = [value for name, value in environ.items() if name.upper().startswith("AWS_ENDPOINT")]
+    hosts = [match[1] for value in endpoints if (match := re.match(r"https?://(?:[^/@]*@)?(\[[^]]*\]|[^/:]*)", value))]
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join([*hosts, "amazonaws.com", "amazonaws.com.cn"])}

@@ -2,7 +2,7 @@
 
 A slot is filled once, by whoever comes first, and read from then on as a view of the shared memory: without a lock, a
 copy or a system call. What does not fit is not taken, and nobody ever waits for anybody else's fill. The bytes are
-laid out as in `cache.shared.layout`; the rules of filling are in `cache.shared.slots`.
+laid out as in `cache.shared.layout`; the rules of filling in `cache.shared.segment`.
 
 Whoever opens a segment owns it together with all others who have: it is removed with its last user, unless it persists.
 Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
@@ -17,30 +17,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
-from cache.shared.backends import backend_named
-from cache.shared.errors import ClosedCacheError
-from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, Identity, Layout
-from cache.shared.locks import Descriptor
+from cache.checksums import crc32c
+from cache.errors import ClosedCacheError
+from cache.launchers import job_name
+from cache.locks import ByteLocks
+from cache.shared.file import FileBackend, MemfdBackend
+from cache.shared.layout import LENGTH_BITS, LENGTH_MASK, MAX_LENGTH, SUSPECT, CacheStats, Identity, Layout
 from cache.shared.membership import Membership
-from cache.shared.segment import Backend, Segment, Spec
-from cache.shared.slots import SlotTable
-from cache.shared.users import SUSPECT, CacheStats
+from cache.shared.mpi import MpiBackend
+from cache.shared.segment import Backend, Segment, SlotTable, Spec
 
 __all__ = ["Buffer", "SharedByteCache"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "JOB_ID")
+_BACKENDS: dict[str, type[Backend]] = {"file": FileBackend, "memfd": MemfdBackend, "mpi": MpiBackend}
 _HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
 
 
 class SharedByteCache:
     """One segment, as this process uses it. Made by `open`; threads may share it, forks and pickles work."""
 
-    def __init__(self, backend: Backend, spec: Spec, segment: Segment, lock: Descriptor) -> None:
+    def __init__(self, backend: Backend, spec: Spec, segment: Segment, lock: ByteLocks) -> None:
         layout = segment.layout
         self._backend, self._spec = backend, spec
         self._member: Membership | None = Membership(backend, segment, lock)
@@ -77,9 +77,9 @@ class SharedByteCache:
         name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where files
         cannot be made in the directory, ForeignCacheError or CacheBusyError where all names are taken.
         """
-        identity = Identity(os.geteuid(), _job() if job is None else job, fingerprint, kind, slots)
+        identity = Identity(os.geteuid(), job_name(os.environ) if job is None else job, fingerprint, kind, slots)
         spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
-        chosen = backend_named(backend) if isinstance(backend, str) else backend
+        chosen = _backend_named(backend) if isinstance(backend, str) else backend
         return cls(chosen, spec, *chosen.attach(spec))
 
     @staticmethod
@@ -133,7 +133,7 @@ class SharedByteCache:
         if not word:
             return self.get(slot) is not None  # what a crash left is checked there
         span = table.span(word)
-        if span is not None and crc32c.crc32c(self._arena[slice(*span)]) == crc:
+        if span is not None and crc32c(self._arena[slice(*span)]) == crc:
             return True
         if table.words[slot] == word:
             self.drop(slot)
@@ -213,7 +213,7 @@ class SharedByteCache:
         word, crc = table.pending[slot], table.crcs[slot]
         span = table.span(word)
         view = self._arena[slice(*span)] if span else None
-        right = view is not None and crc32c.crc32c(view) == crc
+        right = view is not None and crc32c(view) == crc
         if member.settle(slot, word, right) and not right:
             self._add((_DROPPED, 1))
         return view if right and table.words[slot] == word else None  # not out: its room may go to another fill
@@ -237,5 +237,8 @@ def _attach_again(backend: Backend, spec: Spec, ticket: Mapping[str, Any]) -> Sh
     return SharedByteCache(backend, spec, *backend.attach_again(spec, ticket))
 
 
-def _job() -> str:
-    return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "0")
+def _backend_named(name: str) -> Backend:
+    """Raises ValueError for another name."""
+    if name not in _BACKENDS:
+        raise ValueError(f"no cache backend {name!r}: there are {', '.join(_BACKENDS)}")
+    return _BACKENDS[name]()

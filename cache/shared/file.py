@@ -14,12 +14,18 @@ something else are left alone, and the next of four names is tried; so it is whe
 All processes go through the names in the same order, so those that come later still meet.
 
 The last user removes the file; if all are killed it stays until the next `open` or `cache.clean_caches`.
+
+Where no tmpfs can be written to, a segment has no name (memfd): memory of this process that its children inherit. Every
+`open` makes a new one. A forked child has it as it is; a pickled copy opens it through /proc/<pid>/fd of the process
+that pickled it, which must still be there and belong to the same user. The kernel frees the memory with its last
+mapping, so nothing is ever left behind, and `persist` has no meaning. Seals keep the size as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -30,19 +36,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cache.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
+from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
-from cache.shared.budget import lies_in_memory
-from cache.shared.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
-from cache.shared.layout import MAGIC, begins_like_ours, read_header
-from cache.shared.locks import USE, Descriptor, wait_shared
+from cache.shared.layout import MAGIC, USE, begins_like_ours, read_header
 from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
+from cache.space import is_in_memory
 
-__all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "is_gone", "open_file", "remove_unused", "reserve"]
+__all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "MemfdBackend", "open_file", "remove_unused"]
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
 _NAMES = 4
 STANDSTILL_SECONDS = 5.0  # of a maker whose file does not grow; reserving a terabyte takes minutes
+_ATTACH_SECONDS = 10.0
 _STEP_BYTES = 1 << 30
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -52,12 +59,12 @@ class FileBackend:
 
     name = "file"
 
-    def attach(self, spec: Spec) -> tuple[Segment, Descriptor]:
+    def attach(self, spec: Spec) -> tuple[Segment, ByteLocks]:
         return _attached(spec, list(_names(spec)))
 
     def leave_last(self, segment: Segment) -> None:
         assert segment.path is not None
-        if is_gone(segment.anchor, segment.path):
+        if not is_at(segment.anchor.number, segment.path):
             return
         if segment.persist:
             segment.seal()
@@ -68,15 +75,55 @@ class FileBackend:
         assert segment.path is not None
         return {"name": segment.path.name}
 
-    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, Descriptor]:
+    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, ByteLocks]:
         return _attached(spec, sorted(_names(spec), key=lambda name: name != ticket["name"]))
 
 
-def open_file(path: Path) -> Descriptor | None:
+class MemfdBackend:
+    """One anonymous file per `open`."""
+
+    name = "memfd"
+
+    def attach(self, spec: Spec) -> tuple[Segment, ByteLocks]:
+        layout = spec.layout
+        try:
+            lock = ByteLocks(os.memfd_create("packer-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        except OSError as error:
+            raise CacheFullError(error.errno, f"no anonymous memory: {error.strerror}") from error
+        _reserve(lock, layout.total_bytes, "memfd", in_memory=True)
+        fcntl.fcntl(lock.number, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        segment = map_segment(lock, layout)
+        segment.begin(spec)
+        lock.try_shared(USE)
+        return segment, lock
+
+    def leave_last(self, segment: Segment) -> None:
+        """The kernel does."""
+
+    def ticket(self, segment: Segment) -> Mapping[str, Any]:
+        facts = os.fstat(segment.anchor.number)
+        return {"path": f"/proc/{os.getpid()}/fd/{segment.anchor.number}", "inode": (facts.st_dev, facts.st_ino)}
+
+    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, ByteLocks]:
+        path = str(ticket["path"])
+        try:
+            lock = ByteLocks(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            told = f"the process that pickled the cache must still have it open ({error.strerror})"
+            raise ForeignCacheError(error.errno, told, path) from error
+        facts = os.fstat(lock.number)
+        found = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
+        if found is None or found[2] != spec.identity.digest:
+            raise ForeignCacheError(f"{path} is another file by now: pickle the cache again")
+        wait_shared(lock, USE, _ATTACH_SECONDS, path)
+        return map_segment(lock, found[0]), lock
+
+
+def open_file(path: Path) -> ByteLocks | None:
     """A file of ours at that path; None without one. Raises ForeignCacheError for what is not ours."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        found = Descriptor(os.open(path, flags))
+        found = ByteLocks(os.open(path, flags))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -88,14 +135,6 @@ def open_file(path: Path) -> Descriptor | None:
     return found
 
 
-def is_gone(lock: Descriptor, path: Path) -> bool:
-    """Whether the path no longer leads to this file."""
-    try:
-        return not os.path.samestat(os.fstat(lock.number), os.lstat(path))
-    except FileNotFoundError:
-        return True
-
-
 def remove_unused(path: Path, *, persistent: bool = False) -> bool:
     """Remove a segment of ours that nobody uses, even one that persists if so told; whether that was done."""
     lock = open_file(path)
@@ -103,7 +142,7 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
         return False
     if (
         not lock.try_alone(USE)
-        or is_gone(lock, path)
+        or not is_at(lock.number, path)
         or (os.pread(lock.number, 8, PERSIST_AT) not in (bytes(8), b"") and not persistent)
     ):
         return False
@@ -111,7 +150,7 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
     return True
 
 
-def reserve(descriptor: Descriptor, size: int, where: str, *, in_memory: bool) -> None:
+def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -> None:
     """Give a file its pages. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
     if size > room:  # the kernel would look for it by killing somebody
@@ -135,7 +174,7 @@ def _names(spec: Spec) -> Iterator[str]:
         digest = hashlib.sha256(digest).digest()
 
 
-def _attached(spec: Spec, names: list[str]) -> tuple[Segment, Descriptor]:
+def _attached(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
     """The segment under the first of the names that can be had."""
     refused: list[CacheError] = []
     for name in names:
@@ -151,33 +190,33 @@ def _attached(spec: Spec, names: list[str]) -> tuple[Segment, Descriptor]:
     raise refused[0]
 
 
-def _attached_at(path: Path, spec: Spec) -> tuple[Segment, Descriptor]:
+def _attached_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
     for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round somebody has got on
         lock = open_file(path)
         if lock is None:
             lock = _linked(path)
             segment = _made(lock, path, spec) if lock else None
         elif lock.try_alone(USE):
-            segment = None if is_gone(lock, path) else _taken_over(lock, path, spec)
+            segment = None if not is_at(lock.number, path) else _taken_over(lock, path, spec)
         else:
             _wait_for_maker(lock, path)
-            segment = None if is_gone(lock, path) else _joined(lock, path, spec)
+            segment = None if not is_at(lock.number, path) else _joined(lock, path, spec)
         if lock is not None and segment is not None:
             lock.try_shared(USE)
             return segment, lock
     raise CacheBusyError(f"{path} is made and removed again and again by other processes")
 
 
-def _wait_for_maker(lock: Descriptor, path: Path) -> None:
+def _wait_for_maker(lock: ByteLocks, path: Path) -> None:
     """Until the segment is there; its file grows while it is made."""
     wait_shared(lock, USE, STANDSTILL_SECONDS, str(path), lambda: os.fstat(lock.number).st_blocks)
 
 
-def _linked(path: Path) -> Descriptor | None:
+def _linked(path: Path) -> ByteLocks | None:
     """A new empty file there, locked alone before anybody can see it; None where another was quicker."""
     nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
-        lock = Descriptor(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        lock = ByteLocks(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise _unusable(path.parent, error) from error
     try:
@@ -207,19 +246,19 @@ def _sweep(directory: Path) -> None:
             lock = open_file(path) if NAME.fullmatch(path.name) else None
             if lock is None or not (_is_half_made(lock) and lock.try_alone(USE)):
                 continue
-            if _is_half_made(lock) and not is_gone(lock, path):
+            if _is_half_made(lock) and is_at(lock.number, path):
                 path.unlink()
 
 
-def _is_half_made(lock: Descriptor) -> bool:
+def _is_half_made(lock: ByteLocks) -> bool:
     head = os.pread(lock.number, len(MAGIC), 0)
     return head == bytes(len(head))
 
 
-def _made(lock: Descriptor, path: Path, spec: Spec) -> Segment:
+def _made(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
     try:
         _sweep(path.parent)
-        reserve(lock, spec.layout.total_bytes, str(path), in_memory=lies_in_memory(path.parent))
+        _reserve(lock, spec.layout.total_bytes, str(path), in_memory=is_in_memory(path.parent))
         segment = map_segment(lock, spec.layout, path)
         segment.begin(spec)
     except BaseException:
@@ -229,7 +268,7 @@ def _made(lock: Descriptor, path: Path, spec: Spec) -> Segment:
     return segment
 
 
-def _taken_over(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
+def _taken_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
     """What nobody uses any more; None where it was of no use and has been removed."""
     try:
         found = read_header(lock.number, str(path))
@@ -245,7 +284,7 @@ def _taken_over(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
     return _kept(segment, spec)
 
 
-def _joined(lock: Descriptor, path: Path, spec: Spec) -> Segment | None:
+def _joined(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
     """What others use; None where its maker died before it was ready."""
     found = read_header(lock.number, str(path))
     if found is None:

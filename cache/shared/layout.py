@@ -19,7 +19,7 @@
     1056      8           CRC32C of tail and slot table when it was closed
     1064      16          boot id of the kernel that state 2 was written under
     1080      8           samples that took space of the arena
-    4096      64 · 1024   users, see `cache.shared.users`
+    4096      64 · 1024   users, see below
     69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last: who sees a word sees the bytes
     …         8 · slots   pending: a word that is not out yet: being filled, to be checked, or room left from a fill
     …         4 · slots   CRC32C of the bytes
@@ -28,6 +28,22 @@
 
 Each column begins at a multiple of 64, the arena and its end at a multiple of the page. A sample has fewer than 2^30
 bytes, a segment at most 2^40. Offsets count from the start of the segment.
+
+User n (1 to 1022) is a row of eight 8-byte numbers at 4096 + 64 · n:
+
+    tenure << 32 | process id      the tenure grows each time that the number is taken
+    hits, misses, hit bytes, puts, put bytes, passed, dropped
+
+A user is alive as long as its lock is held. Only its user writes to a row, so counting needs no lock; what users
+before it counted stays in it. A claim on a slot names number and tenure (10 and 22 bits), so that a process that gets
+the number of a dead user does not get its claims. A process beyond 1022 users has no number: it reads, and neither
+fills nor counts.
+
+Locked bytes (`cache.locks.ByteLocks`), which lie outside of the file:
+
+    2^62            USE     shared by every user of the segment; alone: while it is made, checked or removed
+    2^62 + 1        TABLE   alone, for some microseconds, while slots are claimed and words go out
+    2^62 + 2 + n    user n  alone, as long as user n lives
 """
 
 from __future__ import annotations
@@ -38,12 +54,13 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import crc32c
-
-from cache.shared.errors import ForeignCacheError
+from cache.checksums import crc32c
+from cache.errors import ForeignCacheError
+from cache.locks import ByteLocks
 
 __all__ = [
     "ALIGNMENT",
@@ -52,29 +69,38 @@ __all__ = [
     "LENGTH_MASK",
     "MAGIC",
     "MAX_LENGTH",
-    "USERS",
-    "USERS_AT",
-    "USER_BYTES",
+    "SUSPECT",
+    "TABLE",
+    "USE",
+    "CacheStats",
     "Identity",
     "Layout",
+    "Users",
     "begins_like_ours",
     "make_header",
     "padded",
     "read_header",
+    "user_byte",
     "word_of",
 ]
 
 MAGIC = b"\x89PKSEG\r\n"
 VERSION = 1
 HEADER_BYTES = 4096
-USERS_AT = HEADER_BYTES
-USERS = 1024
-USER_BYTES = 64
+USE = 1 << 62
+TABLE = USE + 1
+SUSPECT = 0xFFFFFFFF  # in place of an owner: the bytes are to be checked before use
+_USERS_AT = HEADER_BYTES
+_USERS = 1024
+_USER_BYTES = 64
 ALIGNMENT = 64
 LENGTH_BITS = 30
 LENGTH_MASK = MAX_LENGTH = (1 << LENGTH_BITS) - 1
 _MAX_BYTES = 1 << 40
 _ORDER_MARK = 0x01020304
+_NUMBER_BITS = 10
+_WORDS = _USER_BYTES // 8
+_LOW = 0xFFFFFFFF
 _FIXED = struct.Struct("=8sIIQQQQ32sII")
 _TEXT_AT, _TEXT_BYTES = 128, 896
 
@@ -133,7 +159,7 @@ class Layout:
 
     @property
     def words_at(self) -> int:
-        return USERS_AT + USERS * USER_BYTES
+        return _USERS_AT + _USERS * _USER_BYTES
 
     @property
     def pending_at(self) -> int:
@@ -210,8 +236,75 @@ def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], byt
 
 
 def _checksum(fixed: bytes, text: bytes) -> int:
-    return int(crc32c.crc32c(text, crc32c.crc32c(fixed[len(MAGIC) : _FIXED.size - 4])))
+    return int(crc32c(text, crc32c(fixed[len(MAGIC) : _FIXED.size - 4])))
 
 
 def _whole_pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def user_byte(number: int) -> int:
+    """The byte that user `number` holds."""
+    return TABLE + 1 + number
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What all users of a segment have done since it was made, dead ones included; `users` are those alive."""
+
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    puts: int = 0
+    put_bytes: int = 0
+    passed: int = 0
+    dropped: int = 0
+    users: int = 0
+
+
+class Users:
+    """The rows of a segment, as its holder of `lock` sees them."""
+
+    def __init__(self, table: memoryview, lock: ByteLocks) -> None:
+        self._rows = table[_USERS_AT : _USERS_AT + _USERS * _USER_BYTES].cast("Q")
+        self._lock = lock
+        self.number = 0
+        self.owner = 0  # what this user signs its claims with; 0 without a number
+
+    def join(self) -> None:
+        """Take the first free number, if there is one."""
+        for number in range(1, _USERS - 1):
+            if self._lock.try_alone(user_byte(number)):
+                tenure = (self._rows[number * _WORDS] >> 32) + 1 & _LOW
+                self._rows[number * _WORDS] = tenure << 32 | os.getpid() & _LOW
+                self.number, self.owner = number, _owner(tenure, number)
+                return
+
+    def is_alive(self, owner: int) -> bool:
+        """Whether the user that signed with `owner` can still finish what it claimed."""
+        number = owner & (1 << _NUMBER_BITS) - 1
+        if not 0 < number < _USERS - 1 or owner != _owner(self._rows[number * _WORDS] >> 32, number):
+            return False
+        return number == self.number or self._lock.is_held(user_byte(number))
+
+    def add(self, column: int, count: int) -> None:
+        """Count something: column 1 hits, 2 misses, 3 hit bytes, 4 puts, 5 put bytes, 6 passed, 7 dropped."""
+        if self.number:
+            self._rows[self.number * _WORDS + column] += count
+
+    def pids(self) -> Iterator[int]:
+        """Process ids of those alive, as they see them themselves (containers have their own)."""
+        for number in range(1, _USERS - 1):
+            pid = self._rows[number * _WORDS] & _LOW
+            if pid and (number == self.number or self._lock.is_held(user_byte(number))):
+                yield pid
+
+    def stats(self) -> CacheStats:
+        """The sums over all rows."""
+        names = ("hits", "misses", "hit_bytes", "puts", "put_bytes", "passed", "dropped")
+        sums = {name: sum(self._rows[column::_WORDS].tolist()) for column, name in enumerate(names, 1)}
+        return CacheStats(**sums, users=sum(1 for _ in self.pids()))
+
+
+def _owner(tenure: int, number: int) -> int:
+    return (tenure << _NUMBER_BITS | number) & _LOW

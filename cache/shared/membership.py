@@ -1,42 +1,52 @@
-"""One process's use of a segment: its lock, its number, the table's lock; and what a fork makes of them.
+"""Who uses which segments: joining and leaving, what a fork makes of it, the list of them, and their removal.
 
-A forked child goes on with the mapping it was born with. It closes its copy of the parent's lock, which would
+A forked child continues with the mapping it was born with. It closes its copy of the parent's lock, which would
 otherwise keep the parent alive in the kernel's eyes, and becomes a user of its own, before any code of the child
 runs. A child that cannot (no /proc, no number left) reads and does not fill.
+
+Listing takes no lock, so it disturbs no process that opens or closes at that moment. Removing takes the lock that every
+user shares, and what cannot be had alone stays. Only files with the names of segments, of this user and beginning with
+their magic are touched, and those that a maker killed half-way has left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import signal
 import threading
+import time
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing import util
 from pathlib import Path
+from types import FrameType
 
-import crc32c
-
-from cache.shared.file import remove_unused
-from cache.shared.layout import word_of
-from cache.shared.locks import USE, Descriptor, Mutex, wait_shared
+from cache.checksums import crc32c
+from cache.errors import ForeignCacheError
+from cache.locks import ByteLocks, ByteMutex, wait_shared
+from cache.shared.file import NAME, open_file, remove_unused
+from cache.shared.layout import TABLE, USE, CacheStats, Users, begins_like_ours, read_header, word_of
 from cache.shared.segment import Backend, Segment
-from cache.shared.users import Users
 
-__all__ = ["Membership", "leave_all"]
+__all__ = ["CacheInfo", "Membership", "clean_caches", "list_caches", "remove_on_sigterm"]
 
 _FORK_WAIT_S = 2.0
 _LAST = -100
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()
 _left_to_others: set[Path] = set()  # whom a signal may have ended by the time that we do
+_NO_ARENA = memoryview(b"")
 
 
 class Membership:
     """Being a user of a segment, until `leave`."""
 
-    def __init__(self, backend: Backend, segment: Segment, lock: Descriptor) -> None:
+    def __init__(self, backend: Backend, segment: Segment, lock: ByteLocks) -> None:
         self.backend, self.segment = backend, segment
-        self._lock: Descriptor | None = None
+        self._lock: ByteLocks | None = None
         self.counting = threading.Lock()
         self._sign_on(lock)
         _watch()
@@ -56,47 +66,29 @@ class Membership:
     def fill(self, slot: int, data: memoryview) -> bool:
         """Claim the slot, write, publish. False where it is taken, the arena is full or the lock stuck."""
         mutex, users, table = self.mutex, self.users, self.segment.slots
-        if not mutex.acquire():
-            return False
-        try:
-            start = table.claim(slot, len(data), users)
-        finally:
-            mutex.release()
+        with mutex.hold() as held:
+            start = table.claim(slot, len(data), users) if held else None
         if start is None:
             return False
         word = word_of(start, len(data))
         try:
-            crc = crc32c.crc32c(data)
+            crc = crc32c(data)
             self.segment.write(start, data)
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        held = mutex.acquire()  # for the order of stores; a claimed slot is its claimant's, so it works without, too
-        try:
+        with mutex.hold():  # for the order of stores; a claimed slot is its claimant's, so it works without, too
             return table.publish(slot, word, crc, users.owner)
-        finally:
-            if held:
-                mutex.release()
 
     def erase(self, slot: int) -> None:
         """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
-        mutex = self.mutex
-        held = mutex.acquire()
-        try:
+        with self.mutex.hold():
             self.segment.slots.erase(slot)
-        finally:
-            if held:
-                mutex.release()
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """What came of checking a word that a crash had left. False where somebody else has settled it."""
-        mutex = self.mutex
-        if not mutex.acquire():
-            return False
-        try:
-            return self.segment.slots.settle(slot, word, right)
-        finally:
-            mutex.release()
+        """What came of checking a word that a crash had left. False where another process has settled it."""
+        with self.mutex.hold() as held:
+            return held and self.segment.slots.settle(slot, word, right)
 
     def fork(self) -> None:
         """In the child: leave the parent's locks to the parent."""
@@ -105,20 +97,20 @@ class Membership:
         self._lock = None
         self.counting = threading.Lock()
         self.users = Users(self.segment.table, self.segment.anchor)
-        self.mutex = Mutex(self.segment.anchor)
+        self.mutex = ByteMutex(self.segment.anchor, TABLE)
         with contextlib.suppress(OSError):
             lock = self.segment.anchor.reopened()
             wait_shared(lock, USE, _FORK_WAIT_S, "the segment")
             self._sign_on(lock)
 
-    def _sign_on(self, lock: Descriptor) -> None:
+    def _sign_on(self, lock: ByteLocks) -> None:
         self.users = Users(self.segment.table, lock)
         self.users.join()
-        self.mutex = Mutex(lock)
+        self.mutex = ByteMutex(lock, TABLE)
         self._lock = lock
 
 
-def leave_all() -> None:
+def _leave_all() -> None:
     """End this process's use of every segment, as happens at exit."""
     for member in list(_members):
         member.leave()
@@ -135,11 +127,109 @@ def _fork_all() -> None:
 
 def _leave_at_exit(_: object = None) -> None:
     """Once this process's own children have been ended and joined: a worker that is killed can remove nothing."""
-    util.Finalize(None, leave_all, exitpriority=_LAST)
+    util.Finalize(None, _leave_all, exitpriority=_LAST)
 
 
 @cache
 def _watch() -> None:
     os.register_at_fork(after_in_child=_fork_all)
-    util.register_after_fork(leave_all, _leave_at_exit)  # a Process forgets what its parent was to do at exit
+    util.register_after_fork(_leave_all, _leave_at_exit)  # a Process forgets what its parent was to do at exit
     _leave_at_exit()
+
+
+def remove_on_sigterm() -> None:
+    """From now on SIGTERM leaves all segments of this process, and then does what it did before.
+
+    A library installs no signal handlers by itself, and the default action of SIGTERM runs no atexit: the segment of a
+    job that is cancelled stays until a process opens or cleans it. With this it goes with the last process, as at a
+    normal end. Children that are forked later inherit it. Calling it again changes nothing. Raises ValueError outside
+    the main thread.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if getattr(before, "leaves_caches", False):
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if before == signal.SIG_IGN:
+            return
+        _leave_all()
+        if callable(before):
+            before(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    leave.leaves_caches = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGTERM, leave)
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """One segment. Half-made and damaged ones have no slots, and the size of the file as their capacity.
+
+    title: what its first user called the data set. users: process ids of those alive, as they see them. age_s: seconds
+    since it was made.
+    """
+
+    name: str
+    uid: int
+    job: str
+    fingerprint: str
+    kind: str
+    slots: int
+    capacity_bytes: int
+    used_bytes: int
+    in_use: bool
+    users: tuple[int, ...]
+    stats: CacheStats
+    age_s: float
+    persist: bool
+    title: str = ""
+
+
+def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
+    """The segments of this user there, by name."""
+    return [_described(path, file) for path, file in _files(Path(directory))]
+
+
+def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
+    """Remove the segments of this user that nobody uses, with `all` those that persist too; which they were."""
+    found = _files(Path(directory))
+    return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
+
+
+def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
+    for path in sorted(directory.iterdir()):
+        if NAME.fullmatch(path.name):
+            with contextlib.suppress(ForeignCacheError):
+                file = open_file(path)
+                if file is not None and begins_like_ours(file.number):
+                    yield path, file
+
+
+def _described(path: Path, file: ByteLocks) -> CacheInfo:
+    facts = os.fstat(file.number)
+    try:
+        found = read_header(file.number, str(path))
+    except ForeignCacheError:
+        found = None
+    if found is None:
+        age = max(0.0, time.time() - facts.st_mtime)
+        held, nothing = file.is_held(USE), CacheStats()
+        return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
+    layout, told, _ = found
+    segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
+    users = Users(segment.table, file)
+    return CacheInfo(
+        name=path.name,
+        uid=facts.st_uid,
+        **{name: str(told.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
+        slots=layout.slots,
+        capacity_bytes=layout.capacity_bytes,
+        used_bytes=segment.slots.tail - layout.arena_at,
+        in_use=file.is_held(USE),
+        users=tuple(users.pids()),
+        stats=users.stats(),
+        age_s=max(0.0, time.time() - told["created_ns"] / 1e9),
+        persist=segment.persist,
+    )

@@ -19,11 +19,10 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from cache.distribution import install_command
+from cache.errors import CacheFullError, ForeignCacheError, MissingExtraError
+from cache.locks import ByteLocks
 from cache.node import available_memory_bytes
-from cache.shared.errors import CacheFullError, ForeignCacheError
-from cache.shared.layout import Layout
-from cache.shared.locks import USE, Descriptor
+from cache.shared.layout import USE, Layout
 from cache.shared.segment import Segment, Spec
 
 __all__ = ["MpiBackend"]
@@ -34,11 +33,11 @@ class MpiBackend:
 
     name = "mpi"
 
-    def attach(self, spec: Spec) -> tuple[Segment, Descriptor]:
+    def attach(self, spec: Spec) -> tuple[Segment, ByteLocks]:
         try:
             from mpi4py import MPI
         except ImportError as error:
-            raise ImportError(f"the MPI cache needs mpi4py and an MPI: run  {install_command('mpi')} mpich") from error
+            raise MissingExtraError("mpi4py and an MPI library", "mpi", "the MPI cache") from error
         comm = (spec.comm or MPI.COMM_WORLD).Split_type(MPI.COMM_TYPE_SHARED)
         layout = _agreed(comm, spec)
         memory = _window(MPI, comm, layout)
@@ -63,7 +62,7 @@ class MpiBackend:
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         raise TypeError("a cache in an MPI window cannot be pickled: fork, or open it on a rank of the communicator")
 
-    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, Descriptor]:
+    def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, ByteLocks]:
         raise TypeError("a cache in an MPI window cannot be attached to")
 
 
@@ -98,17 +97,17 @@ def _room() -> int:
     return available_memory_bytes()
 
 
-def _common_file(comm: Any) -> Descriptor:
+def _common_file(comm: Any) -> ByteLocks:
     """A nameless empty file of the first rank, opened by each."""
     path, found = "", None
     if comm.rank == 0:
         with contextlib.suppress(OSError):
             number, path = tempfile.mkstemp(prefix="packer-cache-")
-            found = Descriptor(number)
+            found = ByteLocks(number)
     path = comm.bcast(path)
     if comm.rank:
         with contextlib.suppress(OSError):
-            found = Descriptor(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+            found = ByteLocks(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
     everywhere = all(comm.allgather(found is not None))
     if comm.rank == 0 and path:
         os.unlink(path)

@@ -1,27 +1,20 @@
-"""Copies of a directory's files on this node's own disk or memory: made once per node, checked, shared, taken away.
+"""Copies of a directory's files on this node's own disk or memory: made once per node, checked, shared, removed.
 
-    target    where to: writable, local, ours, large enough        mounts    what a filesystem is, what is free
-    store     the marked directory of ours in a target             copies    one staged copy and its records
-    leader    one process copies, the others wait                  transfer  one file, checksum on the way
-    arrival   waiting for a file on its way
-    removal   quota and clean-up, never of anything else           session   all of that for one process
-    sources   where files come from: a directory                   remote    or an address
+    sources   what is to be staged, and from where: a directory   remote    or an address
+    copies    the staging directory of a target, its copies       removal   quota and clean-up, never of anything else
+    leader    one process copies, the others wait                 transfer  one file, checksum on the way
+    session   choose a target and use a copy, for one process
 
-Nothing here knows what the files mean: see `files` for what callers hand in, and `readers.staging` for the one that
-does.
+Nothing here knows what the files mean: `readers.staging` does. Its modules load no obstore and no numpy.
 """
 
-from cache.staging.arrival import Arrivals
-from cache.staging.copies import Copy
-from cache.staging.errors import NoRoomError, NoTargetError, SourceError, StagingError, StoppedError
-from cache.staging.files import Manifest, total_bytes
-from cache.staging.leader import Brought, How
+from cache.errors import StagingError, StagingSourceError
+from cache.staging.copies import Copy, Store, find_store
+from cache.staging.leader import Arrivals, Brought, How
 from cache.staging.removal import Removed, remove_copies, sweep
-from cache.staging.session import CLEANUPS, Request, Session
-from cache.staging.sources import FolderSource, Source, StagedFile
-from cache.staging.store import Store, find_store
-from cache.staging.target import candidates
-from cache.staging.watch import SilentStaging, StagingWatcher
+from cache.staging.session import CLEANUPS, Request, Session, candidates
+from cache.staging.sources import FolderSource, Manifest, Source, StagedFile, total_bytes
+from cache.staging.transfer import work_off
 
 __all__ = [
     "CLEANUPS",
@@ -31,22 +24,18 @@ __all__ = [
     "FolderSource",
     "How",
     "Manifest",
-    "NoRoomError",
-    "NoTargetError",
     "Removed",
     "Request",
     "Session",
-    "SilentStaging",
     "Source",
-    "SourceError",
     "StagedFile",
     "StagingError",
-    "StagingWatcher",
-    "StoppedError",
+    "StagingSourceError",
     "Store",
     "candidates",
     "find_store",
     "remove_copies",
     "sweep",
     "total_bytes",
+    "work_off",
 ]

@@ -1,39 +1,61 @@
-"""One staged copy: a directory of our store, and `.staging/` in it.
+"""The staging directory in a target, its copies and their records.
 
-    <set>-<fingerprint>/
-      dataset.json, shards, …      under the names they have in the source; each was renamed from a whole temporary file
-      .staging/
-        copy.json                  which source, its fingerprint, all its files, and which of them are wanted here
-        ready.json                 files that are here and were checked; written last
-        leader                     flock, exclusive: held by the one process that copies
-        users                      flock, shared: held by everybody who reads; its mtime is the last use
-        progress                   bytes that are here so far, as text, written by the leader
-        part-…                     a file on its way
+    <target>/packer-staged-<uid>/    private to its user
+      .packer-staged                 marker: without it, made for this very directory, nothing below is touched
+      lock                           flock, exclusive, for moments: while copies are added, counted or removed
+      removing-…                     a copy on its way out; the next process with the lock finishes the removal
+      <set>-<fingerprint>/           one copy
+        dataset.json, shards, …      under the names they have in the source; each renamed from a whole temporary file
+        .staging/
+          copy.json                  which source, its fingerprint, all its files, and which of them are wanted here
+          ready.json                 files that are here and were checked; written last
+          leader                     flock, exclusive: of the one process that copies
+          users                      flock, shared: of every process that reads; its mtime is the last use
+          progress                   bytes that are here so far, as text, written by the leader
+          part-…                     a file on its way
 
-Whoever holds `leader` may add files and write ready.json; whoever gets `users` and `leader` exclusively may remove the
-directory; copy.json changes under the lock of the store. A file under its own name is whole and was synced first.
+The process with `leader` may add files and write ready.json; one that gets `users` and `leader` exclusively may remove
+the directory; copy.json changes under the lock of the store. A file under its own name is whole and was synced first.
+
+Records are small JSON files that name their kind, their version and the inode of their directory. A marker that was
+copied, or forged by a user who may not write here, does not match, and what it would allow is not done.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
-from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache.staging.errors import StagingError
-from cache.staging.files import INNER_FOLDER, Manifest, inside, total_bytes
-from cache.staging.locks import FileLock, is_locked
-from cache.staging.records import is_own_folder, read_record, write_record
-from cache.staging.sources import StagedFile
+from cache.errors import NoTargetError, StagingError
+from cache.files import Folder, atomic_write, is_temporary
+from cache.locks import FlockFile, is_locked, locked
+from cache.staging.sources import INNER_FOLDER, Manifest, StagedFile, inside, total_bytes
 
-__all__ = ["COPY_KIND", "PART_PREFIX", "Copy", "Ready", "load_copy", "new_copy"]
+__all__ = [
+    "PART_PREFIX",
+    "REMOVING_PREFIX",
+    "Copy",
+    "Ready",
+    "Store",
+    "find_store",
+    "is_own_folder",
+    "load_copy",
+    "make_store",
+    "new_copy",
+]
 
-COPY_KIND = "packer-staged-copy"
 PART_PREFIX = "part-"
-_READY_KIND = "packer-staged-ready"
+REMOVING_PREFIX = "removing-"
+_MARKER = ".packer-staged"
+_STORE_KIND, _COPY_KIND, _READY_KIND = "packer-staged-store", "packer-staged-copy", "packer-staged-ready"
+_VERSION = 1
+_MAX_RECORD_BYTES = 1 << 28
 Ready = dict[str, tuple[int, int | None, float]]  # path -> bytes, CRC32C, time of the last check of its bytes
 
 
@@ -43,8 +65,8 @@ class Copy:
     def __init__(self, path: Path, source: str, fingerprint: str, files: tuple[StagedFile, ...], wanted: set[str]):
         self.path, self.source, self.fingerprint, self.files, self.wanted = path, source, fingerprint, files, wanted
         self.inner = path / INNER_FOLDER
-        self.leader = FileLock(self.inner / "leader")
-        self.users = FileLock(self.inner / "users", inherited=True)
+        self.leader = FlockFile(self.inner / "leader")
+        self.users = FlockFile(self.inner / "users", inherited=True)
 
     @property
     def planned_bytes(self) -> int:
@@ -53,8 +75,8 @@ class Copy:
 
     def stored_bytes(self) -> int:
         """What its files take now, those on their way included."""
-        sizes = (_regular_size(self.path / file.path) or 0 for file in self.files)
-        return sum(sizes) + sum(_regular_size(part) or 0 for part in self.parts())
+        paths = [self.path / file.path for file in self.files] + self.parts()
+        return sum(_regular_size(path) or 0 for path in paths)
 
     def parts(self) -> list[Path]:
         try:
@@ -63,11 +85,11 @@ class Copy:
             return []
 
     def in_use(self) -> bool:
-        """Whether anybody, this process included, reads it or writes to it."""
+        """Whether a process, this one included, reads it or writes to it."""
         return is_locked(self.users.path) or is_locked(self.leader.path)
 
     def last_use(self) -> float:
-        """When somebody last began or ended to use it, in seconds since the epoch."""
+        """When a process last began or ended to use it, in seconds since the epoch."""
         try:
             return self.users.path.lstat().st_mtime
         except OSError:
@@ -93,23 +115,22 @@ class Copy:
                 pass
             self.users.release()
 
-    def want(self, paths: Iterable[str]) -> None:
-        """Add to what is wanted; under the lock of the store. Raises OSError."""
-        self.wanted |= set(paths)
-        self.save()
-
     def save(self) -> None:
+        """Write what is known of the copy; under the lock of the store. Raises OSError."""
         content = {
             "source": self.source,
             "fingerprint": self.fingerprint,
             "files": [[file.path, file.bytes, file.crc32c] for file in self.files],
             "wanted": sorted(self.wanted),
         }
-        write_record(self.inner / "copy.json", COPY_KIND, self.path, content)
+        _write_record(self.inner / "copy.json", _COPY_KIND, self.path, content)
+
+    def is_recorded(self) -> bool:
+        return _read_record(self.inner / "copy.json", _COPY_KIND, self.path) is not None
 
     def ready(self) -> Ready:
         """What ready.json vouches for; sizes on the disk are not looked at here."""
-        record = read_record(self.inner / "ready.json", _READY_KIND, self.path) or {}
+        record = _read_record(self.inner / "ready.json", _READY_KIND, self.path) or {}
         files = record.get("files")
         try:
             return {path: (int(size), crc, float(at)) for path, (size, crc, at) in files.items()} if files else {}
@@ -124,7 +145,20 @@ class Copy:
             return 0
 
     def write_ready(self, ready: Ready) -> None:
-        write_record(self.inner / "ready.json", _READY_KIND, self.path, {"files": ready})
+        _write_record(self.inner / "ready.json", _READY_KIND, self.path, {"files": ready})
+
+    def progress(self) -> int:
+        """Bytes that are here, as the leader last wrote it; 0 where it did not."""
+        try:
+            with Folder(self.inner) as inner:
+                return int(inner.read("progress", 32))
+        except (OSError, ValueError):
+            return 0
+
+    def write_progress(self, done_bytes: int) -> None:
+        """Need not survive a crash. Raises OSError."""
+        with Folder(self.inner) as inner:
+            inner.write("progress", f"{done_bytes}\n".encode(), durable=False)
 
     def has(self, file: StagedFile) -> bool:
         """Whether a regular file of the right size is in place."""
@@ -143,17 +177,17 @@ def new_copy(store: Path, manifest: Manifest) -> Copy:
     if path.exists() and any(entry.name != INNER_FOLDER for entry in path.iterdir()):
         raise StagingError(f"{path}: holds files but no marker of ours, so nothing is written into it; remove it")
     if copy.inner.is_symlink():
-        raise StagingError(f"{copy.inner}: is a symbolic link, which nothing of ours is; remove it")
+        raise StagingError(f"{copy.inner}: is a symbolic link, which staging never creates; remove it")
     copy.inner.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return copy
 
 
 def load_copy(path: Path) -> Copy | None:
-    """The copy in a directory; None where it carries no marker of ours."""
+    """The copy in a directory; None where it has no valid record of one."""
     if not is_own_folder(path) or not is_own_folder(path / INNER_FOLDER):
         return None
-    record = read_record(path / INNER_FOLDER / "copy.json", COPY_KIND, path)
+    record = _read_record(path / INNER_FOLDER / "copy.json", _COPY_KIND, path)
     if record is None:
         return None
     try:
@@ -162,6 +196,94 @@ def load_copy(path: Path) -> Copy | None:
         return Copy(path, str(record["source"]), str(record["fingerprint"]), files, wanted)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A marked staging directory."""
+
+    path: Path
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold this while copies are added, counted or removed."""
+        return locked(self.path / "lock")
+
+    def copies(self) -> list[Copy]:
+        """Copies with a valid record, least recently used first; anything else here is passed over."""
+        return sorted(self._loaded(leaving=False), key=Copy.last_use)
+
+    def leaving(self) -> list[Copy]:
+        """Copies on their way out: being removed now, or by a process that was killed or met files of others there."""
+        return self._loaded(leaving=True)
+
+    def _loaded(self, leaving: bool) -> list[Copy]:
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            return []
+        found = (load_copy(self.path / name) for name in names if name.startswith(REMOVING_PREFIX) == leaving)
+        return [copy for copy in found if copy is not None]
+
+
+def find_store(target: Path) -> Store | None:
+    """The staging directory in a target; None where there is none. Raises NoTargetError where its name is taken."""
+    path = _store_path(target)
+    if not path.is_symlink() and not path.exists():
+        return None
+    if not is_own_folder(path):
+        raise NoTargetError(f"{path} is not a directory that belongs to this user alone, so nothing is done in it")
+    if _read_record(path / _MARKER, _STORE_KIND, path) is None:
+        if all(is_temporary(entry.name) or entry.name == _MARKER for entry in path.iterdir()):
+            return None  # another process is writing the marker now
+        raise NoTargetError(f"{path} holds files but not the marker of a staging directory, so they stay as they are")
+    return Store(path)
+
+
+def make_store(target: Path) -> Store:
+    """The staging directory in a target, made where it is missing. Raises NoTargetError, OSError."""
+    path = _store_path(target)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    if find_store(target) is None:
+        _write_record(path / _MARKER, _STORE_KIND, path, {})  # several processes may do so at once: they write the same
+    return Store(path)
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether a path is a directory (no symbolic link to one) of this user that no other user may write to."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _store_path(target: Path) -> Path:
+    return target / f"packer-staged-{os.geteuid()}"
+
+
+def _write_record(path: Path, kind: str, folder: Path, content: dict[str, Any]) -> None:
+    """Write a record about `folder`. Raises OSError."""
+    whole = {"kind": kind, "version": _VERSION, "inode": folder.lstat().st_ino, **content}
+    atomic_write(path, json.dumps(whole).encode(), mode=0o600)
+
+
+def _read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
+    """The record of `folder`; None where there is none, or it is not one of that kind, made for that very folder."""
+    try:
+        with Folder(path.parent) as parent, parent.open(path.name) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_size > _MAX_RECORD_BYTES:
+                return None
+            content = json.loads(file.read())
+        inode = folder.lstat().st_ino
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("kind") != kind or content.get("version") != _VERSION:
+        return None
+    return content if content.get("inode") == inode else None
 
 
 def _checked_entry(entry: Any) -> tuple[str, int, int | None]:

@@ -7,6 +7,10 @@
 Every process goes through the lock once, so every one has seen for itself that all files are there, with the right
 sizes. A leader that died left whole files under their names and parts in `.staging/`: its successor keeps the former
 and removes the latter. A leader that fails tells its own caller; the others try themselves and learn why.
+
+Readers of a copy that is still being made wait for single files (`Arrivals`): only while the copy's record says that
+the file is wanted, and a process has `leader`. When none has had it for a moment, copying has ended or failed, and
+waiting is over for good.
 """
 
 from __future__ import annotations
@@ -15,25 +19,26 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from cache.staging.copies import PART_PREFIX, Copy, Ready
-from cache.staging.crew import work_off
-from cache.staging.errors import NoRoomError, StagingError, StoppedError
-from cache.staging.files import total_bytes
-from cache.staging.mounts import filesystem_type, free_space
-from cache.staging.records import fsync_folder, is_own_folder, read_number, write_number
-from cache.staging.sources import Checksum, Source, StagedFile
-from cache.staging.transfer import Pace, checksum_of, transfer
-from cache.staging.watch import StagingWatcher
+from cache.errors import NoRoomError, StagingError, StoppedError
+from cache.files import Folder
+from cache.forks import renewed_event, tell_after_fork
+from cache.locks import is_locked
+from cache.progress import Watcher
+from cache.space import filesystem_type, free_space
+from cache.staging.copies import PART_PREFIX, Copy, Ready, is_own_folder, load_copy
+from cache.staging.sources import INNER_FOLDER, Source, StagedFile, total_bytes
+from cache.staging.transfer import Pace, transfer, work_off
 
-__all__ = ["Brought", "How", "bring", "no_room", "still_needed"]
+__all__ = ["Arrivals", "Brought", "How", "bring", "no_room", "still_needed"]
 
 _WAIT_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.3
+_POLL_SECONDS = 0.02
+_IDLE_SECONDS = 0.5  # between its first files and the rest, and from a dead leader to the next, the lock is free
 _BLOCK_BYTES = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -46,7 +51,6 @@ class How:
     since: what was checked after this time (seconds since the epoch) need not be checked again.
     """
 
-    checksum: Checksum
     last: str = ""
     threads: int = 4
     bytes_per_second: float | None = None
@@ -68,11 +72,11 @@ class Brought:
 
 
 def bring(
-    copy: Copy, source: Source, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: StagingWatcher
+    copy: Copy, source: Source, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: Watcher
 ) -> Brought:
     """See to it that files are in a copy that this process holds.
 
-    Raises NoRoomError, SourceError, StoppedError, StagingError.
+    Raises NoRoomError, StagingSourceError, StoppedError, StagingError.
     """
     if not how.verify and _all_there(copy, files):
         return Brought(found=len(files))
@@ -91,9 +95,7 @@ def bring(
         copy.leader.release()
 
 
-def _lead_or_find(
-    copy: Copy, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: StagingWatcher
-) -> bool:
+def _lead_or_find(copy: Copy, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: Watcher) -> bool:
     """Wait until this process leads (True), or another one has brought the files (False)."""
     started, watching, seen = time.monotonic(), False, copy.ready_stamp()
     try:
@@ -101,7 +103,7 @@ def _lead_or_find(
             if not watching and time.monotonic() - started > _PATIENCE_SECONDS:
                 watching = True
                 watcher.note(f"another process of this node is copying to {copy.path}; waiting for it")
-                watcher.waiting(total_bytes(files), partial(_told_progress, copy))
+                watcher.begin(0, total_bytes(files), lambda: (0, copy.progress()), waiting=True)
             if stop.wait(_WAIT_SECONDS):
                 raise StoppedError("staging was stopped")
             if not copy.inner.is_dir():
@@ -112,7 +114,7 @@ def _lead_or_find(
                     return False
     finally:
         if watching:
-            watcher.copied()
+            watcher.end()
     return True
 
 
@@ -127,10 +129,10 @@ _ADVICE = "make room with  packer stage clean , choose another target, or stage 
 class _Leader:
     """The process that copies, while it does."""
 
-    def __init__(self, copy: Copy, source: Source, how: How, stop: threading.Event, watcher: StagingWatcher) -> None:
+    def __init__(self, copy: Copy, source: Source, how: How, stop: threading.Event, watcher: Watcher) -> None:
         self.copy, self.source, self.how, self.watcher = copy, source, how, watcher
         self.failed = threading.Event()
-        self.pace = Pace(how.checksum, how.bytes_per_second, stops=(stop, self.failed))
+        self.pace = Pace(how.bytes_per_second, stops=(stop, self.failed))
         self.ready: Ready = copy.ready()
         self.damaged: list[str] = []
 
@@ -162,12 +164,13 @@ class _Leader:
         return self.copy.has(file) and (known is not None or file.crc32c is not None)
 
     def _check(self, files: Sequence[StagedFile]) -> None:
-        """Read files that nobody checked lately; those with another checksum are copied anew."""
+        """Read files that nobody checked lately; those with another checksum are copied again."""
+        from cache.checksums import file_checksum
 
         def check(file: StagedFile) -> None:
             known = self.ready.get(file.path)
             expected = file.crc32c if known is None or file.crc32c is not None else known[1]
-            if checksum_of(self.copy.path / file.path, self.pace) != expected:
+            if file_checksum(self.copy.path / file.path, self.pace.check) != expected:
                 self.damaged.append(file.path)
             else:
                 self.ready[file.path] = (file.bytes, expected, time.time())
@@ -186,11 +189,13 @@ class _Leader:
             raise no_room(self.copy.path, needed, free.bytes, inodes, free.inodes)
 
     def _copy(self, missing: Sequence[StagedFile]) -> None:
-        self.watcher.copying(total_bytes(missing), lambda: self.pace.done_bytes)
+        self.watcher.begin(0, total_bytes(missing), lambda: (0, self.pace.done_bytes))
         already = total_bytes(file for file in self.copy.files if file.path in self.ready)
-        tick = partial(self._tell_progress, already)
+
+        def tick() -> None:
+            self.copy.write_progress(already + self.pace.done_bytes)
+
         try:
-            (self.copy.inner / "progress").unlink(missing_ok=True)  # whatever somebody put in its place
             folders = self._folders(missing)
             tick()
             for batch in (
@@ -199,10 +204,11 @@ class _Leader:
             ):
                 work_off(batch, self._one, self.how.threads, self.failed, tick)
                 self.pace.check()
-                for folder in folders:
-                    fsync_folder(folder)
+                for path in folders:
+                    with Folder(path) as folder:
+                        folder.sync()
         finally:
-            self.watcher.copied()
+            self.watcher.end()
 
     def _folders(self, files: Sequence[StagedFile]) -> list[Path]:
         """The directories that files go to, made where missing. Raises StagingError for one that leads elsewhere."""
@@ -219,9 +225,6 @@ class _Leader:
         part = self.copy.inner / f"{PART_PREFIX}{os.getpid()}-{threading.get_ident()}"
         crc = transfer(self.source, file, part, self.copy.path / file.path, self.pace)
         self.ready[file.path] = (file.bytes, crc, time.time())
-
-    def _tell_progress(self, already: int) -> None:
-        write_number(self.copy.inner / "progress", already + self.pace.done_bytes)
 
 
 def still_needed(files: Sequence[StagedFile]) -> tuple[int, int]:
@@ -248,5 +251,55 @@ def _human(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def _told_progress(copy: Copy) -> int:
-    return read_number(copy.inner / "progress")
+class Arrivals:
+    """The files that are on their way to one copy. Threads may share it.
+
+    patience_seconds: the longest wait for one file. A wait in vain is the last one of all.
+    """
+
+    def __init__(self, copy: Path, patience_seconds: float) -> None:
+        self.copy, self.patience_seconds = copy, patience_seconds
+        self._over = threading.Event()
+        self._wanted: frozenset[str] | None = None
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._over = renewed_event(self._over)
+
+    @property
+    def over(self) -> bool:
+        """Whether a wait was in vain, so that there will be no other."""
+        return self._over.is_set()
+
+    def expects(self, path: str) -> bool:
+        """Whether it makes sense to wait for the file of this name, if it is not there."""
+        return self.patience_seconds > 0 and not self.over and self._is_wanted(path)
+
+    def wait(self, path: str, is_there: Callable[[], bool]) -> bool:
+        """Wait for the file of this name; False where it does not come."""
+        started = busy = time.monotonic()
+        while not is_there():
+            now = time.monotonic()
+            if not self.expects(path):
+                return False
+            if self._is_copied_to():
+                busy = now
+            if now - busy > _IDLE_SECONDS or now - started > self.patience_seconds:
+                self._over.set()
+                return is_there()
+            self._over.wait(_POLL_SECONDS)
+        return True
+
+    def _is_wanted(self, path: str) -> bool:
+        if self._wanted is None:
+            copy = load_copy(self.copy)
+            self._wanted = frozenset() if copy is None else frozenset(copy.wanted)
+        return path in self._wanted
+
+    def _is_copied_to(self) -> bool:
+        """Whether a leader is at work; processes that ask share the lock, so they do not see each other."""
+        try:
+            return is_locked(self.copy / INNER_FOLDER / "leader", shared=True)
+        except StagingError:
+            return False

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cache.errors import MissingExtraError, StagingSourceError
 from cache.remote import Facts, Remote, RemoteError, Span
-from cache.staging.errors import SourceError
 from cache.staging.sources import FolderSource, StagedFile
 
 __all__ = ["RemoteSource"]
@@ -55,11 +55,11 @@ class RemoteSource:
                     pending.append(self.remote.submit(Span(file.path, start, stop, etag, file.bytes)))
                 data, facts = self._waited(pending.popleft(), check)
                 if etag and facts.etag and facts.etag != etag:
-                    raise SourceError(f"{self.place(file)}: changed while it was being copied; stage again")
+                    raise StagingSourceError(f"{self.place(file)}: changed while it was being copied; stage again")
                 etag, at_once = etag or facts.etag, _AHEAD
                 yield memoryview(data)
-        except (RemoteError, ImportError) as error:
-            raise SourceError(f"{error}; is the source still what it was? then stage again") from error
+        except (RemoteError, MissingExtraError) as error:
+            raise StagingSourceError(f"{error}; is the source still what it was? then stage again") from error
         finally:
             for future in pending:
                 future.cancel()

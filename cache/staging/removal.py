@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache.staging.copies import COPY_KIND, Copy, load_copy
-from cache.staging.errors import NoRoomError
-from cache.staging.files import INNER_FOLDER
-from cache.staging.records import read_record
-from cache.staging.store import REMOVING_PREFIX, Store
+from cache.errors import NoRoomError
+from cache.files import Folder
+from cache.staging.copies import REMOVING_PREFIX, Copy, Store, load_copy
+from cache.staging.sources import INNER_FOLDER
 
 __all__ = ["Removed", "discard", "evictable_bytes", "make_room", "remove_copies", "sweep"]
 
@@ -94,7 +93,8 @@ def _remove(copy: Copy, dry_run: bool) -> Removed:
         if dry_run:
             return Removed(copy.path, copy.source, size)
         moved = copy.path.with_name(f"{REMOVING_PREFIX}{os.getpid()}-{copy.path.name}")
-        os.rename(copy.path, moved)
+        with Folder(copy.path.parent) as store:
+            store.rename(copy.path.name, moved.name)
         gone = load_copy(moved)
         return Removed(copy.path, copy.source, size, foreign=tuple(_empty(gone)) if gone else ())
     finally:
@@ -116,7 +116,7 @@ def _empty(copy: Copy) -> list[Path]:
             else:
                 foreign.append(path)
         _remove_empty(Path(folder) / name for name in folders if name != INNER_FOLDER)
-    if not foreign and read_record(copy.inner / "copy.json", COPY_KIND, copy.path) is not None:
+    if not foreign and copy.is_recorded():
         inner = sorted(copy.inner.iterdir(), key=lambda path: path.name == "copy.json")
         for path in inner:
             path.unlink()

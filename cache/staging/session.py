@@ -4,33 +4,39 @@
     close()  background thread stopped and waited for → users' lock released → removed, if asked for and nobody holds it
 
 A session belongs to the process that opened it. Of a fork both keep the users' lock, and only the opener cleans up.
+
+The target is the first directory that is writable, local, the user's own and large enough. In order: what the user
+names (then nothing else is tried), what the batch system names (`cache.launchers`: $SLURM_TMPDIR and the like),
+$TMPDIR, and what sites provide without a variable: /mnt/bb/$USER (Frontier's NVMe), /local, /scratch/local, /dev/shm. A
+directory where the set is already, or is being staged by another process of the node, is taken at once, so that all
+ranks of a node agree.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cache.staging.copies import Copy, new_copy
-from cache.staging.errors import StagingError, StoppedError
-from cache.staging.files import Manifest
-from cache.staging.leader import Brought, How, bring, still_needed
-from cache.staging.locks import is_locked
-from cache.staging.mounts import filesystem_type, free_space
+from cache.errors import NoRoomError, NoTargetError, StagingError, StoppedError
+from cache.launchers import scratch_variables
+from cache.locks import is_locked
+from cache.progress import Silent, Watcher
+from cache.space import filesystem_type, free_space, is_local
+from cache.staging.copies import Copy, Store, find_store, make_store, new_copy
+from cache.staging.leader import Brought, How, bring, no_room, still_needed
 from cache.staging.removal import Removed, discard, evictable_bytes, make_room, remove_copies, sweep
-from cache.staging.sources import StagedFile
-from cache.staging.store import Store, find_store, make_store
-from cache.staging.target import Choice, Need, candidates, choose
-from cache.staging.watch import SilentStaging, StagingWatcher
+from cache.staging.sources import Manifest, StagedFile
 
-__all__ = ["CLEANUPS", "Request", "Session"]
+__all__ = ["CLEANUPS", "Request", "Session", "candidates"]
 
 CLEANUPS = ("atexit", "never")
+_SITES = ("/mnt/bb/$USER", "/local", "/scratch/local", "/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,8 @@ class Request:
 class Session:
     """See above. After `open`, `path` is the directory of the copy, `choice` the target, `brought` what was done."""
 
-    def __init__(self, request: Request, how: How, watcher: StagingWatcher | None = None) -> None:
-        self.request, self.watcher = request, watcher or SilentStaging()
+    def __init__(self, request: Request, how: How, watcher: Watcher | None = None) -> None:
+        self.request, self.watcher = request, watcher or Silent()
         self.how = replace(how, last=request.manifest.last, since=time.time())
         self.choice: Choice | None = None
         self.brought = Brought()
@@ -81,7 +87,7 @@ class Session:
         """Stage; returns the local directory. Raises StagingError and its kinds."""
         request = self.request
         self._owner = os.getpid()
-        self.choice = choose(
+        self.choice = _choose(
             candidates(request.to), self._need, make=request.to is not None, any_filesystem=request.any_filesystem
         )
         self._tell_choice(self.choice)
@@ -217,3 +223,101 @@ class Session:
                 self.watcher.note(f"{why}: removed {gone.path}")
             for path in gone.foreign:
                 self.watcher.note(f"{path}: not ours, left there")
+
+
+# --- targets ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A directory that may be staged to, and who named it."""
+
+    path: Path
+    named_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a target must have free. joins: the set is there, or on its way; nothing is asked of it then."""
+
+    bytes: int
+    inodes: int
+    joins: bool = False
+    evictable_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The target that was taken, and why those before it were not: (path, reason)."""
+
+    target: Target
+    filesystem: str
+    free_bytes: int
+    refused: tuple[tuple[str, str], ...]
+
+
+def candidates(to: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> list[Target]:
+    """The directories to look at, in order. Raises NoTargetError where `to` names a variable that is not set."""
+    env = os.environ if environ is None else environ
+    if to is not None:
+        return [Target(_expand(os.fspath(to), env), "the user")]
+    found = [Target(Path(env[name]), f"${name}") for name in scratch_variables() if env.get(name)]
+    for site in _SITES:
+        if "$USER" not in site or env.get("USER"):
+            found.append(Target(Path(site.replace("$USER", env.get("USER", ""))), "the usual places"))
+    return found
+
+
+def _expand(text: str, environ: Mapping[str, str]) -> Path:
+    """A path with $NAME, ${NAME} and ~ replaced; absolute. Raises NoTargetError for a variable that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not environ.get(name):
+            raise NoTargetError(f"the target {text!r} names ${name}, which is not set here")
+        return environ[name]
+
+    path = re.sub(r"\$(?:(\w+)|\{(\w+)\})", value, text)
+    if not path:
+        raise NoTargetError("the target is an empty path")
+    return Path(path).expanduser().absolute()
+
+
+def _choose(targets: list[Target], need: Callable[[Path], Need], *, make: bool, any_filesystem: bool = False) -> Choice:
+    """The first fit target. make: create the directory where it is missing. Raises NoTargetError, NoRoomError."""
+    refused: list[tuple[str, str]] = []
+    short: NoRoomError | None = None
+    for target in targets:
+        try:
+            filesystem = _usable(target.path, make, any_filesystem)
+            wanted, free = need(target.path), free_space(target.path, filesystem)
+        except (OSError, NoTargetError) as error:
+            refused.append((str(target.path), error.strerror or str(error)))
+            continue
+        available = free.bytes + wanted.evictable_bytes
+        if wanted.joins or (wanted.bytes <= available and wanted.inodes <= free.inodes):
+            return Choice(target, filesystem, free.bytes, tuple(refused))
+        short = no_room(target.path, wanted.bytes, available, wanted.inodes, free.inodes)
+        refused.append((str(target.path), str(short).partition(": ")[2].rpartition("; ")[0]))
+    if short is not None and len(targets) == 1:
+        raise short
+    if len(targets) == 1:
+        path, why = refused[0]
+        raise NoTargetError(f"{why if why.startswith(path) else f'{path}: {why}'}; choose another directory with  --to")
+    reasons = "; ".join(f"{path} ({why})" for path, why in refused)
+    kind = NoTargetError if short is None else NoRoomError
+    raise kind(f"nowhere to stage to: {reasons}; name a directory of this node with  --to")
+
+
+def _usable(path: Path, make: bool, any_filesystem: bool) -> str:
+    """The filesystem type of a directory that can be written to. Raises NoTargetError, OSError."""
+    if path.exists() and not path.is_dir():
+        raise NoTargetError("not a directory")
+    if make:
+        path.mkdir(parents=True, exist_ok=True)
+    if not path.is_dir():
+        raise NoTargetError("no such directory")
+    filesystem = filesystem_type(path)
+    if not any_filesystem and not is_local(filesystem):
+        raise NoTargetError(f"a {filesystem} filesystem, which is not local to this node")
+    if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise NoTargetError("not writable")
+    return filesystem

@@ -1,31 +1,37 @@
-"""Where staged files come from: the seam, and a directory of this machine or of a parallel filesystem.
+"""What is to be staged: a plain list of files, and where their bytes come from.
 
-A source hands out a file's bytes chunk by chunk, and sees to it that all chunks are of one state of the file. The one
-for addresses is `cache.staging.remote`.
+A manifest names every file of a source that may ever be staged: path relative to it, size, and CRC32C where it is
+known. Nothing here knows shards or data sets. A request takes some of a manifest's files; its `last` file is put in
+place when all others of the request are there, so that it can vouch for them.
+
+A source gives a file's bytes chunk by chunk, and makes sure that all chunks are of one state of the file. The one for
+addresses is `cache.staging.remote`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from cache.errors import StagingError, StagingSourceError
 from cache.page import prefetch
-from cache.staging.errors import SourceError
 
-__all__ = ["Checksum", "FolderSource", "Source", "StagedFile"]
+__all__ = ["INNER_FOLDER", "FolderSource", "Manifest", "Source", "StagedFile", "inside", "total_bytes"]
 
-Checksum = Callable[[Any, int], int]  # (bytes, CRC32C of what came before or 0) -> CRC32C of both
+INNER_FOLDER = ".staging"
 _CHUNK_BYTES = 1 << 20
 _AHEAD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file: path relative to the source, size, and CRC32C of its bytes where the source tells it."""
+    """One file: path relative to the source, size, and CRC32C of its bytes where the source knows it."""
 
     path: str
     bytes: int
@@ -33,17 +39,17 @@ class StagedFile:
 
 
 class Source(Protocol):
-    """Something that files are staged from. Its text is what people call it, and what the record of a copy keeps."""
+    """Something that files are staged from. Its text is shown to users, and kept in the record of a copy."""
 
     def __str__(self) -> str: ...
 
     def place(self, file: StagedFile) -> str:
-        """Where a file lies, for people."""
+        """Path or address of a file, for messages."""
 
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
         """The bytes of a file, exactly `file.bytes`; a chunk is valid until the next one is asked for.
 
-        check: is called before each wait; it raises where the work was stopped. Raises SourceError.
+        check: is called before each wait; it raises where the work was stopped. Raises StagingSourceError.
         """
 
 
@@ -76,16 +82,18 @@ class FolderSource:
                 try:
                     count = os.preadv(reader, (buffer[: file.bytes - offset],), offset)
                 except OSError as error:
-                    raise SourceError(f"{source}: reading at byte {offset} failed: {error.strerror}") from error
+                    raise StagingSourceError(f"{source}: reading at byte {offset} failed: {error.strerror}") from error
                 if not count:
-                    raise SourceError(
+                    raise StagingSourceError(
                         f"{source}: ended at byte {offset} of {file.bytes}: it changed while it was being copied"
                     )
                 yield buffer[:count]
                 offset += count
             after = os.fstat(reader)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-                raise SourceError(f"{source}: was written to while it was being copied; stage again when it is at rest")
+                raise StagingSourceError(
+                    f"{source}: was written to while it was being copied; stage again when it is at rest"
+                )
         finally:
             os.close(reader)
 
@@ -94,12 +102,61 @@ def _opened(source: Path, file: StagedFile) -> int:
     try:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SourceError(f"{source}: cannot be read: {error.strerror}; is the source still there?") from error
+        raise StagingSourceError(f"{source}: cannot be read: {error.strerror}; is the source still there?") from error
     status = os.fstat(reader)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
         os.close(reader)
-        raise SourceError(
+        raise StagingSourceError(
             f"{source}: has {status.st_size} bytes, {file.bytes} expected: the source changed or is damaged; "
             f"run  packer verify  on it, then stage again"
         )
     return reader
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A source and its files.
+
+    name: of the set, for people. fingerprint: at least 16 hex digits that change whenever the files do; it names the
+    directory of the copy. Raises StagingError for a path that leads outside, or comes twice.
+    """
+
+    source: Source
+    name: str
+    fingerprint: str
+    files: tuple[StagedFile, ...] = field(repr=False)
+    last: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-f]{16,128}", self.fingerprint):
+            raise StagingError(f"{self.source}: fingerprint {self.fingerprint!r} is not made of 16 hex digits or more")
+        for file in self.files:
+            if not inside(file.path):
+                raise StagingError(f"{self.source}: the path {file.path!r} leads outside the set")
+        if len(self.by_path) != len(self.files):
+            raise StagingError(f"{self.source}: names a file twice")
+
+    @cached_property
+    def by_path(self) -> Mapping[str, StagedFile]:
+        return {file.path: file for file in self.files}
+
+    @property
+    def folder_name(self) -> str:
+        """Of the copy's directory: the set's name in plain letters, and its fingerprint."""
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "_", self.name).strip("._-")[:80] or "set"
+        return f"{plain}-{self.fingerprint[:16]}"
+
+
+def inside(path: Any) -> bool:
+    """Whether a relative path stays in its directory, and outside of staging's own folder there."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    parts = PurePosixPath(path).parts
+    return (
+        bool(parts) and parts[0] not in ("/", INNER_FOLDER) and ".." not in parts and str(PurePosixPath(path)) == path
+    )
+
+
+def total_bytes(files: Iterable[StagedFile]) -> int:
+    """Bytes of some files together."""
+    return sum(file.bytes for file in files)

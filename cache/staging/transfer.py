@@ -1,4 +1,4 @@
-"""One file from the source to its place: read, checksum, write, sync, rename.
+"""One file from the source to its place: read, checksum, write, sync, rename; and the threads that do so.
 
 Bytes come in chunks from a source and go through no further buffer. copy_file_range(2) would save one copy but refuses
 to cross filesystems (EXDEV), which staging always does, and reading back for the checksum costs that copy again; see
@@ -15,26 +15,29 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from cache.errors import StagingSourceError, StoppedError
+from cache.files import Folder
 from cache.page import write_behind
-from cache.staging.errors import SourceError, StoppedError
-from cache.staging.sources import Checksum, Source, StagedFile
+from cache.staging.sources import Source, StagedFile
 
-__all__ = ["Pace", "checksum_of", "transfer"]
+__all__ = ["Pace", "transfer", "work_off"]
 
-_CHUNK_BYTES = 1 << 20
+_T = TypeVar("_T")
 _WRITE_BYTES = 1 << 17
 _BEHIND_BYTES = 16 << 20
+_TICK_SECONDS = 0.2
 
 
 @dataclass
 class Pace:
     """What the threads of one copying share: progress, the cap on bytes per second, and whether to stop."""
 
-    checksum: Checksum
     bytes_per_second: float | None = None
     done_bytes: int = 0
     stops: tuple[threading.Event, ...] = ()
@@ -42,7 +45,7 @@ class Pace:
     _free_at: float = 0.0
 
     def check(self) -> None:
-        """Raises StoppedError where somebody asked to stop."""
+        """Raises StoppedError where a caller asked to stop."""
         if any(stop.is_set() for stop in self.stops):
             raise StoppedError("staging was stopped")
 
@@ -63,26 +66,23 @@ class Pace:
 def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pace) -> int:
     """Copy a file to `part`, check it, sync it and rename it to `place`; returns the CRC32C of its bytes.
 
-    Raises SourceError for a source that is gone or not what it should be, StoppedError, and OSError for the target.
+    The caller syncs the folder of `place`. Raises StagingSourceError for a source that is gone or not as expected,
+    StoppedError, and OSError for the target.
     """
     chunks = source.chunks(file, pace.check)
     try:
         first = next(chunks, None)  # a source that cannot be opened leaves no file
-        writer = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            crc = _written(first, chunks, writer, pace)
+        with (
+            Folder(part.parent) as scratch,
+            Folder(place.parent) as folder,
+            folder.writing(place.name, sync_name=False, scratch=scratch, temporary=part.name, mode=0o600) as writer,
+        ):
+            crc = _written(first, chunks, writer.fileno(), pace)
             if file.crc32c is not None and crc != file.crc32c:
-                raise SourceError(
+                raise StagingSourceError(
                     f"{source.place(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
                     f"source changed or is damaged; run  packer verify  on it, then stage again"
                 )
-            os.fsync(writer)
-        finally:
-            os.close(writer)
-        os.replace(part, place)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     finally:
         chunks.close()
     return crc
@@ -90,11 +90,15 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
 
 def _written(first: memoryview | None, chunks: Iterator[memoryview], writer: int, pace: Pace) -> int:
     """Write all chunks; returns their CRC32C. Each is done with before the next is asked for."""
+    from crc32c import crc32c
+
     crc, offset, behind = 0, 0, 0
     for chunk in () if first is None else itertools.chain((first,), chunks):
         pace.check()
-        crc = pace.checksum(chunk, crc)
-        _write_all(writer, chunk)
+        crc = crc32c(chunk, crc)
+        data = chunk
+        while data:
+            data = data[os.write(writer, data[:_WRITE_BYTES]) :]
         offset += len(chunk)
         if offset - behind >= _BEHIND_BYTES:
             write_behind(writer, behind, offset - behind)
@@ -103,16 +107,46 @@ def _written(first: memoryview | None, chunks: Iterator[memoryview], writer: int
     return crc
 
 
-def checksum_of(path: Path, pace: Pace) -> int:
-    """CRC32C of a whole file. Raises OSError, StoppedError."""
-    crc, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            pace.check()
-            crc = pace.checksum(buffer[:count], crc)
-    return crc
+def work_off(
+    items: Iterable[_T], work: Callable[[_T], None], threads: int, stop: threading.Event, tick: Callable[[], None]
+) -> None:
+    """Call `work` for each item from so many threads, and `tick` now and then from this one.
 
+    Raises the first error of any thread, when all have stopped: daemon threads, which stop within one item when one of
+    them fails, when the caller is interrupted (Ctrl-C), or when `stop` is set. It is set then, so `work` should look
+    at it.
+    """
+    waiting, errors, ended = deque(items), list[BaseException](), threading.Semaphore(0)
 
-def _write_all(writer: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(writer, data[:_WRITE_BYTES]) :]
+    def run() -> None:
+        try:
+            while waiting and not stop.is_set():
+                try:
+                    item = waiting.popleft()
+                except IndexError:  # another thread was quicker
+                    break
+                work(item)
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+        finally:
+            ended.release()
+
+    crew = [threading.Thread(target=run, name=f"stage-{n}", daemon=True) for n in range(min(threads, len(waiting)))]
+    left = len(crew)
+    try:
+        for thread in crew:
+            thread.start()
+        while left:
+            if ended.acquire(timeout=_TICK_SECONDS):
+                left -= 1
+            else:
+                tick()
+    finally:
+        if left:
+            stop.set()
+        for thread in crew:
+            if thread.ident is not None:
+                thread.join()
+    if errors:
+        raise errors[0]

@@ -9,17 +9,14 @@ commands.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
 import threading
-from types import FrameType
 
-__all__ = ["INTERRUPTED", "leave_at_once", "main", "started"]
+from packer.cli.interrupt import leave
 
-INTERRUPTED = "packer: interrupted; run the same command again to continue"
-_STATUS = 128 + signal.SIGINT
+__all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,33 +26,15 @@ def main(arguments: list[str] | None = None) -> None:
     careful = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
         if careful:  # an import that is interrupted may swallow the exception, or make another of it
-            signal.signal(signal.SIGINT, _leave)
+            signal.signal(signal.SIGINT, leave)
         from packer.cli.group import run
 
         run(arguments)
     except KeyboardInterrupt:
-        _leave(signal.SIGINT, None)
+        leave(signal.SIGINT, None)
     finally:
-        if careful and signal.getsignal(signal.SIGINT) is _leave:
+        if careful and signal.getsignal(signal.SIGINT) is leave:
             signal.signal(signal.SIGINT, before)
-
-
-def started() -> None:
-    """A command is loaded and begins: from here on Ctrl-C is a KeyboardInterrupt, after which things are tidied up."""
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def leave_at_once() -> None:
-    """The command has been interrupted and is over: another Ctrl-C ends what is left, and none comes too late."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(_STATUS))
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, f"{INTERRUPTED}\n".encode())
-    os._exit(_STATUS)
 
 
 def _open_closed_streams() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from cache.text import plural
-from packer.caches import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json, show
+from packer.node import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 
 __all__ = ["command"]
 

@@ -23,16 +23,14 @@ from packer.conversion.options import (
     CHECKS,
     CODECS,
     DECODES,
-    FORMAT_ALIASES,
     ON_ERROR,
     Reencode,
-    container_named,
     parse_size,
 )
 from packer.conversion.run import ConvertResult, convert
+from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
-from readers.layout import FORMATS
 from readers.names import FieldName
 
 __all__ = ["command", "field_columns", "summary"]
@@ -61,20 +59,25 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return found
 
 
-class _Container(click.Choice):  # type: ignore[type-arg]
-    """A format, also under the other names that it goes by."""
+class _Container(click.ParamType):  # type: ignore[type-arg]
+    """A format that can be written, also under the other names that it goes by."""
+
+    name = "format"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(writable_formats())}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return container_named(value)
+            return resolve_format(value)
         except ValueError:
-            aliases = ", ".join(f"{alias} is {name}" for alias, name in FORMAT_ALIASES.items())
-            self.fail(f"{value!r} is not one of {', '.join(map(repr, FORMATS))} ({aliases})", param, ctx)
+            names = ", ".join(map(repr, writable_formats()))
+            self.fail(f"{value!r} is not one of {names} ({format_aliases()})", param, ctx)
 
 
 @click.command("convert", short_help="Pack a source into shards.")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=_Container(FORMATS), required=True, help="Format of the shards.")
+@click.option("--to", type=_Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 import click
 
+from cache.errors import PackerError
 from cache.text import printable
-from packer.cli import INTERRUPTED, leave_at_once, started
+from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 from packer.version import VERSION
 
 __all__ = ["cli", "message_of", "run"]
@@ -131,8 +132,6 @@ def _shown(error: click.ClickException) -> str:
 
 def message_of(error: Exception) -> str:
     """One message for an error: what, where, what to do."""
-    from readers.errors import PackerError
-
     if isinstance(error, PackerError):
         return str(error) or type(error).__name__
     if isinstance(error, MemoryError):

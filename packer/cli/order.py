@@ -7,7 +7,7 @@ import click
 from packer.cli.place import SetPlace
 from packer.cli.text import bar, human_bytes, json_option, print_json, show
 from packer.conversion.options import parse_size
-from packer.orders import OrderReport, compare_orders
+from packer.inspection import OrderReport, compare_orders
 
 __all__ = ["command"]
 

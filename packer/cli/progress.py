@@ -6,12 +6,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import TextIO
 
+from cache.progress import Done, Silent, Watcher
 from cache.text import printable
 from packer.cli.text import human_bytes, human_seconds
-from packer.watch import Silent, Watcher
 
 __all__ = ["ProgressDisplay", "watcher"]
 
@@ -38,18 +37,18 @@ class ProgressDisplay:
     def note(self, text: str) -> None:
         print(f"packer: {printable(text)}", file=self._stream, flush=True)
 
-    def packing(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
         self._stop.clear()
         self._thread = threading.Thread(target=self._draw, args=(samples, total_bytes, done), daemon=True)
         self._thread.start()
 
-    def packed(self) -> None:
+    def end(self) -> None:
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None
 
-    def _draw(self, samples: int, total_bytes: int, done: Callable[[], tuple[int, int]]) -> None:
+    def _draw(self, samples: int, total_bytes: int, done: Done) -> None:
         started = time.monotonic()
         step = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
         while not self._stop.wait(step):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 import readers
+from cache.launchers import scratch_variables
+from cache.progress import Done
 from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
 from cache.text import plural
@@ -22,7 +23,7 @@ from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
 from packer.cli.text import human_bytes, human_seconds, json_option, print_json, show
 from packer.conversion.options import parse_size
-from packer.staged import CleanResult, StagedCopy, clean_staged, staged_copies
+from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
 __all__ = ["command", "copies_lines"]
 
@@ -62,19 +63,17 @@ class _Shown:
         elif not self._silent:
             self._display.note(text)
 
-    def copying(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
-        self._follows = False
-        for text in self._kept:
-            self.note(text)
-        self._kept.clear()
-        self.waiting(total_bytes, done_bytes)
-
-    def waiting(self, total_bytes: int, done_bytes: Callable[[], int]) -> None:
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
+        if not waiting:
+            self._follows = False
+            for text in self._kept:
+                self.note(text)
+            self._kept.clear()
         if not (self._silent or self._follows):
-            self._display.packing(0, total_bytes, lambda: (0, done_bytes()))
+            self._display.begin(samples, total_bytes, done, waiting=waiting)
 
-    def copied(self) -> None:
-        self._display.packed()
+    def end(self) -> None:
+        self._display.end()
 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -99,7 +98,8 @@ def _splits(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
 
 _to_option = click.option(
     "--target", "--to", "to", metavar="DIR", help="Directory of this node; may name variables, as '$TMPDIR'. Default: "
-    "the first fit of $SLURM_TMPDIR, $TMPDIR, /mnt/bb/$USER, /local, /scratch/local, /dev/shm.",
+    f"the first fit of {', '.join(f'${name}' for name in scratch_variables())}, /mnt/bb/$USER, /local, /scratch/local, "
+    "/dev/shm.",
 )  # fmt: skip
 
 

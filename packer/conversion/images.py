@@ -1,30 +1,55 @@
-"""Look at an image on its way into a shard, and re-encode it where that was asked for.
+"""Look at an image on its way into a shard, and make it smaller where that was asked for.
 
 What is looked at follows from how the images will be decoded: an image that `readers.decode` could not give so is
 refused here, by name, and not in the middle of the training. What it gives only in part is counted as a remark.
+
+Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
+EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
+WebP. What would lose more than its size is refused: animations, colours of 16 bits in a PNG, floating point. An image
+that needs no change keeps its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from cache.text import plural
-from packer.conversion.options import ConvertOptions
-from packer.conversion.reencode import reencode
+from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.jpeg import check_coding
-from readers.decode.pillow import bits_of, without_rgb
+from readers.decode.orient import upright_size
+from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
 from readers.decode.region import check_pixels
 from readers.decode.unchanged import without_all_bits
-from readers.errors import BadSampleError
-from readers.headers import ImageHeader, parse_header, read_header, sniff
+from readers.errors import BadSampleError, SourceError
+from readers.headers import SUFFIX, ImageHeader, parse_header, read_header, sniff
+from readers.headers.exif import PREFIX
 from readers.headers.frames import frames
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.sample import Buffer
+from readers.shrink import shrunk
+from readers.strings import repeated
 
-__all__ = ["Prepared", "adopted_image", "check_image", "decode_fully", "prepare_image", "remarks_of"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "Prepared",
+    "adopted_image",
+    "check_image",
+    "check_new_names",
+    "decode_fully",
+    "prepare_image",
+    "reencode",
+    "remarks_of",
+    "target_size",
+]
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
 # What to tell of so many images, the first of which is named.
@@ -36,7 +61,12 @@ _REMARKS = {
     _NO_RGB: "{images} that readers cannot decode to RGB (the first: {first}); some can with decode='unchanged'",
 }
 _FAST_PIXELS = 1 << 25  # what Pillow's own limit need not be asked about
-_PNG_BITS = 24
+_QUALITY = 90
+_PILLOW = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
+_PNG_BITS, _PNG_COLOUR, _COLOURS = 24, 25, (2, 4, 6)
+_TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
+_RAW_EXIF = "Raw profile type exif"
+_PROFILE_SPACE = slice(16, 20)
 
 
 class Prepared(NamedTuple):
@@ -125,3 +155,149 @@ def decode_fully(image: Buffer, decode: str) -> None:
             decode_unchanged(image)
     except BadSampleError as error:
         raise BadSampleError(f"does not decode: {error}") from error
+
+
+def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
+    """(width, height) after resizing; never larger than before, and never 0."""
+    if options.max_side is not None:
+        factor = options.max_side / max(width, height)
+    elif options.resize_short is not None:
+        factor = options.resize_short / min(width, height)
+    else:
+        return width, height
+    return shrunk(width, height, factor)
+
+
+def reencode(
+    image: Buffer, header: ImageHeader, name: str, key: str, options: Reencode
+) -> tuple[Buffer, ImageHeader, str]:
+    """The image as `options` want it: its bytes, header, and its name with the suffix of the new codec.
+
+    key: of its sample, in whose name the file gets another suffix. Raises BadSampleError.
+    """
+    height, width = upright_size(header.height, header.width, header.orientation)
+    size = target_size(width, height, options)
+    kept = header.media if header.media in _PILLOW else "png"
+    codec = kept if options.codec == "keep" else options.codec
+    resizes = size != (width, height)
+    lossy_again = options.quality is not None and codec in ("jpeg", "webp")
+    if codec == header.media and not resizes and not lossy_again:
+        return image, header, name
+    data = _encode(image, header, size if resizes else None, codec, options.quality or _QUALITY)
+    if codec == header.media and not resizes and len(data) >= len(image):
+        return image, header, name
+    return data, read_header(data), name if codec == header.media else _renamed(name, key, codec)
+
+
+def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
+    """Raise SourceError where a file that is encoded anew could get the name of another one."""
+    codec = "png" if options.codec == "keep" else options.codec
+    count = len(names)
+
+    def new_names() -> Iterator[str]:
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            new = _renamed(name, key, codec)
+            yield new if name and new != name else f"\0{i}"
+
+    old = (name or f"\0\0{i}" for i, name in enumerate(names))
+    taken: dict[str, str] = {}
+    for i in repeated(itertools.chain(old, new_names()), 2 * count).tolist():
+        name = names[i % count]
+        new = name if i < count else _renamed(name, keys[i % count], codec)
+        other = taken.setdefault(new, name)
+        if other != name:
+            raise SourceError(
+                f"{where}: {name} and {other} would both be called {new} when encoded anew; rename one of them"
+            )
+
+
+def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:
+    """size: (width, height) of the upright result, None to leave it."""
+    from PIL import Image, ImageOps
+
+    count = frames(image, header.media)
+    if count > 1:
+        raise BadSampleError(f"holds {count} frames or pages, of which re-encoding would keep one")
+    out = io.BytesIO()
+    with opened(image, header.media) as picture:
+        _check_loss(image, header, picture, codec)
+        bits = bits_of_grey(picture)
+        if size:  # JPEG: let the DCT do what it can do well
+            least = upright_size(size[1] * 2, size[0] * 2, header.orientation)
+            picture.draft(None, (least[1], least[0]))
+        ImageOps.exif_transpose(picture, in_place=True)
+        converted = _of_16_bits(picture, bits, codec) if bits else _in_mode(picture, codec, size is not None)
+        if size and converted.size != size:
+            converted = _resized(converted, size, Image.Resampling.LANCZOS)
+        options = _kept(picture, converted.mode)
+        if codec != "png":
+            options["quality"] = quality
+        converted.save(out, _PILLOW[codec], **options)
+    return out.getvalue()
+
+
+def _check_loss(image: Buffer, header: ImageHeader, picture: Image, codec: str) -> None:
+    reason = without_rgb(picture)
+    colour = image[_PNG_COLOUR] in _COLOURS if header.media == "png" else picture.mode not in ("1", "L", "P", "LA")
+    bits = image[_PNG_BITS] if header.media == "png" else bits_of(picture)
+    if not reason and codec == "png" and bits > 8 and colour and not bits_of_grey(picture):
+        reason = f"holds {bits} bits a channel, of which Pillow writes no more than 8 into a PNG"
+    if reason:
+        raise BadSampleError(f"cannot be re-encoded: {reason}")
+
+
+def _of_16_bits(picture: Image, bits: int, codec: str) -> Image:
+    from PIL import Image
+
+    values = np.asarray(picture).astype(np.uint16)
+    if codec == "png":
+        return Image.fromarray(values << (16 - bits))
+    return Image.fromarray((values >> (bits - 8)).astype(np.uint8))
+
+
+def _resized(picture: Image, size: tuple[int, int], how: Any) -> Image:
+    from PIL import Image
+
+    if picture.mode != "I;16":
+        return picture.resize(size, how)
+    # Not every Pillow resizes 16 bits: in floating point, and back.
+    values = np.asarray(Image.fromarray(np.asarray(picture).astype(np.float32)).resize(size, how))
+    return Image.fromarray(np.clip(np.rint(values), 0, 65535).astype(np.uint16))
+
+
+def _in_mode(picture: Image, codec: str, resizes: bool) -> Image:
+    """The picture in a mode that the codec can write and the filter can resize."""
+    mode = picture.mode
+    transparent = mode in _TRANSPARENT or "transparency" in picture.info
+    if codec == "jpeg":
+        return picture.convert("L") if mode in ("1", "L") else picture.convert("RGB")
+    if codec == "webp":
+        return picture.convert("RGBA" if transparent else "RGB")
+    if (mode in ("P", "PA") and resizes) or mode in ("CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBa", "La"):
+        return picture.convert("RGBA" if transparent else "RGB")
+    if mode == "1" and resizes:
+        return picture.convert("L")
+    picture.load()
+    return picture
+
+
+def _kept(picture: Image, mode: str) -> dict[str, Any]:
+    """EXIF, in the form that every codec takes, and the colour profile, if it describes colours of this mode."""
+    options: dict[str, Any] = {}
+    exif = picture.info.get("exif", b"")
+    if not exif and _RAW_EXIF in picture.info:
+        exif = picture.getexif().tobytes()
+    if exif:
+        options["exif"] = exif if exif.startswith(PREFIX) else PREFIX + exif
+    profile = picture.info.get("icc_profile") or b""
+    space = "GRAY" if mode in ("1", "L", "LA", "I;16") else "RGB "
+    if profile[_PROFILE_SPACE] == space.encode():
+        options["icc_profile"] = profile
+    return options
+
+
+def _renamed(name: str, key: str, codec: str) -> str:
+    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
+    dot = name.rfind(".")
+    stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
+    return f"{stem}.{SUFFIX[codec]}" if name else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from readers.layout import FORMATS
+from packer.formats import resolve_format
 from readers.names import SplitName
 from readers.units import parse_size
 
@@ -12,30 +12,16 @@ __all__ = [
     "CHECKS",
     "CODECS",
     "DECODES",
-    "FORMAT_ALIASES",
     "ON_ERROR",
     "ConvertOptions",
     "Reencode",
-    "container_named",
     "parse_size",
 ]
 
 ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
-# What people call the formats otherwise.
-FORMAT_ALIASES = {"h5": "hdf5", "hdf": "hdf5", "tfrecords": "tfrecord", "webdataset": "tar", "wds": "tar"}
 CODECS = ("keep", "jpeg", "png", "webp")
-
-
-def container_named(text: str) -> str:
-    """The name of a format, which may be in capitals, or one of FORMAT_ALIASES; ValueError for none."""
-    folded = str(text).strip().casefold()
-    found = FORMAT_ALIASES.get(folded, folded)
-    if found not in FORMATS:
-        aliases = ", ".join(f"{alias} for {name}" for alias, name in FORMAT_ALIASES.items())
-        raise ValueError(f"to must be one of {', '.join(FORMATS)} ({aliases}), not {text!r}")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +66,8 @@ class ConvertOptions:
     decode: str = "RGB"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "to", resolve_format(self.to))
         for name, value, known in (
-            ("to", self.to, FORMATS),
             ("on_error", self.on_error, ON_ERROR),
             ("check", self.check, CHECKS),
             ("decode", self.decode, DECODES),

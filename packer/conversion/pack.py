@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from cache.files import Folder
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
+from packer.conversion.left_out import set_aside
 from packer.conversion.options import ConvertOptions
-from packer.conversion.quarantine import set_aside
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import PickledSlice, Slice, Source, SourceReader, StrayReader
+from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from packer.watch import Counter
 from readers.errors import BadSampleError, OutputError, SourceError
@@ -45,7 +44,7 @@ class ShardTask:
 
     source: Source
     spec: ShardSpec
-    blocks: tuple[PickledSlice, ...]
+    samples: SomeSamples
     options: ConvertOptions
     skip_strays: bool
     out: Path
@@ -107,8 +106,8 @@ class _Packing:
     def run(self, writer: ShardWriter) -> None:
         arena = Arena(writer.flush)
         with self._task.source.open() as reader:
-            for block in self._task.blocks:
-                self._run_block(Slice(*pickle.loads(block)), reader, arena, writer)
+            for block in self._task.samples.slices():
+                self._run_block(block, reader, arena, writer)
 
     def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena, writer: ShardWriter) -> None:
         counter = self._counter

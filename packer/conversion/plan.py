@@ -15,16 +15,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packer.conversion.images import check_new_names
 from packer.conversion.options import ConvertOptions
-from packer.conversion.reencode import check_new_names
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.errors import BadNameError, SourceError
 from readers.names import FieldName, SplitName
+from readers.strings import repeated
 
 __all__ = ["Plan", "PlannedShard", "check_listing", "cut", "make_plan"]
 
 _VERSION = 1
+_BLOCK = 4096
 _LARGE_SHARD_BYTES = 1 << 30
 _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
@@ -67,13 +69,13 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
-        sizes = np.array(part.bytes, np.int64)
-        if options.reencode is not None and part.names:
-            check_new_names([names[0] for names in part.names], part.keys, options.reencode, split)
+        sizes = part.bytes
+        if options.reencode is not None and len(part):
+            check_new_names(part.names.columns[0], part.keys, options.reencode, split)
         order = None
         if options.shuffle is not None:
             # RandomState's stream is frozen for good, that of Generator is not (NEP 19).
-            order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64)
+            order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64, copy=False)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
         specs[split] = ShardSpec(split, listing.fields, listing.classes, options.label_offset, len(bounds) - 1)
@@ -126,19 +128,23 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():
         digest.update(json.dumps([name, part.root, len(part)]).encode())
-        for texts in (part.keys, itertools.chain.from_iterable(part.names)):
-            digest.update("\0".join(texts).encode())
+        for texts in (iter(part.keys), itertools.chain.from_iterable(part.names)):
+            separator = ""
+            while block := list(itertools.islice(texts, _BLOCK)):
+                digest.update((separator + "\0".join(block)).encode())
+                separator = "\0"
         for numbers in (part.labels, part.bytes, part.stamps):
-            digest.update(np.array(numbers, np.int64).tobytes())
+            for first in range(0, len(part), _BLOCK):
+                digest.update(numbers[first : first + _BLOCK].astype(np.int64).tobytes())
     return digest.hexdigest()
 
 
 def check_listing(listing: SplitListing, where: str) -> None:
     """Refuse keys that occur twice: a container keeps one sample per key."""
-    if len(set(listing.keys)) == len(listing.keys):
-        return
     seen: dict[str, int] = {}
-    for i, key in enumerate(listing.keys):
-        if key in seen:
-            raise SourceError(f"{where}: samples {seen[key]} and {i} have the same key {key!r}; keys must be unique")
-        seen[key] = i
+    for i in repeated(listing.keys, len(listing)).tolist():
+        first = seen.setdefault(listing.keys[i], i)
+        if first != i:
+            raise SourceError(
+                f"{where}: samples {first} and {i} have the same key {listing.keys[i]!r}; keys must be unique"
+            )

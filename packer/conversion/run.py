@@ -14,20 +14,19 @@ from typing import Any
 from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer.columns import PartMeta
-from packer.conversion.commit import commit
+from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, container_named, parse_size
+from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.conversion.replaced import replaced_set
-from packer.engines.garbage import no_search_for_cycles
-from packer.engines.local import run_shards
+from packer.engines.local import no_search_for_cycles, run_shards
 from packer.formats import format_named
 from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
-from packer.sources.base import SourceListing
+from packer.sources.base import SomeSamples, SourceListing
+from packer.uploading import convert_to_address
 from packer.version import VERSION
 from packer.watch import Silent, Watcher
 from readers.errors import OutputError, SourceError
@@ -101,33 +100,6 @@ def convert(
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
-    to = container_named(to)
-    if output is not None and is_remote(output):
-        from packer.remote_output import convert_to_address
-
-        return convert_to_address(
-            source,
-            to,
-            str(output),
-            split=split,
-            shard_size=shard_size,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            shuffle=shuffle,
-            on_error=on_error,
-            check=check,
-            decode=decode,
-            reencode=reencode,
-            label_offset=label_offset,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            work=work,
-            watcher=watcher,
-        )
-    if output is not None:
-        local_output(output)
-    if work is not None:
-        raise ValueError("work is for an output at an address; a local output is made where it stays")
     options = ConvertOptions(
         to=to,
         split=split,
@@ -140,12 +112,19 @@ def convert(
         reencode=reencode,
         label_offset=label_offset,
     )
-    opened = _opened(source)
-    out = Path(output) if output is not None else Path(default_output_name(opened, to))
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    conversion = _Conversion(opened, out, options, workers or usable_cpus(), watcher or Silent())
-    return conversion.run(overwrite, dry_run)
+    opened, seen = _opened(source), watcher or Silent()
+
+    def converted(out: Path, overwrite: bool) -> ConvertResult:
+        return _Conversion(opened, out, options, workers or usable_cpus(), seen).run(overwrite, dry_run)
+
+    if output is not None and is_remote(output):
+        return convert_to_address(converted, str(output), work=work, overwrite=overwrite, dry_run=dry_run, watcher=seen)
+    if work is not None:
+        raise ValueError("work is for an output at an address; a local output is made where it stays")
+    out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
+    return converted(out, overwrite)
 
 
 def _opened(source: str | os.PathLike[str] | Source) -> Source:
@@ -235,7 +214,7 @@ class _Conversion:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size)
+            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size, self._source)
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
@@ -244,7 +223,7 @@ class _Conversion:
         return ShardTask(
             source=self._source,
             spec=plan.specs[shard.split],
-            blocks=listing.splits[shard.split].blocks(shard.indices),
+            samples=SomeSamples(listing.splits[shard.split], shard.indices),
             options=self._options,
             skip_strays=listing.skip_strays,
             out=journal.out,

@@ -1,48 +1,156 @@
-"""The container formats: one file each, found by name. Importing this loads none of them."""
+"""The container formats: a registry of entries, each of them one file. Importing this loads none of these.
+
+Another package adds a format through the entry point `packer.formats` (see `packer.registry`).
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from packer.formats.base import Format
 from packer.formats.checksum import starts_record
 from packer.formats.window import Window
+from packer.registry import HEAD_BYTES, Entry, Registry
 from readers.errors import FormatError, NotFlatError
-from readers.layout import FORMATS
 
-__all__ = ["FORMATS", "format_named", "format_of_file"]
+__all__ = [
+    "REGISTRY",
+    "FormatEntry",
+    "format_aliases",
+    "format_named",
+    "format_of_file",
+    "format_of_head",
+    "resolve_format",
+    "writable_formats",
+]
 
-_HEAD_BYTES = 512
-_MAGIC = {"hdf5": b"\x89HDF\r\n\x1a\n"}
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatEntry(Entry):
+    """A container format.
+
+    aliases: what people call it otherwise.
+    name_part: is in the names of its files, which need not end in a suffix.
+    without_suffix: whether a file without any suffix is taken for one, where its content says nothing.
+    may_be: whether a file that is only called like these could be one, by its first bytes.
+    writes: whether `packer convert` can write it.
+    """
+
+    aliases: tuple[str, ...] = ()
+    name_part: str = ""
+    without_suffix: bool = False
+    may_be: Callable[[bytes], bool] | None = field(default=None, compare=False)
+    writes: bool = True
+
+    def is_name(self, name: str) -> bool:
+        return super().is_name(name) or (bool(self.name_part) and self.name_part in name.lower())
+
+
+def _may_be_tar(head: bytes) -> bool:
+    return len(head) == HEAD_BYTES or not head.strip(b"\0")
+
+
+REGISTRY = Registry(
+    "packer.formats",
+    FormatEntry,
+    (
+        FormatEntry(
+            name="hdf5",
+            title="an HDF5 file",
+            home="packer.formats.hdf5:FORMAT",
+            magic=((0, b"\x89HDF\r\n\x1a\n"),),
+            suffixes=(".h5", ".hdf5", ".hdf", ".he5"),
+            aliases=("h5", "hdf"),
+        ),
+        FormatEntry(
+            name="tfrecord",
+            title="a TFRecord file",
+            home="packer.formats.tfrecord:FORMAT",
+            claims=starts_record,
+            suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
+            name_part="tfrecord",
+            without_suffix=True,
+            aliases=("tfrecords",),
+        ),
+        FormatEntry(
+            name="tar",
+            title="a WebDataset tar",
+            home="packer.formats.tar:FORMAT",
+            magic=((257, b"ustar"),),
+            suffixes=(".tar",),
+            may_be=_may_be_tar,
+            aliases=("webdataset", "wds"),
+        ),
+        FormatEntry(
+            name="recordio",
+            title="an MXNet RecordIO file",
+            home="packer.formats.recordio:FORMAT",
+            magic=((0, b"\x0a\x23\xd7\xce"),),
+            suffixes=(".rec",),
+            writes=False,
+        ),
+    ),
+)
 
 
 def format_named(name: str) -> Format:
-    """The format called "hdf5", "tfrecord" or "tar". Raises FormatError for any other name."""
-    if name not in FORMATS:
-        raise FormatError(f"no format {name!r}; there are {', '.join(FORMATS)}")
-    return cast(Format, import_module(f"packer.formats.{name}").FORMAT)
+    """The format of this name: "hdf5", "tfrecord", "tar", …. Raises FormatError for any other name."""
+    entry = REGISTRY.get(name)
+    if entry is None:
+        raise FormatError(f"no format {name!r}; there are {', '.join(REGISTRY.names())}")
+    return cast(Format, entry.load())
+
+
+def writable_formats() -> tuple[str, ...]:
+    """The names of the formats that can be written."""
+    return tuple(entry.name for entry in REGISTRY if entry.writes)
+
+
+def resolve_format(text: str) -> str:
+    """The name of a format to write, which may be in capitals, or an alias; ValueError for none."""
+    folded = str(text).strip().casefold()
+    for entry in REGISTRY:
+        if folded in (entry.name, *entry.aliases) and entry.writes:
+            return entry.name
+    raise ValueError(f"to must be one of {', '.join(writable_formats())} ({format_aliases()}), not {text!r}")
+
+
+def format_aliases() -> str:
+    """Other names of formats, for a message."""
+    return ", ".join(f"{alias} for {entry.name}" for entry in REGISTRY if entry.writes for alias in entry.aliases)
 
 
 def format_of_file(path: Path) -> Format:
-    """The format of a shard, by its content and, for TFRecord (which has no signature), its name.
+    """The format of a shard, by its content, and where that says nothing, by its name.
 
     Raises FormatError where it is none that we know, and says what it is where that is plain.
     """
     with Window(path) as window:
-        head = window.read(0, min(_HEAD_BYTES, window.size))
-    if head.startswith(_MAGIC["hdf5"]):
-        return format_named("hdf5")
-    if head[257:262] == b"ustar":
-        return format_named("tar")
-    if head[:2] == b"\x1f\x8b" and not starts_record(head):
+        head = window.read(0, min(HEAD_BYTES, window.size))
+    if head.startswith(_GZIP) and REGISTRY.of_content(head) is None:
         raise NotFlatError(
             f"{path}: compressed with gzip, so no sample is one byte range; run  packer convert {path} "
             f"--to tfrecord|tar|hdf5"
         )
-    if "tfrecord" in path.name.lower() or not path.suffix:
-        return format_named("tfrecord")
-    if path.suffix == ".tar" and (not head.strip(b"\0") or len(head) == 512):
-        return format_named("tar")
-    raise FormatError(f"{path}: neither HDF5, tar nor TFRecord, by its content or its name")
+    entry = format_of_head(head, path.name)
+    if entry is None:
+        *titles, last = (known.title for known in REGISTRY)
+        raise FormatError(f"{path}: neither {', '.join(titles)} nor {last}, by its content or its name")
+    return cast(Format, entry.load())
+
+
+def format_of_head(head: bytes, name: str) -> FormatEntry | None:
+    """The format of a file that begins with `head` and is called `name`; None for none that is known."""
+    found = REGISTRY.of_content(head)
+    if found is not None:
+        return found
+    for entry in REGISTRY:
+        called_so = entry.is_name(name) or (entry.without_suffix and "." not in name)
+        if called_so and (entry.may_be is None or entry.may_be(head)):
+            return entry
+    return None

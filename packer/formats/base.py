@@ -1,22 +1,31 @@
-"""What a format promises: it writes a shard, and it locates the samples of a shard that somebody else wrote.
+"""What a format promises: it locates the samples of a shard that anybody wrote, and, most of them, writes shards.
 
-The law, tested for each format: what the writer says it wrote is what `locate` finds in the file, and reading a
-range gives the payload. That is why shards can be adopted without a copy and any index can be rebuilt.
+The law, tested for each format that writes: what the writer says it wrote is what `locate` finds in the file, and
+reading a range gives the payload. That is why shards can be adopted without a copy and any index can be rebuilt.
 
-A format is one file with one object, listed in `packer.formats`; a new one touches nothing else.
+`locate` is the one place where a foreign layout is understood: `packer index` adopts what it finds, and `packer
+convert` packs it (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion asks
+with `lenient`, which also finds what has no flat byte range.
+
+A format is one file with one subclass of `Format`, and an entry in the registry of `packer.formats`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from packer.formats.window import Window
+from readers.errors import BadNameError, FormatError
 from readers.headers import ImageHeader
 from readers.layout import DatasetInfo
-from readers.sample import Buffer
+from readers.names import FieldName
+from readers.sample import NO_LABEL, Buffer
 
 __all__ = [
     "Format",
@@ -24,10 +33,15 @@ __all__ = [
     "Located",
     "PackedSample",
     "Payloads",
+    "PlaceReader",
     "ShardSpec",
     "ShardWriter",
+    "WalkedFormat",
     "WrittenShard",
+    "is_field",
+    "key_by_number",
     "locate_options",
+    "without_offset",
 ]
 
 
@@ -85,6 +99,11 @@ class Located(NamedTuple):
     """One sample found in a shard: ranges[field] = (offset, length) in bytes, names[field] = original file name.
 
     class_name: of the label, where the shard says it.
+    split: the one that the shard puts the sample in, "" where it names none.
+    left_behind: what the shard says of the sample that no field keeps.
+    fault: why the sample cannot be had, under `lenient`.
+    place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
+    it, and about how many bytes it has.
     """
 
     key: str
@@ -92,6 +111,11 @@ class Located(NamedTuple):
     ranges: dict[str, tuple[int, int]]
     names: dict[str, str]
     class_name: str = ""
+    split: str = ""
+    left_behind: tuple[str, ...] = ()
+    fault: str = ""
+    place: tuple[Any, ...] | None = None
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +123,11 @@ class LocateOptions:
     """How to read a shard made elsewhere. None takes the format's usual names.
 
     image_key, label_key: a tar extension (several joined by ";"), a tf.train.Example feature or an HDF5 data set.
-    extra_fields: further field name -> key in the shard. label_offset is subtracted from what the shard holds.
+    extra_fields: further field name -> key in the shard.
+    label_offset: is subtracted from what the shard holds.
     check_payload: also verify the format's own checksums of the payload.
+    lenient: give samples that are damaged with their `fault`, and those that are not flat with their `place`, rather
+    than raise.
     """
 
     image_key: str | None = None
@@ -108,12 +135,34 @@ class LocateOptions:
     extra_fields: Mapping[str, str] = field(default_factory=dict)
     label_offset: int = 0
     check_payload: bool = False
+    lenient: bool = False
 
 
 def locate_options(info: DatasetInfo) -> LocateOptions:
     """How the shards of a set are read."""
     keys = info.adopted
     return LocateOptions(keys.image_key, keys.label_key, keys.fields, info.label_offset)
+
+
+def without_offset(stored: int, options: LocateOptions) -> int:
+    """The label that a shard stores as `stored`."""
+    return NO_LABEL if stored == NO_LABEL else stored - options.label_offset
+
+
+def is_field(name: str) -> bool:
+    """Whether what a foreign shard calls a field can be the name of one in every container."""
+    try:
+        return FieldName(name) == name.lower()
+    except BadNameError:
+        return False
+
+
+def key_by_number(path: Path, number: int) -> str:
+    """The key of a sample whose shard gives it none."""
+    name = path.name
+    for suffix in (".gz", ".bz2", ".xz", ".zst"):
+        name = name.removesuffix(suffix)
+    return f"{Path(name).stem}/{number:08d}"
 
 
 class ShardWriter(Protocol):
@@ -131,19 +180,54 @@ class ShardWriter(Protocol):
         """Close and remove the unfinished file."""
 
 
-class Format(Protocol):
-    """One container format."""
+class PlaceReader(Protocol):
+    """Reads images that are not one byte range."""
+
+    def read(self, place: tuple[Any, ...]) -> Buffer:
+        """The image at a `Located.place`. Raises BadSampleError."""
+
+
+class Format(ABC):
+    """One container format. Only `locate` has to be there; what can be written has `shard_name` and `open_writer`."""
 
     name: str
 
-    def shard_name(self, split: str, number: int, count: int) -> str:
-        """File name of shard `number` of `count`."""
-
-    def open_writer(self, path: Path, spec: ShardSpec) -> ShardWriter:
-        """Start a new file at `path`, which must not exist."""
-
+    @abstractmethod
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         """Find every sample, in file order. Raises FormatError (broken) or NotFlatError (no flat byte ranges)."""
 
+    def shard_name(self, split: str, number: int, count: int) -> str:
+        """File name of shard `number` of `count`."""
+        raise FormatError(f"{self.name} shards are read, not written")
+
+    def open_writer(self, path: Path, spec: ShardSpec) -> ShardWriter:
+        """Start a new file at `path`, which must not exist."""
+        raise FormatError(f"{self.name} shards are read, not written")
+
     def describe(self, path: Path) -> ShardSpec | None:
         """What the file itself says about the set; None where the format or the file carries no such record."""
+        return None
+
+    def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
+        """The splits that a file made elsewhere names for its samples; none: it is one split, whatever it is called."""
+        return ()
+
+    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
+        """(name, reason) of what in the file should hold a sample and does not."""
+        return []
+
+    def open_places(self, path: Path) -> AbstractContextManager[PlaceReader]:
+        """A reader of the images that `locate` gave with a place."""
+        raise FormatError(f"{path}: {self.name} has no samples but flat ones")
+
+
+class WalkedFormat(Format):
+    """A format that is walked from front to back, so that a compressed file of it can be walked too."""
+
+    def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
+        with Window(path) as window:
+            yield from self.walk(window, options)
+
+    @abstractmethod
+    def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
+        """`locate` in an open file, whose size may not be known; reads forward only."""

@@ -23,6 +23,7 @@ __all__ = [
     "int64_feature",
     "open_bytes_feature",
     "varint",
+    "varint_at",
     "walk",
 ]
 
@@ -141,10 +142,10 @@ def _int64_values(data: memoryview, start: int, stop: int) -> list[int]:
         if number != 1:
             continue
         if wire == 0:
-            values.append(_signed(_varint(data, a, b)[0]))
+            values.append(_signed(varint_at(data, a, b)[0]))
         elif wire == 2:
             while a < b:
-                value, a = _varint(data, a, b)
+                value, a = varint_at(data, a, b)
                 values.append(_signed(value))
                 if len(values) > _MAX_VALUES:
                     raise FormatError(f"more than {_MAX_VALUES} values in one feature")
@@ -156,16 +157,16 @@ def _signed(value: int) -> int:
 
 
 def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, int, int]]:
-    """(field number, wire type, start, stop) of every field in [position, stop)."""
+    """(field number, wire type, start, stop) of every field in [position, stop). Raises FormatError."""
     found = []
     while position < stop:
-        tag, position = _varint(data, position, stop)
+        tag, position = varint_at(data, position, stop)
         number, wire = tag >> 3, tag & 7
         start = position
         if wire == 0:
-            _, position = _varint(data, position, stop)
+            _, position = varint_at(data, position, stop)
         elif wire == 2:
-            length, start = _varint(data, position, stop)
+            length, start = varint_at(data, position, stop)
             position = start + length
         elif wire == 1:
             position += 8
@@ -181,7 +182,8 @@ def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, 
     return found
 
 
-def _varint(data: memoryview, position: int, stop: int) -> tuple[int, int]:
+def varint_at(data: memoryview, position: int, stop: int) -> tuple[int, int]:
+    """(value, where it ends) of the number at `position`. Raises FormatError where it is too long or cut off."""
     value = shift = 0
     while position < stop:
         byte = data[position]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cache.files import sync_file
 from cache.page import write_behind
 from packer.formats.checksum import JoinedChecksum
 from readers.sample import Buffer
@@ -74,7 +75,7 @@ class GatherFile:
     def sync_and_close(self) -> None:
         """Flush, have the file on the disk, close it."""
         self.flush()
-        os.fsync(self.descriptor)
+        sync_file(self.descriptor)
         self.close()
 
     def close(self) -> None:

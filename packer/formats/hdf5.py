@@ -20,6 +20,8 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,19 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
+from packer.formats.base import Format, Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.checksum import crc32c_combine
 from packer.formats.gather import GatherFile
-from packer.formats.hdf5_flat import as_text, flat_start, read_column, read_strings
-from packer.formats.hdf5_foreign import locate_foreign
-from packer.formats.hdf5_guard import refuse_other_files, translated
-from packer.formats.texts import Texts
+from packer.formats.hdf5_foreign import locate_foreign, splits_of
+from packer.formats.hdf5_guard import (
+    Hdf5Places,
+    as_text,
+    flat_start,
+    read_column,
+    read_strings,
+    refuse_other_files,
+    translated,
+)
 from readers.errors import FormatError
 from readers.index import ABSENT
 from readers.sample import NO_LABEL
@@ -44,6 +52,8 @@ __all__ = ["FORMAT", "Hdf5Format"]
 _DATA_START = 4096  # of the first data set, by the alignment we ask for; checked on every shard
 _SMALL_BYTES = _DATA_START  # smaller data sets are not aligned: h5py writes them itself
 _COPY_BYTES = 8 << 20
+_CHUNK_CACHE_BYTES = 64 << 20
+_BLOCK_TEXTS = 4096
 _ATTRIBUTE_BYTES = 60_000  # an attribute must stay under 64 KiB
 _VERSION = 1
 
@@ -60,8 +70,8 @@ class Hdf5Writer:
         }
         self._fields = tuple(self._files.items())
         self._payloads = {name: Payloads() for name in spec.fields}
-        self._names = {name: Texts() for name in spec.fields}
-        self._keys = Texts()
+        self._names = {name: _Texts() for name in spec.fields}
+        self._keys = _Texts()
         self._labels = array("q")
 
     def add(self, sample: PackedSample) -> None:
@@ -204,7 +214,7 @@ def _fixed_list(texts: Iterable[str]) -> npt.NDArray[Any]:
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded), default=0) or 1))
 
 
-def _write_strings(group: Any, name: str, texts: Texts) -> None:
+def _write_strings(group: Any, name: str, texts: _Texts) -> None:
     data = texts.array(h5py.string_dtype("utf-8", texts.width))
     options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if len(data) else {}
     group.create_dataset(name, data=data, dtype=data.dtype, **options)
@@ -225,7 +235,49 @@ def _copy(source: int, source_offset: int, target: int, target_offset: int, leng
     return crc
 
 
-class Hdf5Format:
+class _Texts:
+    """Many short strings on their way into a table: a list that only grows, and keeps bytes, not Python objects."""
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._blocks: list[npt.NDArray[np.bytes_]] = []
+        self._recent: list[bytes] = []
+
+    def append(self, text: str) -> None:
+        self._recent.append(text.encode())
+        if len(self._recent) == _BLOCK_TEXTS:
+            self._compact()
+
+    def __bool__(self) -> bool:
+        """Whether any text is not empty."""
+        self._compact()
+        return any(bool(block.any()) for block in self._blocks)
+
+    @property
+    def width(self) -> int:
+        """Bytes of the longest text, at least 1."""
+        self._compact()
+        return self._width
+
+    def array(self, dtype: Any) -> npt.NDArray[Any]:
+        """All texts in one array of `dtype`, a fixed-length string type of at least `width` bytes."""
+        self._compact()
+        out = np.zeros(sum(map(len, self._blocks)), dtype)
+        position = 0
+        for block in self._blocks:
+            out[position : position + len(block)] = block
+            position += len(block)
+        return out
+
+    def _compact(self) -> None:
+        if self._recent:
+            block = np.array(self._recent, np.bytes_)
+            self._width = max(self._width, block.dtype.itemsize)
+            self._blocks.append(block)
+            self._recent = []
+
+
+class Hdf5Format(Format):
     """HDF5 with flat data sets."""
 
     name = "hdf5"
@@ -245,15 +297,36 @@ class Hdf5Format:
             spec = _describe(file, path)
             if spec is None or options.image_key:
                 refuse_other_files(file, path)
-                yield from locate_foreign(file, path, options)
+                yield from locate_foreign(file, path, options, [])
             else:
                 yield from _locate_ours(file, path, spec)
 
+    def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
+        with translated(path), _open(path) as file:
+            refuse_other_files(file, path)
+            return splits_of(file, path, options)
 
-def _open(path: Path) -> Any:
+    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
+        with translated(path), _open(path) as file:
+            nowhere = [(name, "a soft link that leads nowhere") for name in refuse_other_files(file, path)]
+            beside: list[tuple[str, str]] = []
+            for _ in locate_foreign(file, path, replace(options, lenient=True), beside):
+                pass
+            return beside + nowhere
+
+    @contextmanager
+    def open_places(self, path: Path) -> Iterator[Hdf5Places]:
+        with translated(path), _open(path, _CHUNK_CACHE_BYTES) as file:
+            yield Hdf5Places(file, path)
+
+
+def _open(path: Path, cache_bytes: int | None = None) -> Any:
     if not path.is_file():  # HDF5 would wait for ever at the end of a named pipe
         raise FormatError(f"{path}: cannot be opened: missing, or not a regular file")
-    return h5py.File(path, "r", locking=False)
+    try:
+        return h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be opened as HDF5, damaged or truncated: {error}") from error
 
 
 def _describe(file: Any, path: Path) -> ShardSpec | None:

@@ -3,11 +3,14 @@
 An HDF5 file may say that a part of it lies elsewhere: behind an external link, in the raw files of a data set with
 external storage, or in the sources of a virtual data set. HDF5 opens these as soon as it is asked for a shape or a
 value, whoever wrote their names, and waits for ever where one is a named pipe. So links and creation properties,
-which lie in the file itself, are looked at first, and such a file is refused.
+which are in the file itself, are looked at first, and such a file is refused. Then: which data sets are one flat byte
+range, reading the small tables beside them, and the images that are not flat.
 """
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +20,23 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from packer.formats.hdf5_flat import as_text
-from readers.errors import FormatError, NotFlatError, PackerError
+from readers.errors import BadSampleError, FormatError, NotFlatError, PackerError
 
-__all__ = ["DAMAGED", "check_claim", "check_data_set", "read_table", "refuse_other_files", "translated"]
+__all__ = [
+    "Hdf5Places",
+    "as_text",
+    "check_claim",
+    "flat_start",
+    "not_flat",
+    "read_column",
+    "read_strings",
+    "read_table",
+    "refuse_other_files",
+    "translated",
+]
 
 # What h5py raises over a damaged file depends on which byte is damaged; all of it means the same.
-DAMAGED = (
+_DAMAGED = (
     *(ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, LookupError, MemoryError),
     *(OSError, RuntimeError, SystemError, TypeError, ValueError),
 )
@@ -41,7 +54,7 @@ def translated(path: Path) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise FormatError(f"{path}: needs more memory than there is; it may claim more data than it holds") from error
-    except DAMAGED as error:
+    except _DAMAGED as error:
         raise FormatError(
             f"{path}: HDF5 cannot read it, damaged or truncated: {error or type(error).__name__}"
         ) from error
@@ -86,7 +99,7 @@ def _leads_nowhere(file: Any, name: str, path: Path) -> bool:
         raise FormatError(f"{path}: /{name} is a soft link that leads back to itself") from error
 
 
-def check_data_set(data: Any, path: Path) -> None:
+def _check_data_set(data: Any, path: Path) -> None:
     """Raise NotFlatError where the bytes of a data set lie in other files. Does not ask for its shape."""
     found = _elsewhere(data, path)
     if found:
@@ -129,3 +142,92 @@ def read_table(data: Any, path: Path) -> npt.NDArray[Any]:
     """All values of a small data set: numbers or strings."""
     check_claim(data, path)
     return np.asarray(data[:])
+
+
+def as_text(value: Any) -> str:
+    """An HDF5 string, which h5py gives as bytes or str."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def flat_start(data: Any, path: Path) -> int:
+    """First byte in the file of contiguous, unfiltered bytes: 1-D uint8, or an opaque scalar.
+
+    Raises NotFlatError with the reason.
+    """
+    opaque = data.shape == () and data.dtype.kind == "V" and data.dtype.names is None
+    if not opaque and (data.dtype != np.uint8 or data.ndim != 1):
+        raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, not 1-D uint8"))
+    if data.file.filename != os.fspath(path):
+        raise NotFlatError(not_flat(data, path, f"is a link into another file, {data.file.filename},"))
+    if data.chunks is not None:
+        how = f"is chunked with {data.compression}" if data.compression else "is chunked"
+        raise NotFlatError(not_flat(data, path, how))
+    if data.id.get_create_plist().get_external_count():
+        raise NotFlatError(not_flat(data, path, "lies in an external file"))
+    offset = data.id.get_offset()
+    if offset is None:
+        if data.size == 0:
+            return 0
+        raise NotFlatError(not_flat(data, path, "has no storage of its own (compact, or never written)"))
+    return int(offset)
+
+
+def not_flat(data: Any, path: Path, why: str) -> str:
+    return f"{path}: {data.name} {why}, so no sample is one byte range; run  packer convert {path} --to hdf5"
+
+
+def read_column(data: Any, n: int, path: Path) -> npt.NDArray[Any]:
+    """A one-dimensional data set of n numbers; FormatError for another shape."""
+    if data.shape != (n,):
+        raise FormatError(f"{path}: {data.name} has shape {data.shape}, expected ({n},)")
+    return np.asarray(data[:])
+
+
+def read_strings(data: Any) -> list[str]:
+    """A one-dimensional data set of strings."""
+    return [as_text(value) for value in data[:]]
+
+
+# --- images that are not flat ---
+class Hdf5Places:
+    """Reads the images of an open file."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        self._file, self._path = file, path
+        self._data_sets: dict[str, Any] = {}
+
+    def read(self, place: tuple[Any, ...]) -> bytes:
+        layout, name, *where = place
+        try:
+            if layout == "item":
+                value = np.asarray(self._data_set(name)[()])
+                return _png(value) if value.ndim == 3 else value.tobytes()
+            data = self._data_sets.get(name)
+            if data is None:
+                data = self._data_sets[name] = self._data_set(name)
+            if layout == "ranges":
+                return bytes(data[where[0] : where[1]].tobytes())
+            array = data[where[0]]
+            if layout == "elements":
+                return bytes(array.tobytes())
+            return _png(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
+        except PackerError:
+            raise
+        except _DAMAGED as error:
+            raise BadSampleError(f"cannot be read from {name}: {error or type(error).__name__}") from error
+
+    def _data_set(self, name: str) -> Any:
+        data = self._file[name]
+        _check_data_set(data, self._path)
+        return data
+
+
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """8-bit pixels [height, width] or [height, width, channels] as PNG, which is lossless."""
+    from PIL import Image
+
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    memory = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(memory, "PNG")
+    return memory.getvalue()

@@ -10,7 +10,14 @@ WebDataset splits a name at the first dot of its last component, so a stem must 
 break DALI's index, and names over 100 bytes need header extensions that several readers lack. Such a key gets a
 stem of its own (percent-escaped, or its BLAKE2b hash) and a `__name__` member that tells the real one. A file whose
 name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt. Behind
-the end of the archive stands what the shard says of its set: see `packer.formats.tar_record`.
+the end of the archive stands what the shard says of its set, where no reader of samples looks:
+
+    … members · two blocks of zeros · header of "__packer__" · the record · zeros up to a full tar record
+
+Every tar program stops at the two blocks of zeros; one that reads on (`tar --ignore-zeros`) finds a member of that
+name. The record has two lines. The first is a JSON object with split, fields, classes, label_offset and shards (how
+many the split has). The second, {"crc32c": "0a1b2c3d", "position": 12345}, has the CRC32C of the first and the byte at
+which the header is, so that a shard in which another shard is a member is not taken for that one.
 """
 
 from __future__ import annotations
@@ -24,14 +31,25 @@ from typing import Any
 
 from crc32c import crc32c
 
-from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
+from packer.formats.base import (
+    Located,
+    LocateOptions,
+    PackedSample,
+    Payloads,
+    ShardSpec,
+    WalkedFormat,
+    WrittenShard,
+    is_field,
+    without_offset,
+)
 from packer.formats.gather import GatherFile
-from packer.formats.tar_record import end_with_record, read_record
-from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, member_header, walk
+from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
 from packer.formats.window import Window
-from readers.errors import FormatError
+from readers.errors import BadNameError, FormatError
 from readers.headers import SUFFIX
 from readers.index import ABSENT
+from readers.layout import FIELD_KINDS
+from readers.names import FieldName, SplitName
 from readers.sample import NO_LABEL, Buffer
 
 __all__ = ["FORMAT", "TarFormat", "member_stem", "sample_members"]
@@ -44,6 +62,10 @@ _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdatase
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
 _MAX_NAME_MEMBER_BYTES = 1 << 20
+_RECORD_NAME = b"__packer__"
+_TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
+_LAST_LINE = re.compile(rb'\n\{"crc32c": "([0-9a-f]{8})", "position": ([0-9]{1,18})\}\n\Z')
+_MAX_RECORD_BYTES = 1 << 30
 _ZEROS = bytes(BLOCK_BYTES)
 _LONGEST_EXTENSION_BYTES = 24
 
@@ -133,7 +155,7 @@ class TarWriter:
         self._file.flush()
 
     def finish(self) -> WrittenShard:
-        end = end_with_record(self._file.position, self._spec)
+        end = _end_with_record(self._file.position, self._spec)
         self._file.checksum.add(end)
         self._file.append((end,), len(end))
         self._file.sync_and_close()
@@ -167,7 +189,7 @@ def _name_payload(sample: PackedSample, fields: tuple[tuple[str, str], ...]) -> 
     return json.dumps({"key": sample.key, "names": names}, ensure_ascii=False).encode()
 
 
-class TarFormat:
+class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
@@ -179,26 +201,25 @@ class TarFormat:
         return TarWriter(path, spec)
 
     def describe(self, path: Path) -> ShardSpec | None:
-        return read_record(path)
+        return _read_record(path)
 
-    def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
-        with Window(path) as window:
-            stem, seen = "", set[str]()
-            group: list[tuple[str, Member]] = []
-            for member, member_stem_, extension in sample_members(window):
-                if member_stem_ != stem:
-                    if group:
-                        yield _sample(window, stem, group, options)
-                    if member_stem_ in seen:
-                        raise FormatError(
-                            f"{path}: the members of {member_stem_!r} are not adjacent (again at byte "
-                            f"{member.offset}); repack it with  packer convert"
-                        )
-                    seen.add(member_stem_)
-                    stem, group = member_stem_, []
-                group.append((extension, member))
-            if group:
-                yield _sample(window, stem, group, options)
+    def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
+        seen = set[str]()
+        group = _Group("", window, options)
+        for member, stem, extension in sample_members(window):
+            if stem != group.stem:
+                if group.members:
+                    yield group.sample()
+                if stem in seen:
+                    raise FormatError(
+                        f"{window.path}: the members of {stem!r} are not adjacent (again at byte {member.offset}); "
+                        f"repack it with  packer convert"
+                    )
+                seen.add(stem)
+                group = _Group(stem, window, options)
+            group.add(member, extension)
+        if group.members:
+            yield group.sample()
 
 
 def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
@@ -227,31 +248,46 @@ def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
         yield member, match[1], match[2].lower()
 
 
-def _sample(window: Window, stem: str, group: list[tuple[str, Member]], options: LocateOptions) -> Located:
-    members: dict[str, Member] = {}
-    for extension, member in group:
-        if extension in members:
+class _Group:
+    """The members of one sample. Labels and names are read as they come, since a stream cannot go back."""
+
+    def __init__(self, stem: str, window: Window, options: LocateOptions) -> None:
+        self.stem, self.members = stem, dict[str, Member]()
+        self._window, self._options = window, options
+        self._label = NO_LABEL
+        self._key: str = stem
+        self._names: dict[str, str] | None = None  # of a sample that says them
+
+    def add(self, member: Member, extension: str) -> None:
+        if extension in self.members:
             raise FormatError(
-                f"{window.path}: sample {stem!r} has two members .{extension} (at byte {member.offset}): a dot in "
-                f"a file name splits it wrongly; repack the originals with  packer convert"
+                f"{self._window.path}: sample {self.stem!r} has two members .{extension} (at byte {member.offset}): a "
+                f"dot in a file name splits it wrongly; repack the originals with  packer convert"
             )
-        members[extension] = member
-    label = NO_LABEL
-    label_member = members.pop(options.label_key or _LABEL_EXTENSION, None)
-    if label_member is not None:
-        label = _label(window, label_member) - options.label_offset
-    named = _NAME_EXTENSION in members
-    key, names = _read_name(window, members.pop(_NAME_EXTENSION, None), stem)
-    ranges = {}
-    image_extension = next((e for e in (options.image_key or IMAGE_EXTENSIONS).split(";") if e in members), None)
-    for extension, member in members.items():
-        field = "image" if extension == image_extension else _field_of(extension, options)
-        if field in ranges:
-            raise FormatError(f"{window.path}: sample {stem!r} has two members for the field {field!r}")
-        ranges[field] = (member.offset, member.size)
-        if not named and not extension.endswith("json"):
-            names[field] = f"{key}.{member.name.rpartition('/')[2].split('.', 1)[1]}"
-    return Located(key, label, ranges, names)
+        self.members[extension] = member
+        if extension == (self._options.label_key or _LABEL_EXTENSION):
+            self._label = without_offset(_label(self._window, member), self._options)
+        elif extension == _NAME_EXTENSION:
+            self._key, self._names = _read_name(self._window, member)
+
+    def sample(self) -> Located:
+        options, ranges, names = self._options, dict[str, tuple[int, int]](), dict(self._names or {})
+        wanted = (options.image_key or IMAGE_EXTENSIONS).split(";")
+        image_extension = next((extension for extension in wanted if extension in self.members), None)
+        left_behind = []
+        for extension, member in self.members.items():
+            if extension in (options.label_key or _LABEL_EXTENSION, _NAME_EXTENSION):
+                continue
+            field = "image" if extension == image_extension else _field_of(extension, options)
+            if not is_field(field):
+                left_behind.append(extension)
+                continue
+            if field in ranges:
+                raise FormatError(f"{self._window.path}: sample {self.stem!r} has two members for the field {field!r}")
+            ranges[field] = (member.offset, member.size)
+            if self._names is None and not extension.endswith("json"):
+                names[field] = f"{self._key}.{member.name.rpartition('/')[2].split('.', 1)[1]}"
+        return Located(self._key, self._label, ranges, names, left_behind=tuple(left_behind))
 
 
 def _field_of(extension: str, options: LocateOptions) -> str:
@@ -281,9 +317,7 @@ def _label(window: Window, member: Member) -> int:
         ) from error
 
 
-def _read_name(window: Window, member: Member | None, stem: str) -> tuple[str, dict[str, str]]:
-    if member is None:
-        return stem, {}
+def _read_name(window: Window, member: Member) -> tuple[str, dict[str, str]]:
     if member.size > _MAX_NAME_MEMBER_BYTES:
         raise FormatError(f"{window.path}: {member.name!r} of {member.size} bytes is too large for a name")
     try:
@@ -296,6 +330,61 @@ def _read_name(window: Window, member: Member | None, stem: str) -> tuple[str, d
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"{window.path}: {member.name!r} at byte {member.offset} is no name: {error}") from error
     return key, names
+
+
+# --- what a shard says of its set ---
+def _end_with_record(position: int, spec: ShardSpec) -> bytes:
+    """The end of an archive of `position` bytes, with the record of its set."""
+    content = {
+        "split": spec.split,
+        "fields": dict(spec.fields),
+        "classes": list(spec.classes),
+        "label_offset": spec.label_offset,
+        "shards": spec.shards,
+    }
+    first = json.dumps(content, ensure_ascii=False).encode()
+    start = position + 2 * BLOCK_BYTES
+    record = first + b'\n{"crc32c": "%08x", "position": %d}\n' % (crc32c(first), start)
+    end = bytes(2 * BLOCK_BYTES) + member_header(_RECORD_NAME, len(record)) + record + bytes(-len(record) % BLOCK_BYTES)
+    return end + end_of_archive(position + len(end))
+
+
+def _read_record(path: Path) -> ShardSpec | None:
+    """What a shard says of its set; None where it says nothing. Raises FormatError where the record is damaged."""
+    with Window(path) as window:
+        tail_start = max(0, window.size - _TAIL_BYTES)
+        tail = window.read(tail_start, window.size - tail_start).rstrip(b"\0")
+        match = _LAST_LINE.search(tail)
+        if match is None:
+            return None
+        start, stop = int(match[2]), tail_start + match.start()
+        size = tail_start + len(tail) - start - BLOCK_BYTES
+        if not 0 < size < _MAX_RECORD_BYTES or start < 2 * BLOCK_BYTES:
+            return None
+        if window.read(start, BLOCK_BYTES) != member_header(_RECORD_NAME, size):
+            return None  # the record of a shard that is a member of this one
+        first = window.read(start + BLOCK_BYTES, stop - start - BLOCK_BYTES)
+    try:
+        if crc32c(first) != int(match[1], 16):
+            raise ValueError(f"its CRC32C is {crc32c(first):08x}, expected {match[1].decode()}")
+        return _spec(json.loads(first))
+    except (BadNameError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: what it says of its set at byte {start} is damaged: {error}; restore the shard, or adopt it "
+            f"without that by naming the image:  --image-key jpg"
+        ) from error
+
+
+def _spec(content: Any) -> ShardSpec:
+    fields: dict[str, str] = {FieldName(name): str(kind) for name, kind in content["fields"].items()}
+    classes, offset, shards = content["classes"], content["label_offset"], content["shards"]
+    if not fields or not set(fields.values()) <= set(FIELD_KINDS):
+        raise ValueError(f"fields are {fields!r:.80}")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError("classes are no list of names")
+    if not isinstance(offset, int) or abs(offset) >= 1 << 31 or not isinstance(shards, int) or shards < 0:
+        raise ValueError(f"label_offset is {offset!r:.40}, shards is {shards!r:.40}")
+    return ShardSpec(SplitName(content["split"]), fields, tuple(classes), offset, shards)
 
 
 FORMAT = TarFormat()

@@ -12,6 +12,10 @@
     <field>/encoded, /filename    further fields;  json: the `json` field
 
 The image comes last in a record, behind a short head that a walker reads at once.
+
+Of records made elsewhere, the image is the first of IMAGE_FEATURES, the label the first of LABEL_FEATURES, the name the
+first of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others.
+<field>/encoded is a field where its name can be that of one; the rest is left behind.
 """
 
 from __future__ import annotations
@@ -24,8 +28,19 @@ from struct import Struct
 import numpy as np
 from crc32c import crc32c
 
-from packer.formats.base import Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
-from packer.formats.checksum import crc32c_shift, masked_crc
+from packer.formats.base import (
+    Located,
+    LocateOptions,
+    PackedSample,
+    Payloads,
+    ShardSpec,
+    WalkedFormat,
+    WrittenShard,
+    is_field,
+    key_by_number,
+    without_offset,
+)
+from packer.formats.checksum import RECORD_HEAD_BYTES, crc32c_shift, masked_crc, starts_record
 from packer.formats.example import (
     Feature,
     bytes_feature,
@@ -46,9 +61,14 @@ __all__ = ["FORMAT", "TFRecordFormat", "record_ranges"]
 
 _LENGTH = Struct("<Q")
 _CRC = Struct("<I")
-_HEAD_BYTES = 12
 _COLORSPACE = {1: b"Grayscale", 3: b"RGB", 4: b"CMYK"}
-_MAX_RECORD_BYTES = 1 << 40
+_MAX_RECORD_BYTES = 1 << 31  # that of a protocol buffer
+_DERIVED = ("image/format", "image/height", "image/width", "image/channels", "image/colorspace", "image/key")
+
+IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "jpeg", "img")
+LABEL_FEATURES = ("image/class/label", "label", "class", "target")
+NAME_FEATURES = ("image/filename", "filename", "file_name")
+CLASS_FEATURES = ("image/class/synset", "image/class/text")
 
 
 class TFRecordWriter:
@@ -99,7 +119,7 @@ class TFRecordWriter:
         record_bytes = len(data) + length
         prefix = _LENGTH.pack(record_bytes)
         prefix += _CRC.pack(masked_crc(crc32c(prefix)))
-        position, crc = self._file.position + _HEAD_BYTES, 0
+        position, crc = self._file.position + RECORD_HEAD_BYTES, 0
         pieces: list[Buffer] = [prefix]
         for number, opening, payload in parts:
             data += opening
@@ -116,7 +136,7 @@ class TFRecordWriter:
         footer = _CRC.pack(masked_crc(crc))
         self._file.checksum.add(prefix, crc, record_bytes)
         self._file.checksum.add(footer)
-        self._file.append((*pieces, data, footer) if data else (*pieces, footer), _HEAD_BYTES + record_bytes + 4)
+        self._file.append((*pieces, data, footer) if data else (*pieces, footer), RECORD_HEAD_BYTES + record_bytes + 4)
 
     def _image_features(self, header: ImageHeader | None) -> bytes:
         if header is None:
@@ -154,7 +174,7 @@ class TFRecordWriter:
         self._file.abort()
 
 
-class TFRecordFormat:
+class TFRecordFormat(WalkedFormat):
     """TFRecords of tf.train.Example."""
 
     name = "tfrecord"
@@ -165,110 +185,147 @@ class TFRecordFormat:
     def open_writer(self, path: Path, spec: ShardSpec) -> TFRecordWriter:
         return TFRecordWriter(path, spec)
 
-    def describe(self, path: Path) -> ShardSpec | None:
-        return None
-
-    def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
-        with Window(path) as window:
-            for number, (start, length) in enumerate(record_ranges(window, options.check_payload)):
+    def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
+        for number, (start, length, fault) in enumerate(_records(window, options.check_payload)):
+            position = start - RECORD_HEAD_BYTES
+            if fault and not options.lenient:
+                raise FormatError(f"{window.path}: {fault}")
+            if fault:
+                yield Located(key_by_number(window.path, number), NO_LABEL, {}, {}, fault=fault)
+                continue
+            try:
                 data = memoryview(window.read(start, length))
-                try:
-                    yield _sample(window, data, start, number, path.stem, options)
-                except FormatError as error:
-                    raise FormatError(f"{path}: record {number} at byte {start - _HEAD_BYTES}: {error}") from error
+                sample = _sample(data, start, options, required=number == 0 or not options.lenient)
+            except FormatError as error:
+                raise FormatError(f"{window.path}: record {number} at byte {position}: {error}") from error
+            if "image" not in sample.ranges and options.lenient:
+                sample = sample._replace(fault=f"the record at byte {position} has no image")
+            yield sample if sample.key else sample._replace(key=key_by_number(window.path, number))
 
 
-def record_ranges(window: Window, check_payload: bool = False) -> Iterator[tuple[int, int]]:
+def record_ranges(window: Window) -> Iterator[tuple[int, int]]:
     """(start, length) of the data of each record; the record begins 12 bytes before and ends 4 after.
 
     Raises FormatError, NotFlatError.
     """
+    return ((start, length) for start, length, _ in _records(window, check_payload=False))
+
+
+def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, str]]:
+    """(start of the data, its length, what is wrong with it or "") of each record, the checksum of its length verified.
+
+    check_payload: verify that of the data too.
+    """
     position = 0
-    while position < window.size:
-        start, length = _record(window, position, check_payload)
-        yield start, length
+    while head := window.read_up_to(position, RECORD_HEAD_BYTES):
+        if len(head) < RECORD_HEAD_BYTES:
+            raise FormatError(f"{window.path}: ends inside the record at byte {position}: truncated?")
+        length, start = int(_LENGTH.unpack_from(head)[0]), position + RECORD_HEAD_BYTES
+        if not starts_record(head):
+            if position == 0 and head[:2] == b"\x1f\x8b":  # a length may look the same, but not with its checksum
+                raise NotFlatError(
+                    f"{window.path}: compressed with gzip, so no sample is one byte range; run  packer convert "
+                    f"{window.path} --to tfrecord"
+                )
+            raise FormatError(
+                f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or no TFRecord "
+                f"(a zlib-compressed one must be unpacked first)"
+            )
+        if start + length + 4 > window.size:
+            raise FormatError(
+                f"{window.path}: the record at byte {position} has {length} bytes, but the file ends at "
+                f"{window.size}: truncated?"
+            )
+        if length > _MAX_RECORD_BYTES:
+            raise FormatError(
+                f"{window.path}: the record at byte {position} has {length} bytes, too many for an Example"
+            )
+        fault = ""
+        if check_payload:
+            data = window.read(start, length + 4)
+            if masked_crc(crc32c(memoryview(data)[:length])) != _CRC.unpack_from(data, length)[0]:
+                fault = f"the record at byte {position} has a wrong checksum: damaged"
+        yield start, length, fault
         position = start + length + 4
 
 
-def _record(window: Window, position: int, check_payload: bool) -> tuple[int, int]:
-    """(start, length) of the data of the record at `position`, its length's checksum verified."""
-    head = window.read(position, _HEAD_BYTES)
-    length, stated = _LENGTH.unpack_from(head)[0], _CRC.unpack_from(head, 8)[0]
-    if masked_crc(crc32c(head[:8])) != stated:
-        if position == 0 and head[:2] == b"\x1f\x8b":  # a length may look the same, but not with its checksum
-            raise NotFlatError(
-                f"{window.path}: compressed with gzip, so no sample is one byte range; run  packer convert "
-                f"{window.path} --to tfrecord"
-            )
-        raise FormatError(
-            f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or no TFRecord "
-            f"(a zlib-compressed one must be unpacked first)"
-        )
-    if length > _MAX_RECORD_BYTES or position + _HEAD_BYTES + length + 4 > window.size:
-        raise FormatError(
-            f"{window.path}: the record at byte {position} has {length} bytes, but the file ends at "
-            f"{window.size}: truncated?"
-        )
-    if check_payload:
-        data = window.read(position + _HEAD_BYTES, length + 4)
-        if masked_crc(crc32c(memoryview(data)[:length])) != _CRC.unpack_from(data, length)[0]:
-            raise FormatError(f"{window.path}: the record at byte {position} has a wrong data checksum: damaged")
-    return position + _HEAD_BYTES, length
+def _sample(data: memoryview, start: int, options: LocateOptions, required: bool) -> Located:
+    """The sample in a record whose data lies at `start`; its key is "" where the record has none.
 
-
-def _sample(window: Window, data: memoryview, start: int, number: int, shard: str, options: LocateOptions) -> Located:
+    Raises FormatError where that is not an Example, or its label not one whole number, or where an image is `required`
+    and there is none.
+    """
     features = walk(data)
-    image_key = options.image_key or "image/encoded"
-    if image_key not in features and image_key != "image/encoded":
-        raise FormatError(f"no feature {image_key!r}; it has {', '.join(sorted(features)) or 'none'}")
-    if options.image_key is None and image_key not in features and not _ours(features):
-        raise FormatError(
-            f"no feature 'image/encoded'; it has {', '.join(sorted(features)) or 'none'}; "
-            f"name the image with  --image-key"
-        )
-    names: dict[str, str] = {}
-    ranges: dict[str, tuple[int, int]] = {}
-    wanted = {"image": image_key, **options.extra_fields}
-    for name, feature in features.items():
-        field = next((f for f, key in wanted.items() if key == name), "")
-        if not field and _field_of(name) not in wanted:  # where another feature was asked for, this one is not it
-            field = _field_of(name)
-        if name.endswith("/filename") and feature.ranges:
-            a, b = feature.ranges[0]
-            names[name[: -len("/filename")]] = str(data[a:b], "utf-8", "replace")
-        elif field and feature.ranges:
-            a, b = feature.ranges[0]
-            ranges[field] = (start + a, b - a)
-    label = NO_LABEL
-    label_feature = features.get(options.label_key or "image/class/label")
-    if label_feature and label_feature.values:
-        label = label_feature.values[0] - options.label_offset
-    elif options.label_key and not label_feature:
+    image = (options.image_key,) if options.image_key else IMAGE_FEATURES
+    labels = (options.label_key,) if options.label_key else LABEL_FEATURES
+    if options.label_key and options.label_key not in features:
         raise FormatError(f"no feature {options.label_key!r}; it has {', '.join(sorted(features))}")
-    key = _first_text(features.get("image/key"), data)
-    if not key:
-        key = key_of_name(names["image"]) if names.get("image") else f"{shard}/{number:08d}"
-    return Located(key, label, ranges, names, _first_text(features.get("image/class/synset"), data))
+    image_key = _first(features, image)
+    ours = "image/key" in features or "image/filename" in features  # a record of ours may lack its image
+    if required and not image_key and (options.image_key or not ours):
+        raise FormatError(
+            f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
+            f"--image-key KEY  (in Python: image_key=KEY)"
+        )
+    wanted = {"image": image_key, **options.extra_fields}
+    fields = {key: field for field, key in wanted.items() if key}
+    name_key, class_key = _first(features, NAME_FEATURES), _first(features, CLASS_FEATURES)
+    used = {*fields, name_key, *CLASS_FEATURES, *labels, *_DERIVED}
+    names = {"image": _text(data, features, name_key)} if name_key else {}
+    ranges: dict[str, tuple[int, int]] = {}
+    left_behind = []
+    for name, feature in features.items():
+        own, _, part = name.rpartition("/")
+        field = fields.get(name, "")
+        if not field and name not in used and _field_of(name) not in wanted:
+            field = _field_of(name)  # where another feature was asked for, this one is not it
+        if field and _is_bytes(feature):
+            first, stop = feature.ranges[0]
+            ranges[field] = (start + first, stop - first)
+        elif part == "filename" and f"{own}/encoded" in features and name != name_key:
+            names[own] = _text(data, features, name)
+        elif name not in used:
+            left_behind.append(name)
+    key = _text(data, features, "image/key") or key_of_name(names.get("image", ""))
+    label = without_offset(_label(features, labels), options)
+    class_name = _text(data, features, class_key)
+    return Located(key, label, ranges, names, class_name, left_behind=tuple(left_behind))
 
 
-def _first_text(feature: Feature | None, data: memoryview) -> str:
+def _label(features: dict[str, Feature], keys: tuple[str, ...]) -> int:
+    """The label as it is stored."""
+    key = next((key for key in keys if key in features), None)
+    if key is None or features[key].kind == "":
+        return NO_LABEL
+    kind, values = features[key].kind, features[key].values
+    if kind != "int64" or len(values) > 1:
+        raise FormatError(f"the label {key!r} holds {len(values)} numbers of kind {kind}, expected one int64")
+    return values[0] if values else NO_LABEL
+
+
+def _first(features: dict[str, Feature], names: tuple[str, ...]) -> str:
+    """The first of some names by which there is one value of bytes, "" for none."""
+    return next((name for name in names if _is_bytes(features.get(name))), "")
+
+
+def _is_bytes(feature: Feature | None) -> bool:
+    return feature is not None and len(feature.ranges) == 1
+
+
+def _text(data: memoryview, features: dict[str, Feature], name: str) -> str:
+    feature = features.get(name)
     if feature is None or not feature.ranges:
         return ""
-    a, b = feature.ranges[0]
-    return str(data[a:b], "utf-8", "replace")
+    start, stop = feature.ranges[0]
+    return str(data[start:stop], "utf-8", "replace")
 
 
 def _field_of(feature: str) -> str:
-    """The field a feature name stands for by our own naming; "" for none."""
+    """The field that a feature stands for by its name; "" for none."""
     if feature == "json":
         return "json"
-    if feature.endswith("/encoded") and feature.count("/") == 1:
-        return feature[: -len("/encoded")]
-    return ""
-
-
-def _ours(features: dict[str, Feature]) -> bool:
-    return "image/key" in features or "image/filename" in features
+    field, _, part = feature.rpartition("/")
+    return field if part == "encoded" and (field == "image" or is_field(field)) else ""
 
 
 FORMAT = TFRecordFormat()

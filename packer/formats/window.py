@@ -49,6 +49,10 @@ class Window:
             self._start, inside = offset, 0
         return self._data[inside : inside + length]
 
+    def read_up_to(self, offset: int, length: int) -> bytes:
+        """`length` bytes at `offset`, or fewer where the file ends before."""
+        return self.read(offset, min(length, self.size - offset)) if offset < self.size else b""
+
     def _fetch(self, offset: int, length: int) -> bytes:
         parts = []
         while length > 0:

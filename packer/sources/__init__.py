@@ -1,20 +1,123 @@
-"""Where samples come from: one file per kind of source, chosen by what a path is.
+"""Where samples come from: a registry of entries, chosen by what a path is. Importing this loads none of them.
 
-Importing this loads little.
+Another package adds a source through the entry point `packer.sources` (see `packer.registry`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from packer.formats import REGISTRY as FORMATS
+from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.base import Source
-from packer.sources.kinds import KNOWN, kind_of, plain_name
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import SourceError
+from readers.layout import DATASET_FILE
 
-__all__ = ["Source", "default_output_name", "open_source"]
+__all__ = ["REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry(Entry):
+    """A kind of source. `home` is a class, or a function, that takes the path and the options.
+
+    options: the arguments of `open_source` that it takes.
+    folders: whether any directory is one that no other entry takes.
+    inside: a directory with a file of this name in it, if that file's content is right, is one.
+    by_name: whether the name alone says so, since the content cannot.
+    packed: whether the content of a compressed file counts as that of the file.
+    """
+
+    options: frozenset[str] = frozenset()
+    folders: bool = False
+    inside: str = ""
+    by_name: bool = False
+    packed: bool = False
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a directory is one of these."""
+        if not self.inside or not (path / self.inside).is_file():
+            return False
+        if not self.magic and self.claims is None:
+            return True
+        with open(path / self.inside, "rb") as file:
+            return self.is_content(file.read(HEAD_BYTES))
+
+
+class _ShardEntry(SourceEntry):
+    """Shards of every format."""
+
+    def is_content(self, head: bytes) -> bool:
+        return FORMATS.of_content(head) is not None
+
+    def is_name(self, name: str) -> bool:
+        return FORMATS.of_name(name) is not None
+
+
+def _is_archive(head: bytes) -> bool:
+    """Whether the header of a first tar member is right, by its checksum: the sum of its bytes, its own as blanks."""
+    field = head[148:156].strip(b" \0")
+    if len(head) < HEAD_BYTES or not field.isdigit() or field.strip(b"01234567"):
+        return False
+    return int(field, 8) == sum(head) - sum(head[148:156]) + 8 * ord(" ")
+
+
+REGISTRY = Registry(
+    "packer.sources",
+    SourceEntry,
+    (
+        SourceEntry(
+            name="folder",
+            title="an image folder",
+            home="packer.sources.folder:FolderSource",
+            folders=True,
+            options=frozenset({"layout"}),
+        ),
+        SourceEntry(name="set", title="a packed set", home="packer.sources.packed:PackedSource", inside=DATASET_FILE),
+        SourceEntry(
+            name="lmdb",
+            title="an LMDB environment",
+            home="packer.sources.lmdb:LmdbSource",
+            magic=((16, b"\xde\xc0\xef\xbe"),),
+            suffixes=(".mdb", ".lmdb"),
+            inside="data.mdb",
+            options=frozenset({"layout"}),
+        ),
+        SourceEntry(
+            name="manifest",
+            title="a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)",
+            home="packer.sources.manifest:ManifestSource",
+            suffixes=_TABLES,
+            by_name=True,
+            options=frozenset({"path_column", "label_column", "fields", "folder"}),
+        ),
+        SourceEntry(
+            name="archive",
+            title="an archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst, .zip)",
+            home="packer.sources.archive:ArchiveSource",
+            magic=((0, b"PK\3\4"), (0, b"PK\5\6")),
+            claims=_is_archive,
+            suffixes=(".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip"),
+            packed=True,
+            options=frozenset({"layout", "image_key", "label_key", "label_offset"}),
+        ),
+        _ShardEntry(
+            name="shard",
+            title=", ".join(entry.title for entry in FORMATS.own),
+            home="packer.sources.shards:ShardSource",
+            suffixes=tuple(suffix for entry in FORMATS.own for suffix in entry.suffixes),
+            packed=True,
+            options=frozenset({"image_key", "label_key", "label_offset", "fields"}),
+        ),
+    ),
+)
 
 
 def open_source(
@@ -28,13 +131,16 @@ def open_source(
     label_key: str | None = None,
     label_offset: int = 0,
     layout: str = "auto",
+    **more: Any,
 ) -> Source:
-    """The source at `path`: a folder, a packed set, a manifest, an archive, an HDF5 or a TFRecord file.
+    """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
 
-    path_column, label_column, fields and folder go with manifests only (`packer.sources.manifest`); image_key,
-    label_key and label_offset (subtracted from the labels) with HDF5 and TFRecord files only. layout="tree" takes the
-    folders of a tree, or of an archive, for classes also where they look like something else
+    path_column, label_column, folder: of a manifest (`packer.sources.manifest`).
+    fields: field -> column of a manifest, or key in a shard.
+    image_key, label_key, label_offset (subtracted from the labels): of a shard.
+    layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
     (`packer.sources.tree_layouts`).
+    more: options of sources that other packages add.
     Raises SourceError where there is nothing, something of no kind we know, or an option for another kind.
     """
     root = Path(path)
@@ -42,41 +148,63 @@ def open_source(
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if not root.exists():
         raise SourceError(f"{root}: no such file or directory")
-    kind = "folder" if root.is_dir() else kind_of(root) if root.is_file() else ""
-    if kind == "manifest":
-        from packer.sources.manifest import ManifestSource
-
-        return ManifestSource(root, path_column=path_column, label_column=label_column, fields=fields, folder=folder)
-    if path_column is not None or label_column is not None or fields or folder is not None:
-        raise SourceError(f"{root}: columns, fields and a folder of files can be named for a manifest only")
-    if not kind:
-        raise SourceError(f"{root}: no kind of source that packer knows: {KNOWN}")
-    if kind in ("hdf5", "tfrecord"):
-        return _open_records(kind, root, image_key, label_key, label_offset)
-    if image_key is not None or label_key is not None or label_offset:
-        raise SourceError(f"{root}: image and label keys, and a label offset, can be given for HDF5 and TFRecord only")
-    return _open_kind(kind, root, layout)
-
-
-def _open_records(kind: str, root: Path, image_key: str | None, label_key: str | None, label_offset: int) -> Source:
-    if kind == "hdf5":
-        from packer.sources.hdf5_records import HDF5Source
-
-        return HDF5Source(root, image_key=image_key, label_key=label_key, label_offset=label_offset)
-    from packer.sources.records import TFRecordSource
-
-    return TFRecordSource(root, image_key=image_key, label_key=label_key, label_offset=label_offset)
+    entry = _entry_of(root)
+    if entry is None:
+        known = ", ".join(entry.title for entry in REGISTRY)
+        raise SourceError(f"{root}: no kind of source that packer knows: {known}")
+    usual: dict[str, Any] = {"label_offset": 0, "layout": "auto"}
+    given: dict[str, Any] = {
+        "path_column": path_column,
+        "label_column": label_column,
+        "fields": fields or None,
+        "folder": folder,
+        "image_key": image_key,
+        "label_key": label_key,
+        "label_offset": label_offset,
+        "layout": layout,
+        **more,
+    }
+    given = {name: value for name, value in given.items() if value != usual.get(name)}
+    for name in given.keys() - entry.options - {"layout"}:
+        takers = " or ".join(other.title.partition(" (")[0] for other in REGISTRY if name in other.options)
+        raise SourceError(f"{root}: {name} can be given for {takers or 'no source'} only, and this is {entry.title}")
+    return cast(Source, entry.load()(root, **{name: given[name] for name in given.keys() & entry.options}))
 
 
-def _open_kind(kind: str, root: Path, layout: str) -> Source:
-    if kind == "archive":
-        from packer.sources.archive import ArchiveSource
+def _entry_of(root: Path) -> SourceEntry | None:
+    if root.is_dir():
+        found = next((entry for entry in REGISTRY if entry.is_folder(root)), None)
+        return found or next(entry for entry in REGISTRY if entry.folders)
+    if not root.is_file():
+        return None
+    named = next((entry for entry in REGISTRY if entry.by_name and entry.is_name(root.name)), None)
+    return named or _entry_of_content(root) or _entry_of_name(root.name)
 
-        return ArchiveSource(root, layout)
-    from packer.sources.folder import FolderSource
-    from packer.sources.packed import PackedSource
 
-    return PackedSource(root) if PackedSource.fits(root) else FolderSource(root, layout)
+def _entry_of_content(root: Path) -> SourceEntry | None:
+    from packer.sources.streams import compression_of, unpacked_head
+
+    compressed, head = bool(compression_of(root)), unpacked_head(root, HEAD_BYTES)
+    return next((entry for entry in REGISTRY if (entry.packed or not compressed) and entry.is_content(head)), None)
+
+
+def _entry_of_name(name: str) -> SourceEntry | None:
+    plain = _without_compression(name)
+    entries = (entry for entry in REGISTRY if not entry.by_name and (entry.packed or plain == name))
+    return next((entry for entry in entries if entry.is_name(plain)), None)
+
+
+def _without_compression(name: str) -> str:
+    stem, dot, suffix = name.rpartition(".")
+    return stem if stem and (dot + suffix).lower() in _COMPRESSED else name
+
+
+def plain_name(path: Path) -> str:
+    """The name of a source without the suffixes that tell its kind: x.tar.gz, x.csv and x.h5 are x."""
+    name = _without_compression(path.name)
+    stem, dot, suffix = name.rpartition(".")
+    known = (*REGISTRY.suffixes(), *FORMATS.suffixes())
+    return stem if stem and (dot + suffix).lower() in known else name
 
 
 def default_output_name(source: object, to: str) -> str:

@@ -6,13 +6,15 @@ a slice of that listing into the worker's arena. A source object is small and pi
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,16 @@ import numpy.typing as npt
 from packer.conversion.arena import Arena
 from readers.errors import SourceError
 from readers.sample import Buffer
+from readers.strings import NamesBuilder, Strings
+from readers.tree import Keys, TreeNames
 
 __all__ = [
-    "PickledSlice",
+    "FieldNames",
+    "ListingBuilder",
+    "Objects",
+    "Places",
     "Slice",
+    "SomeSamples",
     "Source",
     "SourceListing",
     "SourceReader",
@@ -34,7 +42,17 @@ __all__ = [
 
 
 _BLOCK_SAMPLES = 1024
-PickledSlice: TypeAlias = bytes
+_PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
+
+
+class Places(Protocol):
+    """Where each sample is; slices are lists."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def take(self, indices: npt.NDArray[np.int64]) -> Places:
+        """The places at `indices`."""
 
 
 class Slice(NamedTuple):
@@ -44,46 +62,194 @@ class Slice(NamedTuple):
     places[i]: whatever the source's reader needs to find the sample.
     """
 
-    keys: list[str]
-    labels: list[int]
-    names: list[tuple[str, ...]]
-    bytes: list[int]
-    places: list[Any]
+    keys: Sequence[str]
+    labels: Sequence[int]
+    names: Sequence[tuple[str, ...]]
+    bytes: Sequence[int]
+    places: Sequence[Any]
 
 
-@dataclass(slots=True)
+class Objects(Sequence[Any]):
+    """A column of small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
+
+    __slots__ = ("pickles",)
+
+    def __init__(self, pickles: Strings) -> None:
+        self.pickles = pickles
+
+    def __len__(self) -> int:
+        return len(self.pickles)
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Objects:
+        """A column of these."""
+        builder = _Pickles()
+        for value in values:
+            builder.add(value)
+        return builder.build()
+
+    def __getitem__(self, index: Any) -> Any:
+        n = len(self)
+        first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
+        bounds = self.pickles.offsets[first : max(first, stop) + 1].tolist()
+        data = self.pickles.blob[bounds[0] : bounds[-1]].tobytes()
+        found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
+        return found[::step] if isinstance(index, slice) else found[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), _BLOCK_SAMPLES):
+            yield from self[first : first + _BLOCK_SAMPLES]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Objects:
+        return Objects(self.pickles.take(indices))
+
+
+class _Pickles:
+    """A column of objects that grows."""
+
+    def __init__(self) -> None:
+        self._data, self._ends = bytearray(), array("Q", (0,))
+
+    def add(self, value: Any) -> None:
+        self._data += pickle.dumps(value, _PLAIN)
+        self._ends.append(len(self._data))
+
+    def build(self) -> Objects:
+        return Objects(Strings(np.frombuffer(self._data, np.uint8), np.frombuffer(self._ends, np.uint64)))
+
+
+class FieldNames(Sequence["tuple[str, ...]"]):
+    """The file names of every sample, one for each field."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, *columns: Strings | TreeNames) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        found = [column[index] for column in self.columns]
+        return list(zip(*found, strict=True)) if isinstance(index, slice) else tuple(found)
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return zip(*self.columns, strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> FieldNames:
+        return FieldNames(*(column.take(indices) for column in self.columns))
+
+
+@dataclass(slots=True, eq=False)
 class SplitListing:
-    """All samples of one split, in the order they will be packed; root is the folder the split came from.
+    """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    stamps: modification times or other marks of change, part of what makes two listings the same.
+    root: the folder the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none. stamps:
+    modification times or other marks of change, part of what makes two listings the same.
     """
 
-    root: str = ""
-    keys: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    names: list[tuple[str, ...]] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    places: list[Any] = field(default_factory=list)
-    stamps: list[int] = field(default_factory=list)
+    root: str
+    keys: Strings | Keys
+    labels: npt.NDArray[np.integer[Any]]
+    names: FieldNames
+    bytes: npt.NDArray[np.int64]
+    places: Places
+    stamps: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def blocks(self, indices: npt.NDArray[np.int64] | range) -> tuple[PickledSlice, ...]:
-        """The samples at `indices`, for a worker: pickled slices of a thousand samples each.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SplitListing):
+            return NotImplemented
+        same = (self.root, len(self)) == (other.root, len(other)) and np.array_equal(self.stamps, other.stamps)
+        return same and all(mine == its for mine, its in zip(self.slices(), other.slices(), strict=True))
 
-        A worker unpacks one at a time, so a shard of millions of samples costs it little memory.
-        """
-        parts = (indices[first : first + _BLOCK_SAMPLES] for first in range(0, len(indices), _BLOCK_SAMPLES))
-        return tuple(pickle.dumps(tuple(self._slice(part)), pickle.HIGHEST_PROTOCOL) for part in parts)
+    __hash__ = None  # type: ignore[assignment]
 
-    def _slice(self, indices: npt.NDArray[np.int64] | range) -> Slice:
+    def take(self, indices: npt.NDArray[np.int64]) -> SplitListing:
+        """Some of the samples, in the order of `indices`."""
+        return SplitListing(
+            self.root,
+            self.keys.take(indices),
+            self.labels[indices],
+            self.names.take(indices),
+            self.bytes[indices],
+            self.places.take(indices),
+            self.stamps[indices],
+        )
+
+    def slices(self) -> Iterator[Slice]:
+        """All samples as Python objects, a thousand at a time, so that millions take little memory."""
+        for first in range(0, len(self), _BLOCK_SAMPLES):
+            part = slice(first, first + _BLOCK_SAMPLES)
+            labels, sizes = self.labels[part].tolist(), self.bytes[part].tolist()
+            yield Slice(self.keys[part], labels, self.names[part], sizes, self.places[part])
+
+
+class SomeSamples:
+    """The samples of a listing that a worker packs. They are picked when they are sent to it, or looked at."""
+
+    def __init__(self, listing: SplitListing, indices: npt.NDArray[np.int64] | range | None = None) -> None:
+        self._listing, self._indices = listing, indices
+
+    def slices(self) -> Iterator[Slice]:
+        """All of them, a thousand at a time."""
+        return self._picked().slices()
+
+    def _picked(self) -> SplitListing:
+        indices = self._indices
+        if indices is None:
+            return self._listing
         if isinstance(indices, range):
-            part = slice(indices.start, indices.stop)
-            return Slice(self.keys[part], self.labels[part], self.names[part], self.bytes[part], self.places[part])
-        order = indices.tolist()
-        columns = (self.keys, self.labels, self.names, self.bytes, self.places)
-        return Slice(*([column[i] for i in order] for column in columns))
+            indices = np.arange(indices.start, indices.stop, indices.step)
+        return self._listing.take(indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SomeSamples, (self._picked(),)
+
+
+class ListingBuilder:
+    """Fills the columns of a split by appending, in no more memory than they take."""
+
+    def __init__(self, fields: int = 1) -> None:
+        """fields: how many file names a sample has."""
+        self._keys = NamesBuilder()
+        self._names = [NamesBuilder() for _ in range(fields)]
+        self._places = _Pickles()
+        self._labels, self._bytes, self._stamps = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def add(
+        self, names: Sequence[str], place: Any, size: int, stamp: int = 0, *, key: str = "", label: int = -1
+    ) -> None:
+        """One sample. place: a small object that can be pickled; size: its bytes, 0 if unknown."""
+        for column, name in zip(self._names, names, strict=True):
+            column.append(name)
+        self._keys.append(key)
+        self._places.add(place)
+        self._bytes.append(size)
+        self._labels.append(label)
+        self._stamps.append(stamp)
+
+    def build(self, root: str = "") -> SplitListing:
+        """The listing, over the memory of this builder, which can be filled no further."""
+        return SplitListing(
+            root,
+            self._keys.build(),
+            np.frombuffer(self._labels, np.int64),
+            FieldNames(*(names.build() for names in self._names)),
+            np.frombuffer(self._bytes, np.int64),
+            self._places.build(),
+            np.frombuffer(self._stamps, np.int64),
+        )
 
 
 @dataclass(slots=True)
@@ -143,7 +309,7 @@ class Source(Protocol):
         """Every file that its samples are read from, so that none of them is overwritten by what is made of them."""
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names that no container can keep: not UTF-8, NUL, absolute, or with a `..` in them."""
     for name in names:
         try:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from cache.text import plural
+from packer.formats import REGISTRY as FORMATS
 from packer.formats.checksum import starts_record
+from packer.sources import REGISTRY as SOURCES
 from readers.headers import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
@@ -97,7 +99,19 @@ def contents_of(head: Buffer, name: str) -> str:
             return kind
     if start[4:8] == b"ftyp":
         return "video"
-    return _SUFFIXES.get(suffix) or ("text" if start and _is_text(start) else "")
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    entry = FORMATS.of_content(start) or SOURCES.of_content(start)
+    return entry.title.partition(" ")[2] if entry else "text" if start and _is_text(start) else ""
+
+
+def _command(kind: str) -> str:
+    """What to run for files of a kind."""
+    if any(kind in entry.title for entry in FORMATS):
+        return _COMMANDS.get(kind, "packer convert {first}  (or  packer index {folder}, for all of them)")
+    entry = next((entry for entry in SOURCES if kind in entry.title), None)
+    found = "" if entry is None else "packer convert {folder}" if entry.inside else "packer convert {first}"
+    return _COMMANDS.get(kind) or found or _NO_COMMAND
 
 
 def _is_text(start: bytes) -> bool:
@@ -126,6 +140,6 @@ def advice(root: str, left_out: Iterable[tuple[str, str]], counts: Mapping[str, 
         line = f"{plural(count, 'file')}: {reason}"
         if kind and reason in first and reason not in _PLAIN:
             path = PurePosixPath(root, first[reason])
-            line += f"; {_COMMANDS.get(kind, _NO_COMMAND).format(first=path, folder=path.parent)}"
+            line += f"; {_command(kind).format(first=path, folder=path.parent)}"
         lines.append(line)
     return "\n  ".join(lines)

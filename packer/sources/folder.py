@@ -8,17 +8,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cache.node import usable_cpus
 from packer.conversion.arena import Arena
-from packer.sources.base import SourceListing, SplitListing, check_names
+from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names
 from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
 from packer.sources.files import read_file, read_head
 from packer.sources.tree_layouts import check_layout
 from readers.errors import BadSampleError, SourceError
-from readers.tree import TreeFile, arrange, scan, unique_keys
+from readers.tree import Keys, TreeFiles, TreeSplit, arrange, scan, unique_keys
 
-__all__ = ["FolderSource", "list_tree"]
+__all__ = ["FolderSource", "TreeListing", "list_tree"]
 
 _LARGE_BYTES = 64 << 20
 
@@ -44,24 +48,24 @@ class FolderSource:
 
     def paths(self, listing: SourceListing) -> Iterator[str]:
         prefix = os.fspath(self.root).rstrip("/") + "/"
-        return (prefix + place[0] for part in listing.splits.values() for place in part.places)
+        return (prefix + path for part in listing.splits.values() for path, _ in part.places)
 
 
-def _without_large_strays(root: Path, files: list[TreeFile], left_out: list[tuple[str, str]]) -> list[TreeFile]:
-    """Look at very large files now: what is no image is neither planned nor made room for."""
-    strays = set()
-    for file in files:
-        if file.bytes > _LARGE_BYTES:
-            with suppress(BadSampleError):  # the worker says what is wrong with it
-                head = read_head(os.path.join(root, file.path), HEAD_BYTES)
-                if is_stray(head, file.path):
-                    strays.add(file.path)
-                    left_out.append((file.path, reason_of(head, file.path)))
-    return [file for file in files if file.path not in strays] if strays else files
+def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str, str]]) -> TreeFiles:
+    """Look at very large files now: what is no image is neither planned nor given room."""
+    strays = []
+    for i in np.flatnonzero(files.column(0) > _LARGE_BYTES).tolist():
+        path = files[i].path
+        with suppress(BadSampleError):  # the worker says what is wrong with it
+            head = read_head(os.path.join(root, path), HEAD_BYTES)
+            if is_stray(head, path):
+                strays.append(i)
+                left_out.append((path, reason_of(head, path)))
+    return files.take(np.delete(np.arange(len(files)), strays)) if strays else files
 
 
 def list_tree(
-    files: list[TreeFile], split: str | None, where: str, left_out: list[tuple[str, str]], layout: str = "auto"
+    files: TreeFiles, split: str | None, where: str, left_out: list[tuple[str, str]], layout: str = "auto"
 ) -> SourceListing:
     """The listing of a tree of files; the place of a sample is (path relative to the root, bytes)."""
     splits, classes = arrange(files, split, where, left_out)
@@ -71,22 +75,58 @@ def list_tree(
         warnings = check_layout(files, splits, classes, where, whole)
     listing = SourceListing({}, {"image": "image"}, classes, left_out, warnings, skip_strays=True)
     for name, part in splits.items():
-        if not part.names:
-            continue
-        check_names(part.names, where)
-        listing.splits[name] = SplitListing(
-            root=part.root,
-            keys=unique_keys(part.names),
-            labels=part.labels,
-            names=[(file_name,) for file_name in part.names],
-            bytes=[max(0, file.bytes) for file in part.files],
-            places=[(file.path, file.bytes) for file in part.files],
-            stamps=[file.mtime_ns for file in part.files],
-        )
+        if len(part.files):
+            check_names(part.names, where)
+            listing.splits[name] = TreeListing(part, unique_keys(part.names).whole)
     if not listing.splits:
         seen = advice(where, left_out, Counter(reason for _, reason in left_out))
         raise SourceError(f"{where}: no files found" + (f" but\n  {seen}" if seen else ""))
     return listing
+
+
+class TreeListing(SplitListing):
+    """A split of a tree: keys, names and places are views of its files. whole: see `readers.tree.Keys`."""
+
+    def __init__(self, part: TreeSplit, whole: npt.NDArray[np.bool_]) -> None:
+        files, names = part.files, part.names
+        self.part, self.whole = part, whole
+        sizes = files.column(0)
+        super().__init__(
+            root=part.root,
+            keys=Keys(names, whole),
+            labels=part.labels,
+            names=FieldNames(names),
+            bytes=np.maximum(sizes, 0) if (sizes < 0).any() else sizes,
+            places=TreePlaces(files),
+            stamps=files.column(1),
+        )
+
+    def take(self, indices: npt.NDArray[np.int64]) -> TreeListing:
+        part = TreeSplit(self.root, self.part.files.take(indices), self.part.labels[indices])
+        return TreeListing(part, self.whole[indices])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TreeListing, (self.part, self.whole)
+
+
+class TreePlaces(Sequence["tuple[str, int]"]):
+    """(path, bytes) of files; -1 bytes: could not be examined."""
+
+    def __init__(self, files: TreeFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return self._files[index][:2]
+        first, stop, step = index.indices(len(self))
+        found = zip(self._files.paths(first, stop), self._files.column(0)[first:stop].tolist(), strict=True)
+        return list(found)[::step]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> TreePlaces:
+        return TreePlaces(self._files.take(indices))
 
 
 class FolderReader:

@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import numpy as np
 from crc32c import crc32c
 
 from packer.conversion.arena import Arena
-from packer.sources.base import SourceListing, SplitListing, check_names
+from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.files import read_file
 from packer.sources.manifest_columns import Columns, choose_columns, is_missing
 from packer.sources.manifest_values import json_payload, number_labels
@@ -88,7 +89,7 @@ class _Listing:
 
     def __init__(self, table: Table, columns: Columns, folder: str, split: str | None) -> None:
         self._table, self._columns, self._folder, self._split = table, columns, folder, split
-        self._splits: dict[str, SplitListing] = {}
+        self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
         self._positions: dict[str, list[int]] = {}  # split -> position of each of its samples in the table
 
@@ -110,13 +111,13 @@ class _Listing:
         # Over all splits, also those that were not asked for: a label means the same in each.
         numbers, classes, warnings = number_labels(labels, lines, self._table)
         listing = SourceListing({}, self._fields(), classes, warnings=warnings)
-        for name, part in self._splits.items():
+        for name, builder in self._splits.items():
             if self._split not in (None, name):
                 continue
-            part.labels = [numbers[i] for i in self._positions[name]]
-            file_names = [names[0] for names in part.names]
-            check_names([name for names in part.names for name in names if name], str(self._table.path))
-            part.keys = unique_keys(file_names)
+            part = builder.build()
+            part.labels = np.array([numbers[i] for i in self._positions[name]], np.int64)
+            check_names((name for names in part.names for name in names if name), str(self._table.path))
+            part.keys = unique_keys(part.names.columns[0])
             listing.splits[name] = part
         return listing
 
@@ -126,7 +127,7 @@ class _Listing:
 
     def _add(self, line: int, row: Row, position: int) -> None:
         split = self._split_of(line, row)
-        part = self._splits.setdefault(split, SplitListing())
+        part = self._splits.setdefault(split, ListingBuilder(len(self._fields())))
         if self._split not in (None, split):
             return
         image = _path(self._table, line, row, self._columns.path)
@@ -143,10 +144,10 @@ class _Listing:
                 f"{names[0]!r}; a set holds a sample once"
             )
         self._positions.setdefault(split, []).append(position)
-        part.names.append(names if not self._columns.metadata else (*names, ""))
-        self._add_place(part, paths, row)
+        part.add(names if not self._columns.metadata else (*names, ""), *self._place(paths, row))
 
-    def _add_place(self, part: SplitListing, paths: Sequence[str | None], row: Row) -> None:
+    def _place(self, paths: Sequence[str | None], row: Row) -> tuple[Place, int, int]:
+        """Where the payloads of a row are, their bytes, and a mark of change."""
         place: list[tuple[str, int] | bytes | None] = []
         total = stamp = 0
         for path in paths:
@@ -162,9 +163,7 @@ class _Listing:
             place.append(payload)
             total += len(payload or b"")
             stamp = _stamp(stamp, crc32c(payload or b""))
-        part.places.append(tuple(place))
-        part.bytes.append(total)
-        part.stamps.append(stamp)
+        return tuple(place), total, stamp
 
     def _split_of(self, line: int, row: Row) -> str:
         if self._columns.split is None:

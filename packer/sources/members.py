@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from packer.sources.base import SourceListing, SplitListing
-from packer.sources.folder import list_tree
+import numpy as np
+
+from packer.sources.base import Objects, SourceListing, SplitListing
+from packer.sources.folder import TreeListing, list_tree
 from readers.errors import SourceError
-from readers.tree import SPLIT_NAMES, TreeFile, has_image_suffix
+from readers.tree import SPLIT_NAMES, TreeFiles, has_image_suffix
 
 __all__ = ["ArchiveMember", "inner_name", "list_members"]
 
@@ -64,12 +67,10 @@ def list_members(
             )
         names.add(member.name)
     members = sorted(_without_common_folder(members, left_out), key=_position)
-    by_name = {member.name: member for member in members}
-    files = [TreeFile(member.name, member.bytes, 0) for member in members]
+    files = TreeFiles.of([member.name for member in members], [member.bytes for member in members])
     listing = list_tree(files, split, str(root), left_out, layout)
-    order = {name: number for number, name in enumerate(by_name)}
     for name, part in listing.splits.items():
-        listing.splits[name] = _in_order(part, by_name, order)
+        listing.splits[name] = _in_order(cast(TreeListing, part), members)
     return listing
 
 
@@ -77,19 +78,14 @@ def _position(member: ArchiveMember) -> int:
     return int(member.place[0])
 
 
-def _in_order(part: SplitListing, by_name: dict[str, ArchiveMember], order: dict[str, int]) -> SplitListing:
+def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListing:
     """The split with its samples in the order of the archive, and their places in it."""
-    paths = [path for path, _ in part.places]
-    indices = sorted(range(len(part)), key=lambda i: order[paths[i]])
-    return SplitListing(
-        root=part.root,
-        keys=[part.keys[i] for i in indices],
-        labels=[part.labels[i] for i in indices],
-        names=[part.names[i] for i in indices],
-        bytes=[part.bytes[i] for i in indices],
-        places=[by_name[paths[i]].place for i in indices],
-        stamps=[0] * len(part),
-    )
+    rows = np.asarray(part.part.files.rows, np.int64)
+    order = np.argsort(rows)
+    found = part.take(order)
+    places = Objects.of(members[row].place for row in rows[order].tolist())
+    stamps = np.zeros(len(found), np.int64)
+    return SplitListing(found.root, found.keys, found.labels, found.names, found.bytes, places, stamps)
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:

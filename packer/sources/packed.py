@@ -12,7 +12,7 @@ import numpy as np
 import readers
 from packer.conversion.arena import Arena
 from packer.index_check import check_columns
-from packer.sources.base import SourceListing, SplitListing
+from packer.sources.base import ListingBuilder, SourceListing, SplitListing
 from readers.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info
@@ -58,25 +58,23 @@ class PackedSource:
             yield from (self.root / split.index).iterdir()
 
 
-def _list_split(reader: readers.ShardReader) -> SplitListing:
-    n = len(reader)
+def _list_split(reader: readers.Reader) -> SplitListing:
     keys = list(reader.keys)
     columns = [
-        [decode_name(stored, key) for stored, key in zip(reader.index.names(field), keys, strict=True)]
+        [decode_name(stored, key) for stored, key in zip(reader.table.columns.names(field), keys, strict=True)]
         for field in reader.fields
     ]
-    sizes = np.zeros(n, np.int64)
+    sizes = np.zeros(len(reader), np.int64)
     for field in reader.fields:
-        sizes += reader.index.field_column(field, "length").astype(np.int64)
-    return SplitListing(
-        root=reader.split_info.root,
-        keys=keys,
-        labels=reader.labels.tolist(),
-        names=list(zip(*columns, strict=True)),
-        bytes=sizes.tolist(),
-        places=[(reader.split, i) for i in range(n)],
-        stamps=reader.index.field_column(reader.fields[0], "crc32c").tolist(),
-    )
+        sizes += reader.table.field_column(field, "length").astype(np.int64)
+    builder = ListingBuilder(len(columns))
+    stamps = reader.table.field_column(reader.fields[0], "crc32c")
+    for i, (key, label, size, stamp) in enumerate(
+        zip(keys, reader.labels.tolist(), sizes.tolist(), stamps.tolist(), strict=True)
+    ):
+        names = [column[i] for column in columns]
+        builder.add(names, (reader.split, i), size, key=key, label=label, stamp=stamp)
+    return builder.build(reader.split_info.root)
 
 
 class PackedReader:
@@ -84,7 +82,7 @@ class PackedReader:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._splits: dict[str, readers.ShardReader] = {}
+        self._splits: dict[str, readers.Reader] = {}
 
     def read(self, place: tuple[str, int], arena: Arena) -> Sequence[Buffer | None]:
         split, index = place
@@ -97,8 +95,7 @@ class PackedReader:
                 if not reader.has(index, field):
                     payloads.append(None)
                     continue
-                size = reader.read_into(index, field, arena.rest())
-                payloads.append(arena.take(size))
+                payloads.append(reader.read(index, field))
         except DamagedSampleError as error:
             raise BadSampleError(str(error)) from error
         except StaleIndexError as error:

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
-from packer.formats.checksum import RECORD_HEAD_BYTES, starts_record
+from packer.formats import REGISTRY
 from packer.formats.window import Window
+from packer.registry import HEAD_BYTES
 from readers.errors import SourceError
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "UnpackedStream",
     "compression_of",
     "file_stamp",
+    "unpacked_head",
 ]
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -45,12 +47,29 @@ def compression_of(path: Path) -> str:
     """What a file is compressed with, by its first bytes: "gzip", "bzip2", "xz", "zstd", or "" for none of them."""
     try:
         with open(path, "rb") as file:
-            head = file.read(RECORD_HEAD_BYTES)
+            head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-    if starts_record(head):  # a TFRecord whose first length happens to look like a magic number
-        return ""
-    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+    found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+    # The length of a TFRecord's first record may look like such a number; its checksum follows.
+    return "" if found and REGISTRY.of_content(head) is not None else found
+
+
+def unpacked_head(path: Path, count: int) -> bytes:
+    """The first bytes, up to `count`, of a file or of what a compressed one holds; b"" where that is damaged."""
+    compression = compression_of(path)
+    target = bytearray(count)
+    if not compression:
+        with open(path, "rb") as file:
+            return bytes(target[: file.readinto(target)])
+    try:
+        stream = UnpackedStream(path, compression)
+        try:
+            return bytes(target[: stream.read_up_to(0, memoryview(target))])
+        finally:
+            stream.close()
+    except SourceError:  # reading it in earnest says what is wrong
+        return b""
 
 
 def file_stamp(path: Path) -> tuple[int, int]:

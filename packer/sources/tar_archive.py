@@ -40,8 +40,11 @@ _WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key where a n
 _TAIL_BYTES = 1 << 20
 
 
-def tar_members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember]:
-    """The files of an archive, those that links lead to included. Raises SourceError for a broken one."""
+def tar_members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember] | None:
+    """The files of an archive, those that links lead to included; None where it is a shard of WebDataset.
+
+    Raises SourceError for a broken archive.
+    """
     compression = compression_of(root)
     try:
         if not compression:
@@ -56,8 +59,7 @@ def tar_members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]
         raise SourceError(str(error)) from error
     if not complete:
         warnings.append(f"{root}: what follows the end of the archive is ignored (several archives in one file?)")
-    _refuse_webdataset(found.names(), root, compression)
-    return found.files(left_out)
+    return None if _is_webdataset(found.names()) else found.files(left_out)
 
 
 def _is_zero_from(window: Window, offset: int) -> bool:
@@ -134,22 +136,10 @@ def _target(member: Member) -> str:
     return posixpath.normpath(posixpath.join(base, member.linkname))
 
 
-def _refuse_webdataset(names: Sequence[str], root: Path, compression: str) -> None:
-    """A sample of WebDataset has its label in a member of its own, which a tree of files would lose."""
+def _is_webdataset(names: Sequence[str]) -> bool:
+    """Whether these are the members of a WebDataset shard, whose labels are members of their own."""
     samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
-    if not samples or not any(_split_name(name)[0] in samples for name in names if has_image_suffix(name)):
-        return
-    if not compression:
-        raise SourceError(
-            f"{root}: a WebDataset shard, its labels are members of their own; adopt it without copying:  "
-            f"packer index {root}"
-        )
-    unpacker = {"gzip": "gunzip", "bzip2": "bunzip2", "xz": "unxz", "zstd": "unzstd"}[compression]
-    plain = root.with_name(root.stem if root.stem.endswith(".tar") else f"{root.stem}.tar")
-    raise SourceError(
-        f"{root}: a compressed WebDataset shard, its labels are members of their own; unpack it with  "
-        f"{unpacker} {root}  and adopt it without copying:  packer index {plain}"
-    )
+    return bool(samples) and any(_split_name(name)[0] in samples for name in names if has_image_suffix(name))
 
 
 def _split_name(name: str) -> tuple[str, str]:

@@ -18,9 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from cache.text import plural
 from readers.errors import SourceError
-from readers.tree import TreeFile, TreeSplit, has_image_suffix
+from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
 __all__ = ["LAYOUTS", "check_layout"]
 
@@ -35,7 +38,7 @@ _SHOWN = 5
 
 
 def check_layout(
-    files: Sequence[TreeFile], splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool
+    files: TreeFiles, splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool
 ) -> list[str]:
     """Warnings about a tree that is being taken for splits and classes. Raises SourceError where it is none.
 
@@ -60,10 +63,10 @@ def _command(where: str, folder: str) -> str:
     return f"for the images in it, unpack it, and run  packer convert  on its folder {folder!r}"
 
 
-def _folders(files: Iterable[TreeFile]) -> set[str]:
+def _folders(files: TreeFiles) -> set[str]:
     """Every folder that holds a file, or a folder; "" is the root."""
     found: set[str] = {""}
-    for folder in {file.path.rpartition("/")[0] for file in files}:
+    for folder in TreeSplit("", files, np.empty(0, np.int32)).folders():
         while folder not in found:
             found.add(folder)
             folder = folder.rpartition("/")[0]
@@ -109,7 +112,7 @@ def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[s
 def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     """Images beside what belongs to them, at the place of the classes, or below the only folder there."""
     for part in splits.values():
-        tops = sorted({name.partition("/")[0] for name in part.names if "/" in name})
+        tops = _tops(part)
         base = part.root
         while len(tops) == 1:
             base = f"{base}/{tops[0]}".lstrip("/")
@@ -124,25 +127,26 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence
 
 
 def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
-    classes_of = {name: {top for top, slash, _ in map(_parts, part.names) if slash} for name, part in splits.items()}
+    classes_of = {name: _tops(part) for name, part in splits.items()}
     for name, found in classes_of.items():
-        if len(found) == 1 and next(iter(found)).lower() in _PICTURES and len(classes) > 2:
+        if len(found) == 1 and found[0].lower() in _PICTURES and len(classes) > 2:
             others = next((other for other, its in classes_of.items() if len(its) > 1), None)
             if others is not None:
-                folder = f"{splits[name].root}/{next(iter(found))}"
+                folder = f"{splits[name].root}/{found[0]}"
                 what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels lie in a text file"
                 return f"{what}: write a .csv of paths, labels and splits", f"{splits[others].root} --split {others}"
     return None
 
 
-def _parts(name: str) -> tuple[str, str, str]:
-    return name.partition("/")
+def _tops(part: TreeSplit) -> list[str]:
+    """The folders right under that of a split, in which it has files; sorted."""
+    return sorted({folder.partition("/")[0] for folder in part.folders()} - {""})
 
 
 def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: str, whole: bool) -> Iterable[str]:
-    images = {name: [i for i, n in enumerate(part.names) if has_image_suffix(n)] for name, part in splits.items()}
-    unlabelled = {name: sum(splits[name].labels[i] < 0 for i in found) for name, found in images.items()}
-    labelled = sum(map(len, images.values())) - sum(unlabelled.values())
+    labels = {name: _image_labels(part) for name, part in splits.items()}
+    unlabelled = {name: int((found < 0).sum()) for name, found in labels.items()}
+    labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
         folder = next(Path(part.root, classes[0]) for part in splits.values())
         yield f"one class only, {classes[0]!r}; if that folder is no class, {_command(where, str(folder))}"
@@ -152,25 +156,28 @@ def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: st
     for name, count in unlabelled.items():
         if not count or not labelled:
             continue
-        if count == len(images[name]):
+        if count == len(labels[name]):
             yield f"no image of {name} has a label (they lie in no folder of a class), but those of others have"
         else:
             yield f"{plural(count, 'image')} of {name} right under its folder, without a label, beside labelled ones"
-    yield from _class_warnings(splits, classes, images, whole)
+    yield from _class_warnings(labels, classes, whole)
 
 
-def _class_warnings(
-    splits: Mapping[str, TreeSplit], classes: Sequence[str], images: Mapping[str, Sequence[int]], whole: bool
-) -> Iterable[str]:
+def _image_labels(part: TreeSplit) -> npt.NDArray[np.int32]:
+    """The labels of the files that are called like images."""
+    return part.labels[np.fromiter(map(has_image_suffix, part.files.paths()), np.bool_, len(part.files))]
+
+
+def _class_warnings(labels: Mapping[str, npt.NDArray[np.int32]], classes: Sequence[str], whole: bool) -> Iterable[str]:
     """Of classes that have no image, and of those that there is nothing of in train."""
-    found = {name: {part.labels[i] for i in images[name]} - {-1} for name, part in splits.items()}
+    found = {name: set(its.tolist()) - {-1} for name, its in labels.items()}
     everywhere = set().union(*found.values())
     empty = [name for label, name in enumerate(classes) if label not in everywhere]
     if everywhere and empty and whole:
         yield f"classes without a file called like an image: {_listed(empty)}; they count as labels all the same"
     if found.get("train"):
-        for name, labels in found.items():
-            new = [classes[label] for label in sorted(labels - found["train"])]
+        for name, here in found.items():
+            new = [classes[label] for label in sorted(here - found["train"])]
             if new:
                 yield f"classes of {name} that train lacks: {_listed(new)}"
 

@@ -43,10 +43,11 @@ def _weights(pixels, centres, inverse, inside):
 
 
 @triton.jit
-def _centres(tile, crop, flip, length, scale, TILE: tl.constexpr):
-    """Where the pixels of a tile lie in the box, along one axis: float32 [TILE]."""
+def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
+    """Where the pixels of a tile, or those next to them inside, lie in the box, along one axis: float32 [TILE]."""
     at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
+    at = tl.minimum(tl.maximum(at, 0), resized - 1)
     return (at.to(tl.float32) + 0.5) * scale
 
 
@@ -106,8 +107,8 @@ def render_tiles(
     crop_y, crop_x = tl.load(entry + 8).to(tl.int32), tl.load(entry + 9).to(tl.int32)
     flip_x, flip_y = tl.load(entry + 10).to(tl.int32), tl.load(entry + 11).to(tl.int32)
 
-    centres_y = _centres(tile_y, crop_y, flip_y, out_height, scale_y, TILE_Y)
-    centres_x = _centres(tile_x, crop_x, flip_x, out_width, scale_x, TILE_X)
+    centres_y = _centres(tile_y, crop_y, flip_y, out_height, resized_y, scale_y, TILE_Y)
+    centres_x = _centres(tile_x, crop_x, flip_x, out_width, resized_x, scale_x, TILE_X)
     first_y = tl.maximum(tl.floor(tl.min(centres_y, 0) - support_y), 0.0).to(tl.int32)
     first_x = tl.maximum(tl.floor(tl.min(centres_x, 0) - support_x), 0.0).to(tl.int32)
     last_y = tl.minimum(tl.ceil(tl.max(centres_y, 0) + support_y).to(tl.int32), height)

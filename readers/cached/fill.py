@@ -19,25 +19,25 @@ import numpy.typing as npt
 from cache.forks import renewed_event, tell_after_fork
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
-from readers.cached.shelf import Shelf
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
+from readers.cached.budget import SAMPLE_ERRORS, read_good
+from readers.cached.store import Cached
 from readers.order import Order
-from readers.sample import Buffer, Reader
+from readers.reader import Reader
+from readers.table import Table
 
 __all__ = ["BLOCK_SAMPLES", "FillAhead", "prefill"]
 
 BLOCK_SAMPLES = 64
 _LEAST_SAMPLES, _BLOCKS = 4, 256
 _AHEAD_SAMPLES = 16
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 _JOIN_SECONDS = 10.0
 _NICE = 10
 _Ints = npt.NDArray[np.int64]
 
 
 def prefill(
-    base: Reader,
-    shelf: Shelf,
+    table: Table,
+    store: Cached,
     threads: int | None = None,
     order: Order | None = None,
     epoch: int = 0,
@@ -46,10 +46,11 @@ def prefill(
     """See `CachedReader.prefill`."""
     if threads is not None and threads < 1:
         raise ValueError(f"threads is at least 1, not {threads}")
-    if shelf.store is None:
+    if store.shared is None:
         return 0
-    blocks = list(_blocks(shelf, order, epoch))
-    walk = _Walk(len(blocks), _start(len(blocks), shelf.store.stats().users))
+    source = _source(table, store)
+    blocks = list(_blocks(table, store, order, epoch))
+    walk = _Walk(len(blocks), _start(len(blocks), store.shared.stats().users))
     done = [0, 0]
     lock = threading.Lock()
 
@@ -57,7 +58,7 @@ def prefill(
         samples = 0
         while (number := walk.next()) is not None:
             block = blocks[number]
-            filled = [_fill_block(base, shelf, block, name) for name in shelf.slots.fields]
+            filled = [_fill_block(source, store, block, name) for name in store.slots.fields]
             if any(met for _, met in filled):
                 walk.leave()
             samples += len(block)
@@ -124,13 +125,13 @@ class FillAhead:
     Where several ranks of a node fill, each takes every so-many-th block.
     """
 
-    def __init__(self, base: Reader, shelf: Shelf, order: Order, epoch: int, start: int) -> None:
+    def __init__(self, table: Table, store: Cached, order: Order, epoch: int, start: int) -> None:
         self._stopped = threading.Event()
         self.filled = 0
         self.error: BaseException | None = None
         tell_after_fork(self)
         self._thread = threading.Thread(
-            target=self._run, args=(base, shelf, order, epoch, start), name="packer-fill-ahead", daemon=True
+            target=self._run, args=(table, store, order, epoch, start), name="packer-fill-ahead", daemon=True
         )
         self._thread.start()
 
@@ -155,76 +156,69 @@ class FillAhead:
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
-    def _run(self, base: Reader, shelf: Shelf, order: Order, epoch: int, start: int) -> None:
+    def _run(self, table: Table, store: Cached, order: Order, epoch: int, start: int) -> None:
         _be_nice()
+        source = _source(table, store)
         ranks = detect_ranks()
         step = _AHEAD_SAMPLES * ranks.local_world_size
         try:
             for first in range(start + _AHEAD_SAMPLES * ranks.local_rank, len(order), step):
-                if self._stopped.is_set() or not shelf.has_room:
+                if self._stopped.is_set() or not store.has_room:
                     return
                 positions = np.arange(first, min(first + _AHEAD_SAMPLES, len(order)), dtype=np.int64)
-                indices = order.indices(epoch, positions)
-                block = np.unique(indices[shelf.choice.mask(indices)])
-                for name in shelf.slots.fields:
-                    _fill_block(base, shelf, block, name)
+                rows = table.at(order.indices(epoch, positions))
+                block = np.unique(rows[store.subset.mask(rows)])
+                for name in store.slots.fields:
+                    _fill_block(source, store, block, name)
                 self.filled += len(block)
         except BaseException as error:
             self.error = error
 
 
-def _blocks(shelf: Shelf, order: Order | None, epoch: int) -> Iterator[_Ints]:
-    """The samples that have a place, in blocks."""
+def _source(table: Table, store: Cached) -> Reader:
+    """What is below the cache, by rows."""
+    return Reader(Table(table.columns), store.source)
+
+
+def _blocks(table: Table, store: Cached, order: Order | None, epoch: int) -> Iterator[_Ints]:
+    """The rows that have a place, in blocks."""
     # A small set is cut into smaller ones, so that several processes find something to do.
-    size = max(_LEAST_SAMPLES, min(BLOCK_SAMPLES, (shelf.slots.stop - shelf.slots.start) // _BLOCKS))
+    size = max(_LEAST_SAMPLES, min(BLOCK_SAMPLES, len(store.subset) // _BLOCKS))
     if order is None:
-        for run in shelf.choice.kept():
+        for run in store.subset.kept():
             yield from (run[at : at + size] for at in range(0, len(run), size))
         return
     for first in range(0, len(order), size):
         positions = np.arange(first, min(first + size, len(order)), dtype=np.int64)
-        indices = order.indices(epoch, positions)
-        yield indices[shelf.choice.mask(indices)]
+        rows = table.at(order.indices(epoch, positions))
+        yield rows[store.subset.mask(rows)]
 
 
-def _fill_block(base: Reader, shelf: Shelf, block: _Ints, name: str) -> tuple[int, bool]:
+def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple[int, bool]:
     """Bytes stored of a block, and whether another process has filled some of it."""
-    if not shelf.has_room:
+    if not store.has_room:
         return 0, False
-    missing = shelf.missing(block, name)
+    number, width = source.table.number(name), store.slots.width
+    missing = block[~store.has(block * width + number)]
     met = len(missing) < len(block)
     if name != "image":
-        missing = missing[base.sizes(name)[missing] > 0]  # a sample may lack a field
+        missing = missing[source.sizes(name)[missing] > 0]  # a sample may lack a field
     if not len(missing):
         return 0, met
+    shards = source.table.columns.column("shard")[missing].tolist()
     stored = left = 0
-    for index, data in zip(missing.tolist(), _read(base, missing, name), strict=True):
+    for row, shard, data in zip(missing.tolist(), shards, read_good(source, missing, name), strict=True):
         if data is None:
             continue
         try:
-            form = shelf.form(name, data)
-        except _SAMPLE_ERRORS:
+            converted = store.convert(row * width + number, data)
+        except SAMPLE_ERRORS:
             continue
-        if shelf.put(index, name, form):
-            stored += len(form)
+        if store.put(row * width + number, shard, converted):
+            stored += len(converted)
         else:
             left += 1
-    return stored, met or (left > 0 and len(shelf.missing(missing, name)) < left)
-
-
-def _read(base: Reader, indices: _Ints, name: str) -> list[Buffer | None]:
-    """The payloads; None for what cannot be read, which is for the consumer to hear of."""
-    try:
-        return list(base.read_many(indices, name))
-    except _SAMPLE_ERRORS:
-        return [_read_one(base, index, name) for index in indices.tolist()]
-
-
-def _read_one(base: Reader, index: int, name: str) -> Buffer | None:
-    try:
-        return base.read(index, name)
-    except _SAMPLE_ERRORS:
-        return None
+    return stored, met or (left > 0 and int((~store.has(missing * width + number)).sum()) < left)
 
 
 def _be_nice() -> None:

@@ -1,30 +1,42 @@
-"""What a cached reader asks of shared memory, and how slots are numbered.
+"""A cache over any store: payloads in memory that the processes of a node share, in the form that is kept.
 
-0                      what all users agree on (`Terms`), as JSON
-1 .. fields            the dictionary of each field that has one
-then, field by field   one slot for each sample of the part that this node keeps
+A hit is a view of shared memory, without a lock or a copy (unless it was compressed). A miss is read from the store
+below, together with the other misses of the batch, converted, and stored for everybody. What does not fit passes
+through. Views stay valid for as long as they are held: nothing is evicted, and nothing is ever written in place.
+
+The shared memory has numbered slots:
+
+    0                      what all users agree on (`Terms`), as JSON
+    then, field by field   one slot for each row of the subset
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.cached.packing import Packing
-from readers.sample import Buffer
+from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
+from readers.cached.compression import compress, decompress
+from readers.cached.form import Form
+from readers.cached.subset import Subset
+from readers.table import Columns
 
-__all__ = ["Slots", "Store", "Terms", "agreed"]
+__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Slots", "Terms", "agree"]
 
+Check: TypeAlias = Literal["never", "first", "always"]
+CHECKS = ("never", "first", "always")
+_COUNTED_TOGETHER = 64
+_LEAST_BYTES = 64  # what the shortest payload takes
 _AGREE_SECONDS = 2.0
 
 
-class Store(Protocol):
+class SharedBytes(Protocol):
     """Opaque bytes by slot, shared by the processes of a node: `cache.SharedByteCache`."""
 
     @property
@@ -43,75 +55,314 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Where the fields of the samples of range(start, stop) are."""
-
-    fields: tuple[str, ...]
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return 1 + len(self.fields) * (1 + self.stop - self.start)
-
-    def first(self, field: str) -> int | None:
-        """What to add to a sample's number; None for a field that is not kept."""
-        if field not in self.fields:
-            return None
-        samples = self.stop - self.start
-        return 1 + len(self.fields) + self.fields.index(field) * samples - self.start
-
-    def of_field(self, field: str) -> slice:
-        """All slots of a field."""
-        base = self.first(field)
-        assert base is not None
-        return slice(base + self.start, base + self.stop)
-
-    def dictionary(self, field: str) -> int:
-        return 1 + self.fields.index(field)
-
-
 @dataclass(frozen=True)
 class Terms:
-    """What the users of a cache must agree on. threshold: see `choice`. packings: of the fields that are compressed.
+    """What the users of a cache must agree on.
 
-    rate: bytes per pixel of a recoded image, as measured; 0 for other ways of keeping.
+    threshold: see `Subset`. packed: the fields that are compressed. rate: bytes per pixel of a recoded image, as
+    measured; 0 for other forms.
     """
 
     threshold: int
-    packings: Mapping[str, Packing]
+    packed: tuple[str, ...] = ()
     rate: float = 0.0
 
     def to_json(self) -> bytes:
-        fields = {name: bool(packing.dictionary) for name, packing in self.packings.items()}
-        return json.dumps({"threshold": self.threshold, "packed": fields, "rate": self.rate}).encode()
+        return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agreed(store: Store, slots: Slots, mine: Terms) -> Terms | None:
-    """The terms that the cache holds: those of whoever came first. None where they cannot be had."""
-    for field, packing in mine.packings.items():
-        if packing.dictionary and store.get(0) is None:
-            store.put(slots.dictionary(field), packing.dictionary)
+def agree(shared: SharedBytes, mine: Terms) -> Terms | None:
+    """The terms that the cache has: those of the first that came. None where they cannot be had."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
-        text = store.get(0)
+        text = shared.get(0)
         if text is not None:
-            return _read(store, slots, bytes(text))
-        # Refused while somebody else is writing: then theirs will be there in a moment.
-        if not store.put(0, mine.to_json()) and time.monotonic() > until:
+            try:
+                found = json.loads(bytes(text))
+                return Terms(int(found["threshold"]), tuple(map(str, found["packed"])), float(found["rate"]))
+            except (ValueError, KeyError, TypeError):
+                return None
+        # Refused while another process is writing: then its terms will be there in a moment.
+        if not shared.put(0, mine.to_json()) and time.monotonic() > until:
             return None
         time.sleep(0.001)
 
 
-def _read(store: Store, slots: Slots, text: bytes) -> Terms | None:
-    try:
-        found = json.loads(text)
-        packings = {}
-        for field, has_dictionary in found["packed"].items():
-            stored = store.get(slots.dictionary(field)) if has_dictionary else b""
-            if stored is None:
-                return None
-            packings[field] = Packing(bytes(stored))
-        return Terms(int(found["threshold"]), packings, float(found["rate"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+@dataclass(frozen=True)
+class Slots:
+    """Where the fields of the rows of a subset are. numbers: positions of the kept fields in the table's `width`."""
+
+    fields: tuple[str, ...]
+    numbers: tuple[int, ...]
+    width: int
+    subset: Subset
+
+    def __len__(self) -> int:
+        return 1 + len(self.fields) * len(self.subset)
+
+    def first(self, field: str) -> int:
+        """The slot of a field's first row."""
+        return 1 + self.fields.index(field) * len(self.subset)
+
+    def one(self, row: int) -> int:
+        """The slot of an extent by its row; -1 for none."""
+        sample, number = divmod(row, self.width)
+        rank = self.subset.rank(sample) if number in self.numbers else -1
+        return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
+
+    def many(self, rows: Int64s) -> Int64s:
+        """The same for many."""
+        samples, numbers = np.divmod(rows, self.width)
+        firsts = np.full(self.width, -1, np.int64)
+        firsts[list(self.numbers)] = 1 + np.arange(len(self.numbers)) * len(self.subset)
+        ranks, first = self.subset.ranks(samples), firsts[numbers]
+        return np.where((ranks < 0) | (first < 0), -1, first + ranks)
+
+
+class Cached(StoreOver):
+    """`source` behind shared memory. None for `shared` keeps nothing, and images are still converted.
+
+    columns: what the rows of extents are rows of.
+    check: when payloads are compared with their CRC32C: that of the index, or else of the shared memory. Files that
+    were rewritten since they were listed are never stored, and dropped where they are checked.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        shared: SharedBytes | None,
+        slots: Slots,
+        terms: Terms,
+        form: Form,
+        columns: Columns,
+        check: Check = "never",
+    ) -> None:
+        self.source, self.shared, self.slots, self.terms = source, shared, slots, terms
+        self.form, self.columns, self.check_payloads = form, columns, check
+        self._setup()
+
+    def _setup(self) -> None:
+        self.subset = Subset(self.slots.subset.rows, self.terms.threshold)
+        fields = self.columns.fields
+        self._image = fields.index("image") if "image" in fields and self.form.converts else -1
+        self._packed = {fields.index(name) for name in self.terms.packed}
+        self._plain = self.check_payloads == "never" and not self._packed
+        self._tracks_files = self.source.tracks_files
+        self._checked = bytearray()
+        self._hit_bytes: deque[int] = deque()
+        # Most sets have one field and keep all of it as it is: then a slot is one addition away.
+        rows = self.slots.subset.rows
+        self._start = self._stop = self._shift = 0
+        if self._plain and self.slots.width == 1 and isinstance(rows, range) and self.shared is not None:
+            self._start, self._stop, self._shift = rows.start, rows.stop, 1 - rows.start
+            self._fetch = self.shared.get
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        if self._start <= row < self._stop:
+            data: Buffer | None = self._fetch(row + self._shift)
+        else:
+            data = self._found(row, shard)
+        if data is None:
+            return self._stored(row, shard, self.source.read_one(row, shard, offset, length))
+        self._hit_bytes.append(len(data))
+        if len(self._hit_bytes) >= _COUNTED_TOGETHER:
+            self._count_hits()
+        return data
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        rows, shards = extents.row.tolist(), extents.shard.tolist()
+        if self.shared is None:
+            results: list[Buffer | None] = [None] * len(rows)
+        elif self._plain:
+            fetch = self.shared.get
+            results = [fetch(slot) if slot >= 0 else None for slot in self.slots.many(extents.row).tolist()]
+        else:
+            results = [self._found(row, shard) for row, shard in zip(rows, shards, strict=True)]
+        sizes = [len(data) for data in results if data is not None]
+        if sizes and self.shared is not None:
+            self.shared.count(hits=len(sizes), hit_bytes=sum(sizes))
+        if len(sizes) < len(rows):
+            missing = [i for i, data in enumerate(results) if data is None]
+            found = self.source.read(extents.take(np.array(missing, np.int64)))
+            for i, data in zip(missing, found, strict=True):
+                results[i] = self._stored(rows[i], shards[i], data)
+        return results  # type: ignore[return-value]
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        """Announce those that are not here."""
+        missing = extents.take(~self.has(extents.row))
+        if len(missing.row):
+            self.source.prefetch(missing, below_bytes)
+
+    def has(self, rows: Int64s) -> npt.NDArray[np.bool_]:
+        """Which extents, by their rows, are here."""
+        shared = self.shared
+        if shared is None:
+            return np.zeros(len(rows), np.bool_)
+        return np.array([slot >= 0 and shared.has(slot) for slot in self.slots.many(rows).tolist()], np.bool_)
+
+    def close(self) -> None:
+        """Leave the shared memory, and close what is below; later reads pass through."""
+        self._count_hits()
+        shared, self.shared = self.shared, None
+        self._start = self._stop = 0
+        if shared is not None:
+            shared.close()
+        self.source.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("source", "shared", "slots", "terms", "form", "columns", "check_payloads")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- filling ------------------------------------------------------------------------------------------------
+    @property
+    def has_room(self) -> bool:
+        """Whether anything at all can still be stored."""
+        return self.shared is not None and self.shared.capacity_bytes - self.shared.used_bytes >= _LEAST_BYTES
+
+    def convert(self, row: int, data: Buffer) -> Buffer:
+        """What is handed out for a payload. Raises BadSampleError."""
+        return self.form.convert(data) if self._image >= 0 and row % self.slots.width == self._image else data
+
+    def put(self, row: int, shard: int, converted: Buffer) -> bool:
+        """Keep what is handed out; False where it is there already, is being written, does not fit, or is of a file
+        that was rewritten: this is asked after reading, so whatever came from a new file is seen."""
+        slot = self.slots.one(row)
+        if self.shared is None or slot < 0 or (self._tracks_files and not self.source.is_current(shard)):
+            return False
+        return self.shared.put(slot, compress(converted) if row % self.slots.width in self._packed else converted)
+
+    def stats(self) -> CachedStats:
+        """How full it is and how often it was hit; takes time in proportion to the samples."""
+        if self.shared is None:
+            return CachedStats(self.form.kind, len(self.subset), 0, 0)
+        self._count_hits()
+        first = self.slots.first(self.slots.fields[0])
+        present = int(self.shared.present()[first : first + len(self.subset)].sum())
+        kept = sum(len(run) for run in self.subset.kept())
+        counted = self.shared.stats()
+        names = ("hits", "misses", "hit_bytes", "puts", "put_bytes", "passed", "dropped", "users")
+        return CachedStats(
+            self.form.kind,
+            len(self.subset),
+            kept,
+            present,
+            self.shared.capacity_bytes,
+            self.shared.used_bytes,
+            **{name: int(getattr(counted, name)) for name in names},
+        )
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _found(self, row: int, shard: int) -> Buffer | None:
+        shared, slot = self.shared, self.slots.one(row)
+        if shared is None or slot < 0:
+            return None
+        stored = shared.get(slot)
+        if stored is None or self._plain:
+            return stored
+        try:
+            data = decompress(stored) if row % self.slots.width in self._packed else stored
+        except ValueError:
+            shared.drop(slot)
+            return None
+        if self.check_payloads == "never" or (self.check_payloads == "first" and self._was_checked(slot)):
+            return data
+        fresh = not self._tracks_files or self.source.is_current(shard)
+        if not (fresh and self._is_right(shared, slot, data, row)):
+            shared.drop(slot)  # so that it is read again
+            return None
+        if self._checked:
+            self._checked[slot] = 1
+        return data
+
+    def _was_checked(self, slot: int) -> bool:
+        if not self._checked:
+            self._checked = bytearray(len(self.slots))
+        return bool(self._checked[slot])
+
+    def _is_right(self, shared: SharedBytes, slot: int, data: Buffer, row: int) -> bool:
+        sample, number = divmod(row, self.slots.width)
+        if not self.columns.has_checksums or number == self._image:  # no index has the checksum of what is kept
+            return shared.check(slot)
+        from crc32c import crc32c
+
+        return crc32c(data) == int(self.columns.field_column(self.columns.fields[number], "crc32c")[sample])
+
+    def _stored(self, row: int, shard: int, data: Buffer) -> Buffer:
+        """Take a payload as it was read, keep it if it has a place, and give it as it is handed out."""
+        converted = self.convert(row, data)
+        if self.shared is None:
+            return converted
+        slot = self.slots.one(row)
+        if row % self.slots.width not in self.slots.numbers:
+            return converted
+        kept = slot >= 0 and self.subset.keeps(row // self.slots.width)
+        if not (kept and (self.put(row, shard, converted) or self.shared.has(slot))):
+            self.shared.count(passed=1)
+            return converted
+        self.shared.count(misses=1)
+        if self._plain:  # what is in the cache already need not be in this process too
+            return self.shared.get(slot) or converted
+        return converted
+
+    def _count_hits(self) -> None:
+        """Count hits that have not been counted yet: each costs the shared memory a lock."""
+        hits = size = 0
+        try:
+            while True:  # each is taken by one thread only
+                size += self._hit_bytes.popleft()
+                hits += 1
+        except IndexError:
+            if hits and self.shared is not None:
+                self.shared.count(hits=hits, hit_bytes=size)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedStats:
+    """Of one cache, by all processes that use or used it. Hits of single reads are counted 64 at a time, so a process
+    that ends without closing may leave that many out.
+
+    samples: of the set, or of this node's part.
+    kept, present: those that have a place; those that are there (their first field).
+    capacity_bytes, used_bytes: of the payloads.
+    hits, hit_bytes: reads that the cache served.
+    misses: reads of samples that have a place and were not there yet.
+    passed: reads of samples without a place.
+    puts, put_bytes: what was stored.
+    dropped: what was found wrong.
+    users: processes that have it open.
+    """
+
+    kind: str
+    samples: int
+    kept: int
+    present: int
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    hit_bytes: int = 0
+    puts: int = 0
+    put_bytes: int = 0
+    passed: int = 0
+    dropped: int = 0
+    users: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits per read, 0 to 1."""
+        return self.hits / max(1, self.hits + self.misses + self.passed)
+
+    @property
+    def filled(self) -> float:
+        """Share of the samples that have a place and are there."""
+        return self.present / max(1, self.kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "hit_rate": self.hit_rate, "filled": self.filled}

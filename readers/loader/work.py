@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from cache.stores.blocks import BlockPool
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.blocks import BlockPool
 from readers.errors import BadSampleError
 from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
 from readers.headers import ImageHeader
@@ -223,8 +223,9 @@ class IndexWork:
 class ImageMemory:
     """Gives every batch its tensor, in memory that earlier batches have left.
 
-    Memory is used again only when nothing refers to the earlier batch any more (see `readers.blocks`), so a batch may
-    be kept for as long as it is wanted. Pinned memory comes from torch's own pool, which waits for copies under way.
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.blocks`), so a batch
+    may be kept for as long as it is wanted. Pinned memory comes from torch's own pool, which waits for copies under
+    way.
     """
 
     def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:

@@ -2,7 +2,7 @@
 
 Read amplification. A disk, a page cache and a network file system fetch whole units (pages of 4 KiB, or the size of a
 request), so a sample alone costs every unit that it touches. A block is read once for all of its samples, in the runs
-that `readers.ranges` makes of it: with the container's headers in between, and without what is far away.
+that `cache.stores.ranges` makes of it: with the container's headers in between, and without what is far away.
 
 Shuffle quality. Let x be the number of a sample, scaled to (0, 1). The mean of x over a batch of b drawn without
 replacement from n has the variance (1 - 1/n^2) / 12 / b * (n - b) / (n - 1) around 1/2; batches of a stored order that
@@ -19,29 +19,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from cache.stores.ranges import plan_reads
+from readers.index import ABSENT
 from readers.order.base import Int64s, Order, Sequential
 from readers.order.block import BlockShuffled
-from readers.ranges import plan_reads
-from readers.sample import Reader
-from readers.selection import SelectedReader
+from readers.reader import Reader
 
 __all__ = ["ShuffleReport", "describe", "read_amplification", "shuffle_quality"]
 
 PAGE_BYTES = 4096
 _MOST_EPOCHS = 64
 _SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more
-
-
-@runtime_checkable
-class _Placed(Protocol):
-    """A reader that knows where the bytes lie."""
-
-    def byte_range(self, index: int, field: str = ...) -> tuple[Path | str, int, int] | None: ...
 
 
 @dataclass(frozen=True)
@@ -120,12 +111,6 @@ def _spread(count: int, wanted: int) -> Int64s:
 
 def _places(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
     """(a number for its file, offset, length) of each sample that has the field."""
-    while isinstance(reader, SelectedReader):
-        samples, reader = reader.indices[samples], reader.base
-    if not isinstance(reader, _Placed):
-        return samples, np.zeros_like(samples), np.asarray(reader.sizes(field)[samples])
-    files: dict[Path | str, int] = {}
-    places = [place for place in (reader.byte_range(i, field) for i in samples.tolist()) if place is not None]
-    rows = [(files.setdefault(path, len(files)), offset, length) for path, offset, length in places]
-    shard, offset, length = np.array(rows, np.int64).reshape(-1, 3).T
-    return shard, offset, length
+    offsets = reader.table.field_column(field, "offset")[samples]
+    extents = reader.table.extents(samples[offsets != ABSENT], field)
+    return extents.shard, extents.offset, extents.length

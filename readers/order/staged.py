@@ -16,7 +16,7 @@ one part of each of the last `window` shards, all of them shuffled together:
 So a round needs no shard that comes later than its own, training follows half a window behind the copies, and a batch
 mixes samples of `window` shards (of fewer in the first and last rounds). Every sample comes once an epoch whatever is
 staged; what is not there when it is wanted is waited for, or read from the source, as the reader was told to
-(`readers.FallbackReader`).
+(`readers.open` with `fallback`).
 
 Epochs begin to begin + epochs - 1 are of this kind, all others are those of `Shuffled`. Memory: about 32 bytes for each
 part of a shard, for each of the two epochs used last.

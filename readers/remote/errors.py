@@ -1,29 +1,21 @@
-"""Errors of `cache.remote` under the names that readers raise, at one place."""
+"""What an absent object means to a reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cache.remote import ChangedError, MissingError
-from cache.remote import RemoteError as CacheRemoteError
-from readers.errors import MissingExtraError, RemoteError, StaleIndexError
+from cache.errors import MissingError, StaleIndexError
 
 __all__ = ["remote_errors"]
 
 
 @contextmanager
 def remote_errors(indexed: bool = False) -> Iterator[None]:
-    """Around calls of `cache.remote`. indexed: what is read is in the index, so its absence is a StaleIndexError."""
+    """indexed: what is read is in the index, so its absence is a StaleIndexError. Other errors pass as they are."""
     try:
         yield
-    except ChangedError as error:
-        raise StaleIndexError(str(error)) from error
     except MissingError as error:
-        raise (StaleIndexError if indexed else RemoteError)(str(error)) from error
-    except CacheRemoteError as error:
-        raise RemoteError(str(error)) from error
-    except ImportError as error:
-        if "obstore" not in str(error):
-            raise
-        raise MissingExtraError("obstore", "remote", "reading and writing s3://, gs://, az:// and https://") from error
+        if indexed:
+            raise StaleIndexError(str(error)) from error
+        raise

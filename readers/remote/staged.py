@@ -12,7 +12,6 @@ from cache.staging import Manifest, StagedFile
 from cache.staging.remote import RemoteSource
 from readers.index import column_names
 from readers.layout import DATASET_FILE
-from readers.remote.errors import remote_errors
 from readers.remote.home import RemoteHome
 from readers.staged_files import SetFiles, all_files, column_checksum
 
@@ -25,8 +24,7 @@ def remote_set_files(url: str) -> SetFiles:
     The fingerprint covers dataset.json, with it the CRC32C of every shard, what the server says of it, and the sizes of
     the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
-    with remote_errors():
-        remote = Remote(url)
+    remote = Remote(url)
     home = RemoteHome(remote)
     digest = hashlib.blake2b(home.text + home.state.encode(), digest_size=16)
     indexes = {}

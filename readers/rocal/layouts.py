@@ -24,10 +24,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cache.files import Folder, atomic_write
 from readers.errors import DatasetError, FormatError, OutputError
 from readers.headers import MEDIA
+from readers.reader import Reader
 from readers.rocal.vet import Limits, decodable, limits_of
-from readers.shards import ShardReader
 
 __all__ = ["Layout", "tar_layout", "tfrecord_layout"]
 
@@ -51,7 +52,7 @@ class Layout:
 
 
 def tar_layout(
-    reader: ShardReader,
+    reader: Reader,
     directory: str | os.PathLike[str],
     *,
     index_paths: Sequence[str | os.PathLike[str]] | None = None,
@@ -81,14 +82,14 @@ def tar_layout(
             (root / "shards" / f"{number:06d}.tar").symlink_to(shard.resolve())
             lines = [_line(first + i, *both) for i, both in enumerate(members)]
             text = "".join(f"{line}\n" for line in [f"v1.0 {len(lines)}", *lines])
-            (root / "index" / f"{number:06d}.idx").write_text(text, encoding="ascii")
+            atomic_write(root / "index" / f"{number:06d}.idx", text.encode("ascii"))
             first += len(lines)
 
     root = _make(Path(directory), fill)
     return _layout(reader, "tar", root / "shards", root / "index", max_side)
 
 
-def tfrecord_layout(reader: ShardReader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
+def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
     """Make `directory`, on the file system of the shards, for the TFRecord shards of `reader`; no index is read.
 
     Raises as `tar_layout` does, and DatasetError where file names (image/filename) have directories.
@@ -108,7 +109,7 @@ def tfrecord_layout(reader: ShardReader, directory: str | os.PathLike[str], *, m
     return _layout(reader, "tfrecord", _make(Path(directory), fill), None, max_side)
 
 
-def _shards(reader: ShardReader, wanted: str) -> list[Path]:
+def _shards(reader: Reader, wanted: str) -> list[Path]:
     """The shards of a set that rocAL's own readers can take. Raises DatasetError."""
     if reader.dataset.format != wanted:
         raise DatasetError(f"{reader.path} has {reader.dataset.format} shards, expected {wanted}: packer convert")
@@ -183,7 +184,11 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
             raise OutputError(f"{directory} exists; give a new directory, or remove it")
         building.mkdir(parents=True)
         fill(building)
-        os.rename(building, directory)
+        with Folder(directory.parent) as parent:
+            for folder in (path for path in (building, *building.iterdir()) if path.is_dir()):
+                with Folder(folder) as made:
+                    made.sync()
+            parent.rename(building.name, directory.name, durable=True)
     except OutputError:
         raise
     except OSError as error:
@@ -196,8 +201,6 @@ def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
     return directory
 
 
-def _layout(
-    reader: ShardReader, kind: Literal["tar", "tfrecord"], shards: Path, index: Path | None, cap: int
-) -> Layout:
+def _layout(reader: Reader, kind: Literal["tar", "tfrecord"], shards: Path, index: Path | None, cap: int) -> Layout:
     offset = reader.dataset.label_offset
     return Layout(kind, shards, index, len(reader), offset, limits_of(reader, cap=cap))

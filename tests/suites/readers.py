@@ -12,7 +12,6 @@ opens again with the next read. Bytes that were handed out stay as they are, wha
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
 from collections.abc import Callable
@@ -26,9 +25,10 @@ from crc32c import crc32c
 
 import readers
 from readers.errors import SourceError, UnknownNameError
+from suites.children import forked
 from suites.samples import Truth
 
-__all__ = ["DTYPES", "ReaderSuite", "checksums", "in_forked_child"]
+__all__ = ["DTYPES", "ReaderSuite", "checksums"]
 
 DTYPES = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)  # of ImageInfo
 
@@ -38,19 +38,6 @@ def checksums(reader: Any) -> list[int]:
     singly = [crc32c(reader.read(i)) for i in range(len(reader))]
     assert singly == [crc32c(data) for data in reader.read_many(range(len(reader)))]
     return singly
-
-
-def in_forked_child(work: Callable[[], object]) -> None:
-    """Run in a forked child, which must end without an error."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 class ReaderSuite:
@@ -72,7 +59,8 @@ class ReaderSuite:
     # --- bytes ----------------------------------------------------------------------------------------------------
     def test_every_way_of_reading_gives_the_same_bytes(self, reader: Any, truth: Truth) -> None:
         n, images = len(truth), truth.images
-        assert isinstance(reader, readers.Reader) and len(reader) == n
+        assert isinstance(reader, readers.Reader) and not isinstance(object(), readers.Reader)
+        assert len(reader) == n
         for _ in range(2):  # what a reader remembers of the first time changes nothing
             assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
             assert [bytes(data) for data in reader.read_many(range(n))] == images
@@ -86,7 +74,8 @@ class ReaderSuite:
         orders: list[Any] = [[], [7], [n - 1, 0, 5], [3, 3, 3], [-1, 0, -n, n - 1], [*range(n), *range(n)], [9, 2, 1]]
         for order in orders:
             expected = [images[i] for i in order]
-            for given in (order, tuple(order), np.array(order, np.int16)):
+            arrays = (np.array(order, np.int16), [*map(np.int64, order)], np.array(order[::-1], np.int64)[::-1])
+            for given in (order, tuple(order), *arrays):
                 reader.prefetch(given)
                 assert [bytes(data) for data in reader.read_many(given)] == expected, f"read_many({order})"
                 assert [bytes(data) for data in reader.stream(given)] == expected, f"stream({order})"
@@ -169,14 +158,16 @@ class ReaderSuite:
         info = reader.info
         assert [column.dtype for column in info] == list(map(np.dtype, DTYPES))
         assert all(column.shape == (len(truth),) for column in info)
-        assert list(zip(info.height.tolist(), info.width.tolist(), strict=True)) == truth.shapes
+        assert list(zip(*(column.tolist() for column in info), strict=True)) == truth.headers
         for order in ([5, 0, 0, -2], [], np.array([3, 1], np.int16)):
             some = reader.image_info(order)
             assert [column.dtype for column in some] == [column.dtype for column in info]
             assert [column.tolist() for column in some] == [[column[i] for i in order] for column in info]
 
-    def test_a_short_repr(self, reader: Any) -> None:
+    def test_short_representations(self, reader: Any, truth: Truth) -> None:
         assert str(len(reader)) in repr(reader) and len(repr(reader)) < 400 and "\n" not in repr(reader)
+        first = f"Sample({truth.keys[0]!r}, label={reader[0].label}, {{image: {len(truth.images[0]):,} bytes"
+        assert repr(reader[0]).startswith(first) and "\n" not in repr(reader[0])
 
     # --- by name and by part --------------------------------------------------------------------------------------
     def test_slices_and_keys(self, reader: Any, truth: Truth) -> None:
@@ -186,10 +177,10 @@ class ReaderSuite:
         key = truth.keys[-1]
         assert reader[key].key == reader[-1].key == key
         assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
-        with pytest.raises(UnknownNameError, match="'no such key'"):
-            reader["no such key"]
-        for wrong in (1.5, None, [0]):
-            with pytest.raises(TypeError):
+        with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
+            reader["cow/1"]
+        for wrong in (1.5, None, [0], np.arange(3)):
+            with pytest.raises(TypeError, match="by its number, its key or a slice, not by"):
                 reader[wrong]
 
     def test_selections(self, reader: Any, truth: Truth) -> None:
@@ -198,10 +189,10 @@ class ReaderSuite:
             assert [bytes(data) for data in few.read_many(range(len(few)))] == expected.images
             assert (list(few.keys), few.labels.tolist()) == (expected.keys, expected.labels)
             assert few.fingerprint != reader.fingerprint
-        label = truth.labels[0]
-        few = reader.select(labels=label)
-        assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
-        assert tuple(few.classes) == truth.classes, "labels keep their meaning"
+        for label in (truth.labels[0], truth.labels[-1]):
+            few = reader.select(labels=label)
+            assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
+            assert tuple(few.classes) == truth.classes, "labels keep their meaning"
         with pytest.raises(SourceError, match="nothing is selected"):
             reader.select(indices=[])
 
@@ -233,7 +224,8 @@ class ReaderSuite:
                 reader.read(len(truth))
             reader.close()
 
-        in_forked_child(child)
+        with forked(child):
+            assert checksums(reader) == expected, "read at the same time"
         assert checksums(reader) == expected
 
     def test_pickled_after_close(self, reader: Any, truth: Truth) -> None:

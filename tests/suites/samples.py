@@ -5,40 +5,51 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 import packer
+from readers.headers import MEDIA, parse_held
 
-__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "make_jpeg"]
+__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg"]
 
 CLASSES = ("cat", "dog", "owl")
 SAMPLES = 24
+_TURNED = Image.Exif()
+_TURNED[0x0112] = 6  # orientation
 _SIZES = ((32, 24), (24, 36), (40, 32))
 
 
-def make_jpeg(seed: int, size: tuple[int, int] = (32, 24), **options: object) -> bytes:
-    """A small JPEG that no other seed gives."""
+def make_image(seed: int, size: tuple[int, int] = (32, 24), format: str = "JPEG", **options: object) -> bytes:
+    """A small image that no other seed gives."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
     out = io.BytesIO()
-    Image.fromarray(pixels).resize(size).save(out, "JPEG", **options)
+    Image.fromarray(pixels).resize(size).save(out, format, **options)
     return out.getvalue()
+
+
+make_jpeg = make_image
+
+
+def header(image: bytes) -> tuple[int, ...]:
+    """What `ImageInfo` says of an image."""
+    media, height, width, components, process, orientation = parse_held(image)
+    return height, width, components, process, orientation, MEDIA.index(media)
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What is true of n samples. fields: the bytes of each field by sample, None where a sample lacks it; shapes:
-    (height, width) of the images; estimated: the sizes of the images are an estimate."""
+    """What is true of n samples. fields: the bytes of each field by sample, None where a sample lacks it; estimated:
+    the sizes of the images are an estimate."""
 
     keys: list[str]
     labels: list[int]
     classes: tuple[str, ...]
     fields: dict[str, list[bytes | None]]
-    shapes: list[tuple[int, int]]
-    estimated: bool = field(default=False)
+    estimated: bool = False
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -47,29 +58,27 @@ class Truth:
     def images(self) -> list[bytes]:
         return [image for image in self.fields["image"] if image is not None]
 
+    @property
+    def headers(self) -> list[tuple[int, ...]]:
+        return [header(image) for image in self.images]
+
     def take(self, indices: Sequence[int]) -> Truth:
         """The same of some of them."""
-        return Truth(
-            [self.keys[i] for i in indices],
-            [self.labels[i] for i in indices],
-            self.classes,
-            {name: [column[i] for i in indices] for name, column in self.fields.items()},
-            [self.shapes[i] for i in indices],
-            self.estimated,
-        )
+        fields = {name: [column[i] for i in indices] for name, column in self.fields.items()}
+        keys, labels = [self.keys[i] for i in indices], [self.labels[i] for i in indices]
+        return Truth(keys, labels, self.classes, fields, self.estimated)
 
-    def recoded(self, image: Callable[[bytes], bytes], shape: Callable[[bytes], tuple[int, int]]) -> Truth:
+    def recoded(self, image: Callable[[bytes], bytes], estimated: bool) -> Truth:
         """The same of samples whose images are handed out in another form."""
-        images = [image(data) for data in self.images]
-        fields = {**self.fields, "image": [*images]}
-        return replace(self, fields=fields, shapes=[shape(data) for data in images])
+        fields = {**self.fields, "image": [image(data) for data in self.images]}
+        return replace(self, fields=fields, estimated=estimated)
 
 
 class Samples:
     """The files on disk, made when they are asked for first; nobody may write to them.
 
-    images: a folder of 24 JPEGs in three classes. manifest: a table of these images, with a mask for two of three and
-    without a label for the last. packed(format): that table packed, seven samples a shard.
+    images: a folder of 24 images in three classes, all but one of them JPEGs. manifest: a table of these images, with a
+    mask for two of three and without a label for the last. packed(format): that table packed, seven samples a shard.
     """
 
     def __init__(self, root: Path) -> None:
@@ -80,23 +89,25 @@ class Samples:
         keys, labels, images, masks, rows = [], [], [], [], []
         for number in range(SAMPLES):
             name = CLASSES[number // (SAMPLES // len(CLASSES))]
-            path = self.images / name / f"{number:02d}.jpg"
+            path = self.images / name / f"{number:02d}.{'png' if number == 7 else 'jpg'}"
             mask = root / "masks" / f"{number:02d}.png"
             for folder in (path.parent, mask.parent):
                 folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(make_jpeg(number, _SIZES[number % 3]))
+            kind = {"format": "PNG"} if number == 7 else {"exif": _TURNED} if number == 5 else {}
+            path.write_bytes(make_image(number, _SIZES[number % 3], **kind))
             if number % 3 != 1:
                 mask.write_bytes(b"mask %d" % number)
             keys.append(f"{name}/{number:02d}")
             labels.append(CLASSES.index(name))
             images.append(path.read_bytes())
             masks.append(mask.read_bytes() if mask.exists() else None)
-            rows.append((f"{keys[-1]}.jpg", name if number < SAMPLES - 1 else "", mask if mask.exists() else ""))
+            rows.append(
+                (path.relative_to(self.images), name if number < SAMPLES - 1 else "", mask if mask.exists() else "")
+            )
         with open(self.manifest, "w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("path", "label", "mask"), *rows])
-        shapes = [_SIZES[number % 3][::-1] for number in range(SAMPLES)]
-        self.of_folder = Truth(keys, labels, CLASSES, {"image": [*images]}, shapes)
-        self.truth = Truth(keys, [*labels[:-1], -1], CLASSES, {"image": [*images], "mask": masks}, shapes)
+        self.of_folder = Truth(keys, labels, CLASSES, {"image": [*images]})
+        self.truth = Truth(keys, [*labels[:-1], -1], CLASSES, {"image": [*images], "mask": masks})
 
     def packed(self, to: str = "tar") -> Path:
         """The directory of the packed set."""

@@ -23,7 +23,7 @@ import pytest
 import packer
 import readers
 from packer.conversion.arena import Arena
-from packer.sources.base import SourceListing
+from packer.sources.base import SomeSamples, SourceListing
 from readers.errors import BadSampleError, DatasetError, SourceError
 
 __all__ = ["Found", "SourceSuite", "found", "payloads"]
@@ -43,8 +43,8 @@ class Found:
 def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
     """As a worker gets them: where each sample is, and how many bytes to make room for."""
     part = listing.splits[split]
-    slices = [pickle.loads(block) for block in part.blocks(range(len(part)))]
-    return [pair for _, _, _, sizes, its in slices for pair in zip(its, sizes, strict=True)]
+    sent = pickle.loads(pickle.dumps(SomeSamples(part, range(len(part)))))
+    return [pair for block in sent.slices() for pair in zip(block.places, block.bytes, strict=True)]
 
 
 def payloads(source: Any, wanted: Sequence[tuple[Any, int]]) -> list[tuple[bytes | None, ...]]:

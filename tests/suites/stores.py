@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pytest
 
 from readers.errors import StaleIndexError
-from suites.readers import in_forked_child
+from suites.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "Extents", "StoreSuite", "extents"]
 
@@ -149,8 +149,8 @@ class StoreSuite:
             assert digests(store, places) == expected
             store.close()
 
-        in_forked_child(child)
-        assert digests(store, places) == expected
+        with forked(child):
+            assert digests(store, places) == expected
 
     def test_threads(self, store: Any, bytes_at: Any) -> None:
         def work(seed: int) -> bool:

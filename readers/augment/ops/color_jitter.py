@@ -1,4 +1,4 @@
-"""Brightness, contrast and saturation, as Pillow's `ImageEnhance`."""
+"""Brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ __all__ = ["ColorJitter"]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ColorJitter(Op):
-    """Brightness, contrast and saturation, in this order, each times a factor from [max(0, 1-x), 1+x].
+    """Brightness, contrast and saturation, in this order, each times a factor from [max(0, 1-x), 1+x]; then hue.
 
-    Blends with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255.
+    Blends with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255. The hue
+    turns by -hue to +hue of the circle, at most 0.5.
     """
 
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
+    hue: float = 0.0
 
     stage: ClassVar[Stage] = Stage.PIXELS
-    draws: ClassVar[int] = 3
+    draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
             value = getattr(self, name)
             check_range(self, name, (value, value), 0.0, 100.0)
+        check_range(self, "hue", (self.hue, self.hue), 0.0, 0.5)
 
     def plan(self, planner: Planner, u: Floats) -> None:
         spread = np.array([self.brightness, self.contrast, self.saturation])
         low = np.maximum(0.0, 1.0 - spread)
-        planner.step(self, low + (1.0 + spread - low) * u)
+        factors = low + (1.0 + spread - low) * u[:, :3]
+        turns = self.hue * (2 * u[:, 3:] - 1)
+        planner.step(self, np.concatenate([factors, turns], axis=1) if self.hue else factors)
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         if self.brightness:
@@ -49,4 +54,21 @@ class ColorJitter(Op):
             images = blend(images, grey(images).mean((2, 3), keepdim=True), column(images, rows, 1))
         if self.saturation:
             images = blend(images, grey(images), column(images, rows, 2))
-        return images
+        return _turn_hue(images, column(images, rows, 3)) if self.hue else images
+
+
+def _turn_hue(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """The hue of each pixel, from 0 to 6 around the circle, moved on; largest value and chroma stay as they are."""
+    import torch
+
+    red, green, blue = images.unbind(1)
+    largest, chroma = images.amax(1), images.amax(1) - images.amin(1)
+    divisor = chroma.clamp(min=1e-6)
+    hue = (red - green) / divisor + 4
+    hue = ((blue - red) / divisor + 2).where(largest == green, hue)
+    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns[:, 0]
+    parts = []
+    for start in (5, 3, 1):
+        place = (hue + start) % 6
+        parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
+    return torch.stack(parts, 1)

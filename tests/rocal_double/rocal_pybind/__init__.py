@@ -3,54 +3,303 @@
 Where rocAL would wait for ever, this raises DoubleHang; where it reads wrong memory, DoubleAbort. Both are kept in
 `FAULTS` too, since one raised in a `__del__` is lost. What goes wrong at the end of an epoch is drawn from a generator:
 `seed_traps(n)` says which.
+
+Behind the handles is a queue of addresses, and a graph that is run over one batch at a time.
+
+Between two operators goes a `Cut`: pixels, and the region of them that the next one takes for valid. They differ after
+resize_crop only, whose region is the size of the box and not that of the result.
 """
 
-from rocal_pybind.engine import (
-    FAULTS,
-    SLIPS,
-    DoubleAbort,
-    DoubleHang,
-    ROIxywh,
-    createIntParameter,
-    createIntRand,
-    externalFileSource,
-    externalSourceFeedInput,
-    getAsciiDatas,
-    getImageLabels,
-    getOutputTensors,
-    getRemainingImages,
-    node,
-    rocalCreate,
-    rocalRelease,
-    rocalResetLoaders,
-    rocalRun,
-    rocalVerify,
-    seed_traps,
-    setOutputs,
-    shardSource,
-)
+import itertools
+import os
+import random
+import weakref
+from collections import deque
+from typing import NamedTuple
 
-__all__ = [
-    "FAULTS",
-    "SLIPS",
-    "DoubleAbort",
-    "DoubleHang",
-    "ROIxywh",
-    "createIntParameter",
-    "createIntRand",
-    "externalFileSource",
-    "externalSourceFeedInput",
-    "getAsciiDatas",
-    "getImageLabels",
-    "getOutputTensors",
-    "getRemainingImages",
-    "node",
-    "rocalCreate",
-    "rocalRelease",
-    "rocalResetLoaders",
-    "rocalRun",
-    "rocalVerify",
-    "seed_traps",
-    "setOutputs",
-    "shardSource",
-]
+import numpy as np
+
+from rocal_pybind import pixels
+
+FAULTS: list[str] = []
+SLIPS: set[int] = set()  # numbers of batches, of a pipeline, in which an image is taken twice
+_traps = random.Random(0)
+_pipelines = itertools.count()
+_DEEPEST = 2
+_ENDINGS = ("right", "stale", "lost", "extra")
+_HELD_BATCHES_PER_DEPTH = 2
+
+
+class DoubleHang(Exception):
+    """rocAL would wait for ever here."""
+
+
+class DoubleAbort(Exception):
+    """rocAL would read memory that is not what it seems, or end the process."""
+
+
+def fault(kind, text):
+    FAULTS.append(text)
+    return kind(text)
+
+
+def seed_traps(seed):
+    _traps.seed(seed)
+
+
+class Cut(NamedTuple):
+    pixels: np.ndarray
+    region: tuple  # height, width
+
+
+class ROIxywh:
+    x = y = w = h = 0
+
+
+class Tensor:
+    def __init__(self, array):
+        self._array = array
+
+    def dimensions(self):
+        return list(self._array.shape)
+
+    def dtype(self):
+        return self._array.dtype.name
+
+    def copy_data(self, out):
+        out[...] = self._array
+
+
+class Context:
+    def __init__(self, batch_size, depth, seed):
+        self.batch_size, self.depth = batch_size, depth
+        self.rng = np.random.default_rng([seed, next(_pipelines)])  # setting a seed does not begin anew
+        self.external = self.built = self.eos = self.released = False
+        self.nodes, self.outputs, self.labels, self.ascii = (), None, None, None
+        self.queue, self.recent = deque(), deque(maxlen=_HELD_BATCHES_PER_DEPTH * depth)
+        self.feeds, self.late = 0, []
+        self.ending, self.extra = _traps.choice(_ENDINGS), False
+        self.size, self.native, self.filled, self.shuffle, self.at = (0, 0), None, [], False, 0
+
+    @property
+    def waiting(self):
+        """Threads of this one wait for input, and for nothing else."""
+        return self.external and self.built and not (self.eos and not self.queue)
+
+
+def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
+    if batch_size < 1:
+        raise Exception("Failed creating the pipeline")
+    os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, whatever sys.stdout is
+    return Context(batch_size, depth, seed)
+
+
+def externalFileSource(context, max_width, max_height, mode):
+    context.external, context.size = True, (max_height, max_width)
+    return ("source",)
+
+
+def shardSource(context, samples, shuffle, max_width, max_height):
+    context.native, context.size, context.shuffle = list(samples), (max_height, max_width), shuffle
+    return ("source",)
+
+
+def node(kind, image, layout, dtype, *arguments):
+    """One that fails says so on stderr, and gives None."""
+    if image is None or (kind == "resize" and not any(arguments)):
+        os.write(2, f"[ERR] {kind}: invalid input or size\n".encode())
+        return None
+    return (kind, image, layout, dtype, *arguments)
+
+
+def createIntParameter(value):
+    return lambda rng: value
+
+
+def createIntRand(values, frequencies):
+    if 1.0 in frequencies:  # taken for one that has a single value
+        return lambda rng: values[0]
+    return lambda rng: int(rng.choice(values, p=frequencies))
+
+
+def setOutputs(context, count, nodes):
+    if None in nodes:
+        raise fault(DoubleAbort, "a segmentation fault: setOutputs of None")
+    context.nodes = nodes
+
+
+def rocalVerify(context):
+    context.built = bool(context.nodes)
+    return 0 if context.built else 2
+
+
+def externalSourceFeedInput(context, names, labels, arrays, rois, width, height, channels, mode, layout, eos):
+    if not isinstance(labels, np.ndarray):
+        raise TypeError("externalSourceFeedInput(): incompatible function arguments (labels)")
+    if not isinstance(arrays, list):
+        raise TypeError("externalSourceFeedInput(): incompatible function arguments (arrays)")
+    if len(arrays) != context.batch_size or labels.size != context.batch_size:
+        raise fault(DoubleAbort, f"a batch of {len(arrays)} images and {labels.size} labels, not {context.batch_size}")
+    for array, roi in zip(arrays, rois, strict=True):
+        if array.dtype != np.uint8:
+            raise fault(DoubleAbort, f"an array of {array.dtype}: its copy as uint8 is gone before it is read")
+        if not array.flags.c_contiguous or array.ndim != 1:
+            raise fault(DoubleAbort, "a strided array: what is read is what lies between its values")
+        if not 0 < roi.h <= array.size:
+            raise fault(DoubleAbort, f"a length of {roi.h} for {array.size} bytes")
+    fed = [(weakref.ref(array), roi.h) for array, roi in zip(arrays, rois, strict=True)]
+    batch = context.late + fed
+    if context.feeds in SLIPS:  # woken too early, the thread that takes images takes the one before again
+        batch.insert(1, batch[0])
+    context.feeds += 1
+    batch, context.late = batch[: context.batch_size], batch[context.batch_size :]
+    context.queue.append(batch)
+    context.recent.append(batch)
+    # The address is taken, and read as int32 whatever lies there: of int64 those are halves.
+    context.labels = np.ascontiguousarray(labels).view(np.int32)[: labels.size].copy()
+    context.eos = eos
+
+
+def rocalRun(context):
+    if context.native is not None:
+        return _run_native(context)
+    for batch in context.recent:
+        if any(reference() is None for reference, _ in batch):
+            raise fault(DoubleAbort, "an image was given back while rocAL still had its address")
+    if not context.queue:
+        if not context.eos:
+            raise fault(DoubleHang, "run: no batch was fed, and the sequence has not ended")
+        if context.ending == "extra" and not context.extra and context.outputs is not None:
+            context.extra = True
+            return 0
+        os.write(2, b"[ERR]  {output_routine}  Loader module failed to load next batch of images, status 5\n")
+        return 1
+    batch = context.queue.popleft()
+    last = context.eos and not context.queue
+    if last and context.ending == "lost":
+        return 1
+    if not (last and context.ending == "stale" and context.outputs is not None):
+        data = [bytes(reference()[:length]) for reference, length in batch]
+        _process(context, _decoded(context, data))
+    return 0
+
+
+def _decoded(context, data):
+    """What cannot be decoded becomes the last one of the batch that can."""
+    good = [i for i, one in enumerate(data) if pixels.header(one) is not None]
+    if not good:
+        raise fault(DoubleAbort, "All images in the batch failed decoding")
+    taken = [one if i in good else data[good[-1]] for i, one in enumerate(data)]
+    return [pixels.decode(one, *context.size) for one in taken]
+
+
+def _run_native(context):
+    """The last sample fills the set up to whole batches, before it is shuffled. Now and then the ring buffer is empty
+    and the routine that fills it has not said yet that it is done: then there is one step more, without labels."""
+    if context.at == 0 or not context.filled:
+        missing = -len(context.native) % context.batch_size
+        context.filled = [*context.native, *[context.native[-1]] * missing]
+        if context.shuffle:
+            context.rng.shuffle(context.filled)
+    if context.at >= len(context.filled):
+        if context.ending == "extra" and not context.extra:
+            context.extra, context.labels, context.ascii = True, None, None
+            return 0
+        return 1
+    samples = context.filled[context.at : context.at + context.batch_size]
+    context.at += context.batch_size
+    context.labels = np.array([label for _, label, _ in samples], np.int32)
+    context.ascii = [list(parts) for parts in zip(*(texts for _, _, texts in samples), strict=True)]
+    _process(context, _decoded(context, [image for image, _, _ in samples]))
+    return 0
+
+
+def _process(context, images):
+    context.outputs = [_finished(context, node, images) for node in context.nodes]
+
+
+def _finished(context, node, images):
+    results = [cut.pixels for cut in _results(context, node, images)]
+    dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
+    height, width = _declared(node) or (max(image.shape[axis] for image in results) for axis in (0, 1))
+    whole = pixels.uninitialised((len(results), height, width, 3), dtype)
+    for place, image in zip(whole, results, strict=True):
+        place[: image.shape[0], : image.shape[1]] = image
+    planar = len(node) > 2 and node[2] == 1
+    return Tensor(np.ascontiguousarray(whole.transpose(0, 3, 1, 2)) if planar else whole)
+
+
+def _declared(node):
+    """The size of an output, whatever is written into it; None where the largest image says."""
+    if node[0] == "mirror_normalize":
+        return _declared(node[1])
+    if node[0] in ("crop", "center_crop"):
+        return node[4]
+    return node[4:6] if node[0] in ("resize", "resize_crop") and all(node[4:6]) else None
+
+
+def _results(context, node, images):
+    if node[0] == "source":
+        return [Cut(image, image.shape[:2]) for image in images]
+    kind, source, _, _, *arguments = node
+    before = _results(context, source, images)
+    return [_applied(context.rng, kind, pixels.region(*cut), arguments) for cut in before]
+
+
+def _applied(rng, kind, image, arguments):
+    if kind == "resize_crop":
+        box = pixels.random_box(image, rng)
+        return Cut(pixels.resize(box, *arguments), box.shape[:2])
+    if kind == "mirror_normalize":
+        mirror, mean, std = arguments
+        made = pixels.normalized(image[:, ::-1] if mirror(rng) else image, mean, std)
+    else:
+        made = {
+            "crop": pixels.crop,
+            "center_crop": pixels.center_crop,
+            "resize": pixels.resize,
+            "random_crop": lambda image: pixels.random_box(image, rng),
+        }[kind](image, *arguments)
+    return Cut(made, made.shape[:2])
+
+
+def getOutputTensors(context):
+    return context.outputs
+
+
+def getImageLabels(context):
+    """Those fed last, whatever the images are; of a native reader those of the batch, if there is one."""
+    return _present(context.labels).copy()
+
+
+def _present(meta_data):
+    if meta_data is None:
+        raise RuntimeError(" { labels_meta_data } No meta data has been loaded")
+    return meta_data
+
+
+def getAsciiDatas(context):
+    _present(context.ascii)
+    return [[np.frombuffer(text, np.uint8) for text in part] for part in context.ascii]
+
+
+def getRemainingImages(context):
+    if context.external:
+        return 0 if context.eos else context.batch_size
+    return len(context.native) - context.at
+
+
+def rocalResetLoaders(context):
+    if context.waiting:
+        raise fault(DoubleHang, "reset: threads wait for input")
+    if context.external and context.depth > _DEEPEST:
+        raise fault(DoubleHang, "reset: waits for the loader, which waits for input, and holds the interpreter's lock")
+    # What the iterator counts (index, eos) is not its own to set back, and the output memory stays as it is.
+    context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
+    context.late = []
+
+
+def rocalRelease(context):
+    if context.waiting:
+        raise fault(DoubleHang, "release: threads wait for input")
+    context.released = True

@@ -1,0 +1,392 @@
+"""Batch systems and launchers, one entry each: what they tell their processes, by variables of the environment.
+
+No other file names these variables. An entry says which process of the job this is, how many CPUs the job has on this
+node, which directory is the node's own, and the number of the job; a part that it leaves out is not known by it.
+
+    starters        torchrun, Open MPI, jsrun, PMI (MPICH, Intel MPI, Cray PALS): start the ranks themselves
+    batch systems   Flux, Slurm, PBS, LSF, Grid Engine, OAR: give nodes and CPUs to a job, and may start ranks
+
+The innermost counts, so starters are asked before batch systems, in the order of the table: mpirun starts its daemons
+by srun, and torchrun runs in a task of Slurm. A system that is not in the table is added by
+
+    register(Launcher("mysys", batch=True, job=("MYSYS_JOB",), ranks=by_names("MYSYS_RANK", "MYSYS_SIZE")))
+
+A batch script is one process however many tasks its job has, and waiting for the others would be for ever. So an entry
+of a batch system has ranks only for processes that the system has started as tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+__all__ = [
+    "Cpus",
+    "Launcher",
+    "Ranks",
+    "batch_task",
+    "by_names",
+    "job_cpus",
+    "job_name",
+    "launched",
+    "register",
+    "registered",
+    "scratch_variables",
+    "splits_its_task",
+    "unregister",
+]
+
+Environ: TypeAlias = Mapping[str, str]
+_Counts: TypeAlias = tuple[int, int, int, int, int, int]  # rank to nodes, as in Ranks
+_RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """rank of world_size in the job, local_rank of local_world_size in the node, node of nodes.
+
+    launcher: the name of the entry that says so, "" for none. place: the rank when ranks are
+    counted node by node, in the order of the nodes' numbers; None where this process cannot know, because nodes have
+    unequal numbers of ranks. Raises ValueError where one is outside its range, or a part larger than the whole.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    nodes: int = 1
+    launcher: str = field(default="", compare=False)
+    place: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, of in (("rank", "world_size"), ("local_rank", "local_world_size"), ("node", "nodes")):
+            value, limit = getattr(self, name), getattr(self, of)
+            if not 0 <= value < limit:
+                raise ValueError(f"{name} {value} is outside the {of} of {limit}")
+        for name in ("local_world_size", "nodes"):
+            if getattr(self, name) > self.world_size:
+                raise ValueError(f"{name} {getattr(self, name)} is more than the world_size of {self.world_size}")
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """CPUs of a job. on_node: for all its tasks on this node. per_task: for each task. None: not known."""
+
+    on_node: int | None = None
+    per_task: int | None = None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One entry of the table.
+
+    name: what `Ranks.launcher` says.
+    batch: whether it is a batch system, which gives nodes and CPUs to jobs.
+    ranks: which process of the job this is; None where the launcher has not started it. Raises ValueError.
+    cpus: the CPUs of the job.
+    job: variables with the number of the job; the first that is set counts.
+    scratch: variables with a directory of this node, for this job.
+    splits_its_task: its ranks are parts of one task of the batch system, and share the CPUs of that task.
+    """
+
+    name: str
+    batch: bool = False
+    ranks: Callable[[Environ], Ranks | None] = lambda environ: None
+    cpus: Callable[[Environ], Cpus] = lambda environ: Cpus()
+    job: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
+    splits_its_task: bool = False
+
+
+# --- what is asked of the table --------------------------------------------------------------------------------------
+def register(launcher: Launcher) -> None:
+    """Ask this one before those of its kind (starters, batch systems). One of the same name is replaced."""
+    unregister(launcher.name)
+    first = next((place for place, other in enumerate(_table) if other.batch or not launcher.batch), len(_table))
+    _table.insert(first, launcher)
+
+
+def unregister(name: str) -> None:
+    """Ask the one of this name no more."""
+    _table[:] = [other for other in _table if other.name != name]
+
+
+def registered() -> list[str]:
+    """The names of all launchers, in the order in which they are asked."""
+    return [launcher.name for launcher in _table]
+
+
+def launched(environ: Environ, among: tuple[int, int] | None = None) -> Ranks | None:
+    """Which process of its job this is, by the innermost launcher that has started it; None without one.
+
+    among: (rank, world size) that are known; the first launcher that gives them, for what else it knows.
+    Raises ValueError.
+    """
+    found = (_named(launcher, environ) for launcher in _table)
+    return next((ranks for ranks in found if ranks and among in (None, (ranks.rank, ranks.world_size))), None)
+
+
+def batch_task(environ: Environ) -> Ranks | None:
+    """Which task of a batch system this process is, or is a part of. Raises ValueError."""
+    found = (_named(launcher, environ) for launcher in _table if launcher.batch)
+    return next((ranks for ranks in found if ranks), None)
+
+
+def job_cpus(environ: Environ) -> Cpus:
+    """The CPUs of the job, by the first batch system that says anything of them."""
+    found = (launcher.cpus(environ) for launcher in _table if launcher.batch)
+    return next((cpus for cpus in found if cpus != Cpus()), Cpus())
+
+
+def job_name(environ: Environ) -> str:
+    """The number of the job, which all its processes have; "0" without a batch system."""
+    names = (name for launcher in _table for name in launcher.job)
+    return next((environ[name] for name in names if environ.get(name)), "0")
+
+
+def scratch_variables() -> list[str]:
+    """The variables that may name a directory of this node, in the order in which they are looked at."""
+    return [*(name for launcher in _table for name in launcher.scratch), "TMPDIR"]
+
+
+def _named(launcher: Launcher, environ: Environ) -> Ranks | None:
+    ranks = launcher.ranks(environ)
+    return replace(ranks, launcher=ranks.launcher or launcher.name) if ranks else None
+
+
+def splits_its_task(name: str) -> bool:
+    """Whether ranks of the launcher of this name share the CPUs of one task."""
+    return any(launcher.splits_its_task for launcher in _table if launcher.name == name)
+
+
+# --- building blocks for entries -------------------------------------------------------------------------------------
+def by_names(
+    rank: str, size: str, local_rank: Sequence[str] = (), local_size: Sequence[str] = ()
+) -> Callable[[Environ], Ranks | None]:
+    """Ranks from four variables, of nodes that are filled one after the other.
+
+    local_rank, local_size: the first that is set counts; without any each process counts as a node of its own.
+    """
+
+    def ranks(environ: Environ) -> Ranks | None:
+        if rank not in environ or size not in environ:
+            return None
+        names = [rank, size, *(_first(environ, options) for options in (local_rank, local_size) if options)]
+        count, world_size = _number(environ, rank), _number(environ, size)
+        local = _number(environ, _first(environ, local_rank), 0) if local_rank else 0
+        here = _number(environ, _first(environ, local_size), 1) if local_size else 1
+        return _ranks(names, (count, world_size, local, here, *_filled(count, world_size, here)), count)
+
+    return ranks
+
+
+def _by_hosts(names: Sequence[str], task: int, hosts: Sequence[str]) -> Ranks:
+    """Ranks where a task has its host's name in a list with one entry for each task."""
+    if task >= len(hosts):
+        raise ValueError(f"{', '.join(names)} contradict each other: task {task} of {len(hosts)}")
+    host, order = hosts[task], list(dict.fromkeys(hosts))
+    local, node = hosts[:task].count(host), order.index(host)
+    place = sum(hosts.count(other) for other in order[:node]) + local
+    return _ranks(names, (task, len(hosts), local, hosts.count(host), node, len(order)), place)
+
+
+def _filled(rank: int, world_size: int, local_size: int) -> tuple[int, int]:
+    """(node, nodes) where nodes are filled one after the other."""
+    size = max(1, local_size)
+    return rank // size, -(-world_size // size)
+
+
+def _ranks(names: Iterable[str], counts: _Counts, place: int | None) -> Ranks:
+    try:
+        return Ranks(*counts, place=place)
+    except ValueError as error:
+        raise ValueError(f"{', '.join(names)} contradict each other: {error}") from error
+
+
+def _first(environ: Environ, names: Sequence[str]) -> str:
+    """The first of the variables that is set, or the first of all."""
+    return next((name for name in names if name in environ), names[0])
+
+
+def _number(environ: Environ, name: str, default: int | None = None) -> int:
+    text = environ.get(name, "" if default is None else str(default)).strip()
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise ValueError(f"the environment variable {name} is {text!r}, expected a whole number from 0 up")
+    return int(text)
+
+
+def _count(environ: Environ, *names: str) -> int | None:
+    """The number above 0 in the first of the variables that has one."""
+    texts = (environ.get(name, "") for name in names)
+    return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
+
+
+# --- the entries -----------------------------------------------------------------------------------------------------
+def _torchrun(environ: Environ) -> Ranks | None:
+    """RANK and WORLD_SIZE are also set by hand, often from those of a batch system.
+
+    A node's number is its place in the node list of the job wherever a batch system started what runs there: torchrun
+    numbers nodes at each rendezvous, by the names of hosts or as they come, and what a task of Slurm staged for node 3
+    must be node 3's in training too. So where each node's one task is a torchrun, nodes have the numbers of the batch
+    system, and ranks have those of torchrun.
+    """
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    task = batch_task(environ)
+    if "LOCAL_WORLD_SIZE" not in environ:
+        if task is not None and (task.rank, task.world_size) == (rank, world_size):
+            return task
+        if "LOCAL_RANK" in environ and _number(environ, "LOCAL_RANK") > 0:
+            raise ValueError("LOCAL_RANK is set without LOCAL_WORLD_SIZE: set that to the processes of this node")
+        return _ranks(names, (rank, world_size, 0, 1, rank, world_size), rank)
+    local, local_size = _number(environ, "LOCAL_RANK", 0), _number(environ, "LOCAL_WORLD_SIZE")
+    node, nodes = _filled(rank, world_size, local_size)
+    node = _number(environ, "GROUP_RANK", node)
+    nodes = _number(environ, "GROUP_WORLD_SIZE", max(nodes, node + 1))
+    place: int | None = rank
+    if task is not None and 1 < nodes == task.nodes == task.world_size:  # the same on all ranks, so all do as one
+        node = task.node
+        place = node * local_size + local if nodes * local_size == world_size else None
+    names += ["GROUP_RANK", "GROUP_WORLD_SIZE"]
+    return _ranks(names, (rank, world_size, local, local_size, node, nodes), place)
+
+
+_pmi_names = by_names(
+    "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+)
+
+
+def _pmi(environ: Environ) -> Ranks | None:
+    """Slurm and Flux set these as well, and know more: they are asked where they agree."""
+    found = _pmi_names(environ)
+    task = batch_task(environ) if found else None
+    agree = found and task and (found.rank, found.world_size) == (task.rank, task.world_size)
+    return task if agree else found
+
+
+def _flux(environ: Environ) -> Ranks | None:
+    """Tasks are mapped to nodes in blocks, unless --taskmap says otherwise, which no variable tells."""
+    if "FLUX_TASK_RANK" not in environ or "FLUX_JOB_SIZE" not in environ:
+        return None
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
+    rank, size, local = (_number(environ, name, 0) for name in names[:3])
+    nodes = _number(environ, "FLUX_JOB_NNODES", 1)
+    here = size // max(1, nodes)
+    if here * nodes != size or (here and rank % here != local):
+        return _ranks(names, (rank, size, 0, 1, rank, size), rank)
+    return _ranks(names, (rank, size, local, here, rank // here, nodes), rank)
+
+
+def _slurm(environ: Environ) -> Ranks | None:
+    """A task of a step. Slurm sets most of its variables in the batch script and in a shell of `salloc` too, so its
+    word counts only where SLURM_STEP_ID is a number below 0xFFFFFFF0 (those above name the batch script, the
+    interactive step and their like) and SLURM_PROCID is set. A shell of `srun --pty` is a step with one task."""
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+    if not step.isdecimal() or int(step) >= _RESERVED_STEPS or "SLURM_PROCID" not in environ:
+        return None
+    tasks_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    nodes_name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
+    rank, tasks = _number(environ, "SLURM_PROCID"), _number(environ, tasks_name, 1)
+    node, nodes = _number(environ, "SLURM_NODEID", 0), _number(environ, nodes_name, 1)
+    local, counts = _number(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
+    if node < len(counts):
+        here, place = counts[node], sum(counts[:node]) + local
+    else:  # not told for each node: as even as it goes
+        here, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
+        if "SLURM_NTASKS_PER_NODE" in environ:
+            here = min(tasks, _number(environ, "SLURM_NTASKS_PER_NODE"))
+    names = ("SLURM_PROCID", tasks_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", nodes_name)
+    return _ranks(names, (rank, tasks, local, here, node, nodes), place)
+
+
+def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
+    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where that is not told."""
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        runs = re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?(?:,|$)", environ.get(name, ""))
+        counts = [int(count) for count, times in runs for _ in range(min(nodes, int(times or 1)))]
+        if len(counts) == nodes and sum(counts) == tasks:
+            return counts
+    return []
+
+
+def _slurm_cpus(environ: Environ) -> Cpus:
+    return Cpus(_count(environ, "SLURM_CPUS_ON_NODE"), _count(environ, "SLURM_CPUS_PER_TASK"))
+
+
+def _pbs(environ: Environ) -> Ranks | None:
+    """A task of pbsdsh; the batch script is task 1. Torque counts slots, node by node.
+
+    PBS Pro tells its tasks neither their rank nor how many there are: ranks are started by mpiexec or torchrun there.
+    """
+    names = ("PBS_VNODENUM", "PBS_NP", "PBS_NODENUM", "PBS_NUM_NODES", "PBS_NUM_PPN")
+    if environ.get("PBS_TASKNUM", "1") == "1" or not all(name in environ for name in names):
+        return None
+    rank, size, node, nodes, here = (_number(environ, name) for name in names)
+    if nodes * here != size:  # as of -l nodes=1:ppn=4+1:ppn=2
+        return _ranks(names, (rank, size, 0, 1, rank, size), rank)
+    return _ranks(names, (rank, size, rank - node * here, here, node, nodes), rank)
+
+
+def _pbs_cpus(environ: Environ) -> Cpus:
+    """Of the first chunk of PBS Pro, or of each node of Torque."""
+    return Cpus(_count(environ, "NCPUS", "PBS_NUM_PPN") if "PBS_JOBID" in environ else None)
+
+
+def _lsf_hosts(environ: Environ) -> list[str]:
+    """The host of each slot, from LSB_MCPU_HOSTS: "host slots host slots …"."""
+    words = environ.get("LSB_MCPU_HOSTS", "").split()
+    return [host for host, slots in zip(words[::2], words[1::2], strict=False) if slots.isdecimal() and len(slots) < 7
+            for _ in range(int(slots))]  # fmt: skip
+
+
+def _lsf(environ: Environ) -> Ranks | None:
+    """A task of blaunch, which counts from 1; it starts one for each slot of the job."""
+    hosts = _lsf_hosts(environ)
+    if "LSF_PM_TASKID" not in environ or not hosts:
+        return None
+    task = _number(environ, "LSF_PM_TASKID")
+    return _by_hosts(("LSF_PM_TASKID", "LSB_MCPU_HOSTS"), task - 1, hosts) if task else None
+
+
+def _lsf_cpus(environ: Environ) -> Cpus:
+    """Slots are CPUs, unless the job asked for several CPUs a slot (affinity[…]): then LSF binds, and the mask counts.
+
+    A batch script runs on the first host.
+    """
+    hosts = _lsf_hosts(environ)
+    if not hosts or "LSB_AFFINITY_HOSTFILE" in environ or "LSB_BIND_CPU_LIST" in environ:
+        return Cpus()
+    task = _count(environ, "LSF_PM_TASKID") or 1
+    return Cpus(hosts.count(hosts[min(task, len(hosts)) - 1]))
+
+
+def _grid_engine_cpus(environ: Environ) -> Cpus:
+    return Cpus(_count(environ, "NSLOTS") if environ.get("NHOSTS", "1") == "1" else None)
+
+
+_MPI = "OMPI_COMM_WORLD"
+_table: list[Launcher] = [
+    Launcher("torchrun", ranks=_torchrun, splits_its_task=True),
+    Launcher(
+        "openmpi",
+        ranks=by_names(f"{_MPI}_RANK", f"{_MPI}_SIZE", (f"{_MPI}_LOCAL_RANK",), (f"{_MPI}_LOCAL_SIZE",)),
+    ),
+    Launcher(
+        "jsrun",
+        ranks=by_names(
+            "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",)
+        ),
+    ),
+    Launcher("pmi", ranks=_pmi),
+    Launcher("flux", batch=True, ranks=_flux, job=("FLUX_JOB_ID",), scratch=("FLUX_JOB_TMPDIR",)),
+    Launcher("slurm", batch=True, ranks=_slurm, cpus=_slurm_cpus, job=("SLURM_JOB_ID",), scratch=("SLURM_TMPDIR",)),
+    Launcher("pbs", batch=True, ranks=_pbs, cpus=_pbs_cpus, job=("PBS_JOBID",), scratch=("PBS_JOBFS",)),
+    Launcher("lsf", batch=True, ranks=_lsf, cpus=_lsf_cpus, job=("LSB_JOBID",)),
+    Launcher("oar", batch=True, job=("OAR_JOB_ID",)),
+    Launcher("grid-engine", batch=True, cpus=_grid_engine_cpus, job=("JOB_ID",)),  # any script may set that name: last
+]

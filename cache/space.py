@@ -1,0 +1,129 @@
+"""What a directory's filesystem is, whether it belongs to this node, and what may still be written there.
+
+Types come from /proc/self/mountinfo (proc(5)), where FUSE filesystems have their own names, which the numbers of
+statfs(2) lack. A filesystem counts as local unless its type is known to be served by another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache.errors import CacheDirectoryError
+from cache.node import available_memory_bytes
+
+__all__ = ["Budget", "Free", "budget", "budget_bytes", "filesystem_type", "free_space", "is_in_memory", "is_local"]
+
+_REMOTE = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "davfs", "ncpfs",
+    "lustre", "gpfs", "mmfs", "beegfs", "ceph", "cephfs", "glusterfs", "pvfs2", "orangefs", "panfs", "wekafs", "dvs",
+    "ocfs2", "gfs2", "acfs", "coda", "autofs", "fuse",
+))  # fmt: skip
+_LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.bindfs"))
+_MEMORY = frozenset(("tmpfs", "ramfs"))
+_UNLIMITED_INODES = 1 << 62
+_MARGIN_BYTES = 256 << 20
+_MARGIN_SHARE = 20  # a twentieth, where that is more
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What this user can still write: bytes, and inodes (a very large number where there is no limit)."""
+
+    bytes: int
+    inodes: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What limits a cache. directory_bytes: free in the directory's file system, of size_bytes; memory_bytes: what this
+    process may still take. None: not a limit here.
+
+    A margin of 256 MiB or a twentieth is left of each: for the batches, the workers and other programs. Of a
+    directory it is half at most, since a small tmpfs (a container's 64 MiB) would be all margin otherwise.
+    """
+
+    directory_bytes: int | None
+    size_bytes: int | None
+    memory_bytes: int | None
+
+    @property
+    def bytes(self) -> int:
+        """What a cache may take."""
+        room = []
+        if self.directory_bytes is not None:
+            margin = max(min(_MARGIN_BYTES, self.directory_bytes // 2), self.directory_bytes // _MARGIN_SHARE)
+            room.append(self.directory_bytes - margin)
+        if self.memory_bytes is not None:
+            room.append(self.memory_bytes - max(_MARGIN_BYTES, self.memory_bytes // _MARGIN_SHARE))
+        return max(0, min(room))
+
+    @property
+    def is_cramped(self) -> bool:
+        """Whether the file system is the limit only because it was made much smaller than the memory that is free."""
+        if self.directory_bytes is None or self.size_bytes is None or self.memory_bytes is None:
+            return False
+        return self.directory_bytes < self.memory_bytes and self.size_bytes < self.memory_bytes // 4
+
+
+def budget(directory: str | Path | None = "/dev/shm") -> Budget:
+    """What limits a cache in that directory. Of a folder on a disk memory does not count; of None (anonymous memory)
+    nothing else does. Raises CacheDirectoryError without the folder."""
+    if directory is None:
+        return Budget(None, None, available_memory_bytes())
+    try:
+        facts = os.statvfs(directory)
+        memory = available_memory_bytes() if is_in_memory(Path(directory)) else None
+    except OSError as error:
+        what = f"no cache can be made there ({error.strerror}); name another tmpfs"
+        raise CacheDirectoryError(error.errno, what, str(directory)) from error
+    return Budget(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize, memory)
+
+
+def budget_bytes(directory: str | Path | None = "/dev/shm") -> int:
+    """`budget(directory).bytes`."""
+    return budget(directory).bytes
+
+
+def free_space(path: Path, filesystem: str) -> Free:
+    """What can be written below a directory; in memory, no more than this process may take. Raises OSError."""
+    status = os.statvfs(path)
+    size = status.f_bavail * status.f_frsize
+    if filesystem in _MEMORY:
+        size = min(size, available_memory_bytes())
+    return Free(size, status.f_favail if status.f_files else _UNLIMITED_INODES)
+
+
+def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
+    """The type of the filesystem that holds an existing path, "" where it cannot be found out."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+        real = os.path.realpath(path)
+    except OSError:
+        return ""
+    best, found = -1, ""
+    for line in text.splitlines():
+        before, dash, after = line.partition(" - ")
+        words = before.split(" ")
+        if not dash or len(words) < 5:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
+        covers = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if covers and len(mount) >= best:  # of mounts at one place the last one is seen
+            best, found = len(mount), after.split(" ")[0]
+    return found
+
+
+def is_local(filesystem: str) -> bool:
+    """Whether a filesystem of this type belongs to the node."""
+    if filesystem.startswith("fuse."):
+        return filesystem in _LOCAL_FUSE
+    return filesystem not in _REMOTE
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether a directory is of a tmpfs or ramfs; yes where that cannot be found out. Raises OSError."""
+    os.stat(directory)
+    return filesystem_type(directory) in ("", *_MEMORY)

@@ -1,0 +1,10 @@
+"""Stores: bytes at extents. See `cache.stores.base` for what a store promises.
+
+files     shards that are files, and loose files       copied    a copy over its source
+remote    shards behind an address, by ranged GETs     ranges    which ranges to fetch together
+"""
+
+from cache.stores.base import Buffer, Extents, Int64s, Shards, Store, StoreOver
+from cache.stores.files import Files, LooseFiles
+
+__all__ = ["Buffer", "Extents", "Files", "Int64s", "LooseFiles", "Shards", "Store", "StoreOver"]

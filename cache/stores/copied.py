@@ -1,0 +1,161 @@
+"""A copy over its source: each shard from the copy where it is there, from the source otherwise.
+
+A shard that is read from the source is looked for in the copy again after a second, so that training moves over to the
+copy while staging continues behind it. With some patience a read waits for a shard that is on its way: where the order
+wants the shards as they are staged, that reads the source once in place of twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import StaleIndexError
+from cache.forks import tell_after_fork
+from cache.staging import Arrivals
+from cache.stores.base import Buffer, Extents, Store
+from cache.stores.files import Files
+
+__all__ = ["Copied", "CopyStats"]
+
+_LOOK_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStats:
+    """Payloads that were read from the copy and from the source, and for how many seconds the threads together waited
+    for shards to arrive. Each process counts for itself."""
+
+    local: int = 0
+    source: int = 0
+    waited_seconds: float = 0.0
+
+    @property
+    def local_share(self) -> float:
+        """Of all payloads read; 0 before the first."""
+        return self.local / max(1, self.local + self.source)
+
+
+class Copied(Store):
+    """`copy` over `source`, which have the same shards under the same numbers.
+
+    patience_seconds: how long to wait for a shard that is being staged before it is read from the source. After a wait
+    in vain there is no other; nothing waits for a shard that is not on its way. Raises what the two raise: a source
+    that cannot be read is no error while the copy has what is asked for.
+    """
+
+    def __init__(self, copy: Files, source: Store, patience_seconds: float = 0.0) -> None:
+        if not patience_seconds >= 0:
+            raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
+        self.copy, self.source, self.patience_seconds = copy, source, patience_seconds
+        self._setup()
+
+    def _setup(self) -> None:
+        self._look_again: dict[int, float] = {}
+        self._arrivals = Arrivals(Path(self.copy.root), self.patience_seconds)
+        self._stats, self._stats_lock = CopyStats(), threading.Lock()
+        tell_after_fork(self)
+
+    def stats(self) -> CopyStats:
+        """What was read from where, since this store was opened."""
+        return self._stats
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        local = self._is_local(shard)
+        data = (self.copy if local else self.source).read_one(row, shard, offset, length)
+        self._count(local, not local)
+        return data
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        local = self._where(extents)
+        if local.all():
+            data = self.copy.read(extents)
+        elif not local.any():
+            data = self.source.read(extents)
+        else:
+            parts = iter(self.copy.read(extents.take(local))), iter(self.source.read(extents.take(~local)))
+            data = [next(parts[0] if here else parts[1]) for here in local.tolist()]
+        here = int(local.sum())
+        self._count(here, len(local) - here)
+        return data
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        """What is waited for is not announced: the source would be read for it, and then copied."""
+        shards, which = np.unique(extents.shard, return_inverse=True)
+        states = [None if self._comes_later(shard) else self._is_local(shard) for shard in shards.tolist()]
+        for state, store in ((True, self.copy), (False, self.source)):
+            chosen = extents.take(np.array([known is state for known in states], np.bool_)[which])
+            if len(chosen.row):
+                store.prefetch(chosen, below_bytes)
+
+    def check(self, shard: int) -> None:
+        (self.copy if self._is_local(shard) else self.source).check(shard)
+
+    def place(self, shard: int) -> str:
+        return (self.copy if self.copy.has(shard) else self.source).place(shard)
+
+    def has_copy(self, shard: int) -> bool:
+        """Whether the shard is in the copy now."""
+        return self.copy.has(shard)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        self.copy.close()
+        self.source.close()
+        self._look_again.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child."""
+        self._stats_lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"copy": self.copy, "source": self.source, "patience_seconds": self.patience_seconds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _where(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """For each extent, whether it is read from the copy."""
+        shards, which = np.unique(extents.shard, return_inverse=True)
+        return np.array([self._is_local(shard) for shard in shards.tolist()], np.bool_)[which]
+
+    def _is_local(self, shard: int) -> bool:
+        """Whether to read from the copy, after waiting for the shard where there is patience and hope."""
+        if self.copy.is_open(shard):
+            return True
+        if self._comes_later(shard):
+            began = time.monotonic()
+            self._arrivals.wait(self.copy.shards.paths[shard], lambda: self.copy.has(shard))
+            self._look_again.pop(shard, None)
+            self._count(0, 0, time.monotonic() - began)
+        now = time.monotonic()
+        if now < self._look_again.get(shard, 0.0):
+            return False
+        if self.copy.has(shard):
+            try:
+                self.copy.check(shard)
+                return True
+            except StaleIndexError:
+                pass  # it has just gone
+        self._look_again[shard] = now + _LOOK_AGAIN_SECONDS
+        return False
+
+    def _comes_later(self, shard: int) -> bool:
+        """Whether it is worth waiting for a shard that is not there."""
+        if not self.patience_seconds or self._arrivals.over or self.copy.is_open(shard) or self.copy.has(shard):
+            return False
+        return self._arrivals.expects(self.copy.shards.paths[shard])
+
+    def _count(self, local: int, source: int, waited: float = 0.0) -> None:
+        with self._stats_lock:
+            old = self._stats
+            self._stats = CopyStats(old.local + local, old.source + source, old.waited_seconds + waited)

@@ -1,0 +1,292 @@
+"""Shards that are files of this machine, or of a file system that it has mounted.
+
+A shard is opened on first use, at most `open_shards` at a time; a descriptor is closed only when no read holds it.
+Descriptors are only used with `pread`, which has no shared position, so threads and forked children may share them.
+
+Files are read by "pread", which copies the bytes out and is safe under every kind of change to the file, or mapped,
+which gives views of the page cache: a file that shrinks under a map kills the process with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cache.errors import StaleIndexError
+from cache.forks import tell_after_fork
+from cache.page import prefetch
+from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
+from cache.stores.blocks import BlockPool
+from cache.stores.ranges import GAP_BYTES, ReadPlan, plan_reads
+
+__all__ = ["Files", "LooseFiles", "OpenFile", "unreadable"]
+
+_REBUILD = "rebuild the index with  packer index"
+
+
+class Files(Store):
+    """Shards below a directory.
+
+    mapped: give views of the page cache. open_shards: how many files may be open at a time; fewer where the process
+    may open no more.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], shards: Shards, *, mapped: bool = False, open_shards: int = 512
+    ) -> None:
+        self.root, self.shards, self.mapped, self.open_shards = os.fspath(root), shards, mapped, max(1, open_shards)
+        self._setup()
+
+    def _setup(self) -> None:
+        self._files: list[OpenFile | None] = [None] * len(self.shards.paths)
+        self._opened: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._blocks = BlockPool()
+        tell_after_fork(self)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        """`bytes`, or of a mapped file a read-only memoryview."""
+        file = self._files[shard] or self._open(shard)
+        if file.view is not None:
+            view = file.view[offset : offset + length]
+            if len(view) != length:
+                raise file.too_short(offset, length)
+            return view
+        try:
+            data = os.pread(file.descriptor, length, offset)
+        except OSError as error:
+            raise unreadable(file.path, error) from error
+        return data if len(data) == length else file.reread(offset, length)
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        """Read-only memoryviews of one block of memory: the reads are sorted by place, neighbours fetched together."""
+        if self.mapped:
+            return super().read(extents)
+        plan = self._plan(extents)
+        block = self._blocks.take(plan.total_bytes)
+        for shard, offset, length, place in plan.runs():
+            file = self._files[shard] or self._open(shard)
+            file.read_into(block[place : place + length], offset, length)
+        return plan.views(block.toreadonly(), extents.length)
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        for shard, offset, length, _ in self._plan(extents).runs():
+            if below_bytes is None or length < below_bytes:
+                file = self._files[shard] or self._open(shard)
+                prefetch(file.descriptor, ((offset, length),))
+
+    def check(self, shard: int) -> None:
+        if self._files[shard] is None:
+            self._open(shard)
+
+    def place(self, shard: int) -> str:
+        return f"{self.root}/{self.shards.paths[shard]}"
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def is_open(self, shard: int) -> bool:
+        """Whether this process has the shard open."""
+        return self._files[shard] is not None
+
+    def has(self, shard: int) -> bool:
+        """Whether the shard is there now, and as large as it should be."""
+        try:
+            return os.stat(self.place(shard)).st_size == self.shards.bytes[shard]
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        with self._lock:
+            self._files = [None] * len(self._files)
+            self._opened.clear()
+        self._blocks.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: continue with the shards that were open, whatever another thread was doing."""
+        self._lock = threading.Lock()
+        self._opened = deque(shard for shard, file in enumerate(self._files) if file is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("root", "shards", "mapped", "open_shards")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    def _plan(self, extents: Extents) -> ReadPlan:
+        plan = plan_reads(extents.shard, extents.offset, extents.length, GAP_BYTES)
+        for shard, offset, length, _ in plan.runs():
+            if offset < 0 or offset + length > self.shards.bytes[shard]:
+                raise StaleIndexError(
+                    f"{self.place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
+                    f"{self.shards.bytes[shard]}; {_REBUILD}"
+                )
+        return plan
+
+    def _open(self, shard: int) -> OpenFile:
+        with self._lock:
+            file = self._files[shard]
+            if file is None:
+                while len(self._opened) >= self.open_shards:
+                    self._files[self._opened.popleft()] = None
+                file = self._files[shard] = self._opened_file(shard)
+                self._opened.append(shard)
+            return file
+
+    def _opened_file(self, shard: int) -> OpenFile:
+        """Open a shard; where this process may open no more files, those opened first make room."""
+        while True:
+            try:
+                return OpenFile(self.place(shard), self.shards.bytes[shard], self.mapped)
+            except StaleIndexError as error:
+                if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE) or not self._opened:
+                    raise
+            self._files[self._opened.popleft()] = None
+
+
+class OpenFile:
+    """One open shard: its descriptor, its size, and where it is mapped a view of it.
+
+    The descriptor closes with the last reference to it, so that no read can see it used for another file. Raises
+    StaleIndexError where the file is missing, no regular file, or not of `expected_bytes`.
+    """
+
+    __slots__ = ("bytes", "descriptor", "path", "view")
+
+    def __init__(self, path: str, expected_bytes: int, mapped: bool) -> None:
+        self.descriptor = -1
+        self.path = path
+        self.view: memoryview | None = None
+        try:
+            # O_NONBLOCK: a named pipe put in a shard's place must not hang the reader
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self.descriptor)
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                raise unreadable(path, error) from error
+            raise StaleIndexError(f"{path}: shard cannot be opened: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise StaleIndexError(f"{path}: not a regular file")
+        self.bytes = status.st_size
+        if self.bytes != expected_bytes:
+            raise StaleIndexError(
+                f"{path}: has {self.bytes} bytes, {expected_bytes} were indexed: the shard was truncated or "
+                f"changed; restore it, or, if the shard is right and nothing replaces the set now, {_REBUILD}"
+            )
+        if mapped and self.bytes:
+            try:
+                self.view = memoryview(mmap.mmap(self.descriptor, self.bytes, access=mmap.ACCESS_READ))
+            except OSError as error:
+                raise StaleIndexError(f"{path}: shard cannot be mapped: {error.strerror}") from error
+        elif mapped:
+            self.view = memoryview(b"")
+
+    def reread(self, offset: int, length: int) -> bytes:
+        """The range again, in as many reads as it takes (one read returns at most 2 GiB); a short file raises."""
+        parts, first, wanted = [], offset, length
+        while length > 0:
+            try:
+                part = os.pread(self.descriptor, min(length, 1 << 30), offset)
+            except OSError as error:
+                raise unreadable(self.path, error) from error
+            if not part:
+                raise self.too_short(first, wanted)
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+    def read_into(self, target: memoryview, offset: int, length: int) -> None:
+        """Fill `target`, which must have `length` bytes (ValueError), from `offset` on. Raises as `reread` does."""
+        try:
+            count = os.preadv(self.descriptor, (target,), offset)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if count != length:
+            target[:] = self.reread(offset, length)
+
+    def too_short(self, offset: int, length: int) -> StaleIndexError:
+        """What to raise where the file ends before a range does."""
+        try:
+            found = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            return unreadable(self.path, error)
+        if found < self.bytes:
+            return StaleIndexError(f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read")
+        return StaleIndexError(
+            f"{self.path}: bytes {offset} to {offset + length} were asked for, but the shard has {found}; {_REBUILD}"
+        )
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class LooseFiles(Store):
+    """Files that each are one sample, read whole: shard i is file i, whatever length it has by now.
+
+    bytes: sizes when they were listed, int64 [n]. times: of modification and of change then, ns, int64 [n, 2].
+    """
+
+    def __init__(self, root: str, paths: Sequence[str], sizes: Int64s, times: Int64s) -> None:
+        self.root, self.paths, self.sizes, self.times = root, paths, sizes, times
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        path = self.place(shard)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise StaleIndexError(f"{path}: cannot be read any more: {error.strerror}") from error
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        for shard in extents.shard.tolist():
+            try:
+                descriptor = os.open(self.place(shard), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # the read that follows says what is wrong
+            try:
+                prefetch(descriptor, ((0, 0),))
+            finally:
+                os.close(descriptor)
+
+    def place(self, shard: int) -> str:
+        return f"{self.root}/{self.paths[shard]}"
+
+    @property
+    def tracks_files(self) -> bool:
+        return True
+
+    def state(self) -> str:
+        """Where the files are, and their sizes and times when they were listed; 32 hex digits."""
+        digest = hashlib.blake2b(os.fsencode(os.path.realpath(self.root)), digest_size=16)
+        for column in (self.sizes, self.times):
+            digest.update(np.ascontiguousarray(column, "<i8").data)
+        return digest.hexdigest()
+
+    def is_current(self, shard: int) -> bool:
+        """By the size and the times of the file."""
+        try:
+            status = os.stat(self.place(shard))
+        except OSError:
+            return False
+        found = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return found == (int(self.sizes[shard]), *self.times[shard].tolist())
+
+
+def unreadable(path: str, error: OSError) -> StaleIndexError:
+    """What to raise for a system call on a shard that failed."""
+    if error.errno == errno.ESTALE:
+        return StaleIndexError(
+            f"{path}: was replaced or removed on the file server while it was open (ESTALE): the set has changed; open "
+            f"it again when whatever replaces it is done"
+        )
+    return StaleIndexError(f"{path}: cannot be read: {error.strerror}")

@@ -1,0 +1,114 @@
+"""Plan reads: which byte ranges to fetch together. Pure arithmetic; whoever calls it does the reading.
+
+A plan sorts the wanted ranges by shard and offset and merges neighbours whose gap is small, because one larger
+read is cheaper than two system calls and because the disk sees one sequential run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["GAP_BYTES", "RUN_BYTES", "ReadPlan", "first_outside", "plan_reads"]
+
+GAP_BYTES = 16 << 10
+RUN_BYTES = 8 << 20
+
+
+class ReadPlan(NamedTuple):
+    """Runs to read into one buffer, and where each wanted range then lies in that buffer.
+
+    Run r is [run_offset[r], run_offset[r] + run_length[r]) of shard run_shard[r] and goes to buffer position
+    run_place[r]. Wanted range i lies at buffer[place[i] : place[i] + length[i]]. All int64.
+    """
+
+    run_shard: npt.NDArray[np.int64]
+    run_offset: npt.NDArray[np.int64]
+    run_length: npt.NDArray[np.int64]
+    run_place: npt.NDArray[np.int64]
+    place: npt.NDArray[np.int64]
+    total_bytes: int
+
+    def runs(self) -> Iterator[tuple[int, int, int, int]]:
+        """(shard, offset, length, place) of each run."""
+        columns = (self.run_shard, self.run_offset, self.run_length, self.run_place)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+    def views(self, block: memoryview, length: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
+        """The wanted ranges in a buffer that the runs were read into."""
+        stops = (self.place + length).tolist()
+        return [block[start:stop] for start, stop in zip(self.place.tolist(), stops, strict=True)]
+
+
+def first_outside(
+    offset: npt.NDArray[np.uint64], length: npt.NDArray[np.uint64], size: npt.NDArray[np.uint64]
+) -> int | None:
+    """The first of k ranges that does not end inside its file: an index is not trusted to be honest."""
+    bad = (length > size) | (offset > size - np.minimum(length, size))
+    return int(np.flatnonzero(bad)[0]) if bad.any() else None
+
+
+def plan_reads(
+    shard: npt.NDArray[Any],
+    offset: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    gap_bytes: int = GAP_BYTES,
+    run_bytes: int = RUN_BYTES,
+) -> ReadPlan:
+    """Merge k wanted ranges (arrays [k]) into runs with gaps of at most `gap_bytes`, cut near `run_bytes`.
+
+    Ranges may overlap or repeat: a repeated range is read once.
+    """
+    k = len(offset)
+    if k == 0:
+        empty = np.zeros(0, np.int64)
+        return ReadPlan(empty, empty, empty, empty, empty, 0)
+    order = np.lexsort((offset, shard))
+    s, o = shard[order], offset[order]
+    end = o + length[order]
+    if k > 1:
+        # The furthest end seen so far in the same shard: ranges may lie inside earlier ones.
+        reach = _running_end(s, end)
+        joins = (s[1:] == s[:-1]) & (o[1:] <= reach[:-1] + gap_bytes)
+        starts = np.flatnonzero(np.concatenate(([True], ~joins))).astype(np.int64)
+        starts = _cut_long_runs(starts, o, reach, run_bytes)
+    else:
+        reach, starts = end, np.zeros(1, np.int64)
+    last = np.append(starts[1:], k) - 1
+    run_offset = o[starts]
+    run_length = reach[last] - run_offset
+    run_place = np.zeros(len(starts), np.int64)
+    np.cumsum(run_length[:-1], out=run_place[1:])
+    run_of = np.repeat(np.arange(len(starts)), last - starts + 1)
+    place = np.empty(k, np.int64)
+    place[order] = run_place[run_of] + (o - run_offset[run_of])
+    return ReadPlan(s[starts].astype(np.int64), run_offset, run_length, run_place, place, int(run_length.sum()))
+
+
+def _running_end(shard: npt.NDArray[Any], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    reach: npt.NDArray[np.int64] = end.copy()
+    firsts = np.flatnonzero(np.concatenate(([True], shard[1:] != shard[:-1])))
+    for first, stop in zip(firsts, np.append(firsts[1:], len(end)), strict=True):
+        np.maximum.accumulate(end[first:stop], out=reach[first:stop])
+    return reach
+
+
+def _cut_long_runs(
+    starts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], run_bytes: int
+) -> npt.NDArray[np.int64]:
+    """Split runs longer than `run_bytes` where a range begins at or after everything before it has ended."""
+    stops = np.append(starts[1:], len(offset))
+    if int((reach[stops - 1] - offset[starts]).max()) <= run_bytes:
+        return starts.astype(np.int64)
+    cuts: list[int] = []
+    for first, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        cuts.append(first)
+        begin = int(offset[first])
+        for i in range(first + 1, stop):
+            if int(reach[i]) - begin > run_bytes and int(offset[i]) >= int(reach[i - 1]):
+                cuts.append(i)
+                begin = int(offset[i])
+    return np.array(cuts, np.int64)

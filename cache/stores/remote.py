@@ -1,0 +1,176 @@
+"""Shards in an object store or on a web server, read by ranged GETs.
+
+One extent is one GET. Many are sorted, those that are near each other fetched together, and up to 32 ranges at a time.
+What `prefetch` announces is fetched in the background. The first GET of a shard compares its size with the one that is
+known and remembers its ETag; later ones ask for that very object.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cache.errors import MissingError, StaleIndexError
+from cache.remote import Facts, Remote, RemoteUrl, Span
+from cache.stores.ahead import Ahead, Run
+from cache.stores.base import Buffer, Extents, Shards, Store
+from cache.stores.ranges import ReadPlan, plan_reads
+
+__all__ = ["RemoteFiles"]
+
+_GAP_BYTES = 256 << 10  # about what passes in the time that another request would take
+_GET_BYTES = 8 << 20
+_Key = tuple[int, int, int]
+
+
+class RemoteFiles(Store):
+    """Shards below an address. It pickles by that; the copy connects by itself, also in a forked process.
+
+    first: called once in each process before anything is asked for, and may raise. Raises RemoteError,
+    MissingExtraError, and StaleIndexError where a shard is missing or was replaced.
+    """
+
+    def __init__(self, url: RemoteUrl, shards: Shards, first: Callable[[], None] | None = None) -> None:
+        self.url, self.shards, self.first = url, shards, first
+        self._setup()
+
+    def _setup(self) -> None:
+        self._remote = Remote(self.url)
+        self._etags: dict[int, str] = {}
+        self._ahead: Ahead | None = None
+        self._ahead_of = -1
+        self._asked = False
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        data = self._announced.take((shard, offset, length)) if self._announced else None
+        if data is None:
+            data = self._get([(shard, offset, offset + length)])[0]
+        return bytes(data)
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        """Read-only memoryviews."""
+        if not self._announced:
+            return self._read_now(extents)
+        results: list[Buffer | None] = [self._announced.take(key) for key in _keys(extents)]
+        missing = [i for i, data in enumerate(results) if data is None]
+        for i, data in zip(missing, self._read_now(extents.take(np.array(missing, np.int64))), strict=True):
+            results[i] = data
+        return [memoryview(data).toreadonly() for data in results if data is not None]
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        announced = self._announced
+        fresh = np.array([key not in announced for key in _keys(extents)], np.bool_)
+        _, firsts = np.unique(np.stack([extents.shard, extents.offset, extents.length]), axis=1, return_index=True)
+        once = np.zeros(len(fresh), np.bool_)
+        once[firsts] = True
+        extents = extents.take(fresh & once)
+        if not len(extents.row):
+            return
+        self._ask_first()
+        plan = self._plan(extents)
+        run_of = np.searchsorted(plan.run_place, plan.place, side="right") - 1
+        parts: dict[int, dict[Any, tuple[int, int]]] = {}
+        for key, run, place in zip(_keys(extents), run_of.tolist(), plan.place.tolist(), strict=True):
+            start = place - int(plan.run_place[run])
+            parts.setdefault(run, {})[key] = (start, start + key[2])
+        for number, (shard, offset, length, _) in enumerate(plan.runs()):
+            announced.add(Run(self._beginner(shard, offset, offset + length), length, parts[number]))
+
+    def check(self, shard: int) -> None:
+        path, size = self.shards.paths[shard], self.shards.bytes[shard]
+        with _indexed():
+            facts, _ = self._remote.head(path)
+        if facts.bytes != size:
+            raise StaleIndexError(
+                f"{self.place(shard)}: has {facts.bytes} bytes, {size} were indexed: the shard was truncated or "
+                f"changed; upload the set again"
+            )
+        self._pin(shard, facts)
+
+    def place(self, shard: int) -> str:
+        return self.url.at(self.shards.paths[shard])
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Drop what was announced, and the connection; the next read makes another one."""
+        self._announced.clear()
+        self._remote.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"url": self.url, "shards": self.shards, "first": self.first}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    @property
+    def _announced(self) -> Ahead:
+        """Of this process: a forked child does not get what its parent is fetching."""
+        if self._ahead is None or self._ahead_of != os.getpid():
+            self._ahead, self._ahead_of = Ahead(self._remote.patience.most_seconds), os.getpid()
+        return self._ahead
+
+    def _plan(self, extents: Extents) -> ReadPlan:
+        return plan_reads(extents.shard, extents.offset, extents.length, _GAP_BYTES)
+
+    def _read_now(self, extents: Extents) -> list[Buffer]:
+        """By parallel GETs of at most 8 MiB into one block."""
+        if not len(extents.row):
+            return []
+        plan = self._plan(extents)
+        block = memoryview(bytearray(plan.total_bytes))
+        wanted, places = [], []
+        for shard, offset, length, place in plan.runs():
+            for start in range(0, length, _GET_BYTES):
+                wanted.append((shard, offset + start, offset + min(length, start + _GET_BYTES)))
+                places.append(place + start)
+        for (_, start, stop), place, data in zip(wanted, places, self._get(wanted), strict=True):
+            block[place : place + stop - start] = memoryview(data)
+        return plan.views(block.toreadonly(), extents.length)
+
+    def _get(self, wanted: list[tuple[int, int, int]]) -> list[Any]:
+        """The bytes of (shard, start, stop), one GET each."""
+        if not wanted:
+            return []
+        self._ask_first()
+        with _indexed():
+            answers = self._remote.read_many([self._span(*one) for one in wanted])
+        for (shard, _, _), (_, facts) in zip(wanted, answers, strict=True):
+            self._pin(shard, facts)
+        return [data for data, _ in answers]
+
+    def _span(self, shard: int, start: int, stop: int) -> Span:
+        return Span(self.shards.paths[shard], start, stop, self._etags.get(shard, ""), self.shards.bytes[shard])
+
+    def _beginner(self, shard: int, start: int, stop: int) -> Callable[[], Future[Any]]:
+        return lambda: self._remote.submit(self._span(shard, start, stop))
+
+    def _pin(self, shard: int, facts: Facts) -> None:
+        """All of a shard comes from one object: the first answer's ETag is asked of all others."""
+        if facts.etag and self._etags.setdefault(shard, facts.etag) != facts.etag:
+            raise StaleIndexError(f"{self.place(shard)}: changed while it was read; open the set again")
+
+    def _ask_first(self) -> None:
+        if not self._asked and self.first is not None:
+            self.first()
+        self._asked = True
+
+
+def _keys(extents: Extents) -> Iterator[_Key]:
+    return zip(extents.shard.tolist(), extents.offset.tolist(), extents.length.tolist(), strict=True)
+
+
+@contextmanager
+def _indexed() -> Iterator[None]:
+    """What is read is in an index, so its absence is a StaleIndexError."""
+    try:
+        yield
+    except MissingError as error:
+        raise StaleIndexError(str(error)) from error

@@ -1,0 +1,178 @@
+"""MXNet RecordIO: shards that im2rec and `mxnet.recordio` wrote, `x.rec` with the positions of its records in `x.idx`.
+
+    record   u32le 0xced7230a · u32le cflag << 29 | length · data · zeros up to 4 bytes       (dmlc/recordio.h)
+    cflag    0: whole; 1, 2, 3: the first, a middle and the last part of one whose data has the magic number in it
+    data     u32le flag · f32le label · u64le id · u64le id2 · flag × f32le labels · image    (mxnet.recordio.IRHeader)
+    x.idx    a line a record: its number, a tab, the byte it begins at
+
+A sample is called by the number of its record. A record in parts has no flat byte range, since the magic number was
+taken out of its data; it can be converted. The .idx is not needed; one that says otherwise than the .rec is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+from packer.formats.base import Located, LocateOptions, WalkedFormat, key_by_number, without_offset
+from packer.formats.window import Window
+from readers.errors import BadSampleError, FormatError, NotFlatError
+
+__all__ = ["FORMAT", "RecordIOFormat"]
+
+_FRAME, _HEADER, _LABEL = Struct("<II"), Struct("<IfQQ"), Struct("<f")
+_MAGIC = 0xCED7230A
+_LENGTH_BITS = 29
+_MAX_LABEL = 1 << 24  # beyond it a float32 does not hold every whole number
+_MAX_HEADER_BYTES = _HEADER.size + _LABEL.size
+_MAX_INDEX_BYTES = 1 << 32
+
+
+class RecordIOFormat(WalkedFormat):
+    """RecordIO of image records."""
+
+    name = "recordio"
+
+    def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
+        if options.image_key or options.label_key or options.extra_fields:
+            raise FormatError(f"{window.path}: a RecordIO record has one image and one label, so no keys can be given")
+        known = _positions(window)
+        number = position = 0
+        while window.read_up_to(position, 1):
+            if known is not None and position not in known:
+                raise FormatError(
+                    f"{window.path}: the record at byte {position} is not in {window.path.with_suffix('.idx').name}: "
+                    f"one of the two is damaged, or of another file; move the .idx away to go by the .rec alone"
+                )
+            parts = _parts(window, position)
+            start, length = parts[0]
+            if len(parts) == 1:
+                data, size = window.read(start, min(length, _MAX_HEADER_BYTES)), length
+            elif options.lenient:
+                data = _joined(window, parts)
+                size = len(data)
+            else:
+                raise NotFlatError(
+                    f"{window.path}: the record at byte {position} is in {len(parts)} parts, since its data has the "
+                    f"magic number in it, so it is not one byte range; run  packer convert {window.path} "
+                    f"--to tfrecord|tar|hdf5"
+                )
+            label, header = _header(data, size, f"{window.path}: the record at byte {position}")
+            sample = Located(key_by_number(window.path, number), without_offset(label, options), {}, {})
+            if len(parts) == 1:
+                yield sample._replace(ranges={"image": (start + header, size - header)})
+            else:
+                yield sample._replace(place=(position, header), bytes=size - header)
+            number, position = number + 1, _end(parts)
+        if known is not None and len(known) != number:
+            raise FormatError(
+                f"{window.path}: {window.path.with_suffix('.idx').name} names {len(known)} records, the file holds "
+                f"{number}: truncated, or of another file"
+            )
+
+    @contextmanager
+    def open_places(self, path: Path) -> Iterator[_Places]:
+        with Window(path) as window:
+            yield _Places(window)
+
+
+class _Places:
+    """Reads records that are in parts; a place is the byte a record begins at, and how long its header is."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def read(self, place: tuple[Any, ...]) -> bytes:
+        position, header = place
+        try:
+            return _joined(self._window, _parts(self._window, position))[header:]
+        except FormatError as error:
+            raise BadSampleError(f"{error} (a record in parts cannot be read from a compressed file)") from error
+
+
+def _parts(window: Window, position: int) -> list[tuple[int, int]]:
+    """(start of the data, its length) of every part of the record at `position`."""
+    start, length, cflag = _frame(window, position)
+    parts = [(start, length)]
+    if cflag in (2, 3):
+        raise FormatError(f"{window.path}: the record at byte {position} has no first part: damaged")
+    while cflag in (1, 2):
+        start, length, cflag = _frame(window, _end(parts))
+        if cflag not in (2, 3):
+            raise FormatError(f"{window.path}: the record at byte {position} has no last part: damaged")
+        parts.append((start, length))
+    return parts
+
+
+def _end(parts: list[tuple[int, int]]) -> int:
+    """Where the next record begins."""
+    start, length = parts[-1]
+    return start + length + -length % 4
+
+
+def _joined(window: Window, parts: list[tuple[int, int]]) -> bytes:
+    """The data of a record in parts: between two of them, the magic number was taken out."""
+    return _MAGIC.to_bytes(4, "little").join(window.read(start, length) for start, length in parts)
+
+
+def _frame(window: Window, position: int) -> tuple[int, int, int]:
+    """(start of the data, its length, cflag) of the part at `position`."""
+    head = window.read_up_to(position, _FRAME.size)
+    if len(head) < _FRAME.size:
+        raise FormatError(f"{window.path}: ends inside the record at byte {position}: truncated?")
+    magic, word = _FRAME.unpack(head)
+    if magic != _MAGIC:
+        raise FormatError(f"{window.path}: no record at byte {position}: damaged, or not RecordIO")
+    cflag, length, start = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1, position + _FRAME.size
+    if cflag > 3:
+        raise FormatError(f"{window.path}: the record at byte {position} has the flag {cflag}, expected 0 to 3")
+    if start + length > window.size:
+        raise FormatError(
+            f"{window.path}: the record at byte {position} has {length} bytes, but the file ends at {window.size}: "
+            f"truncated?"
+        )
+    return start, length, cflag
+
+
+def _header(data: bytes, size: int, where: str) -> tuple[int, int]:
+    """(label, bytes of the header) of a record of `size` bytes that begins with `data`."""
+    if size < _HEADER.size:
+        raise FormatError(f"{where} has {size} bytes, too few for the header of an image record")
+    flag, value, _, _ = _HEADER.unpack_from(data)
+    if _HEADER.size + 4 * flag > size:
+        raise FormatError(f"{where} claims {flag} labels, but has {size} bytes: damaged, or not an image record")
+    if flag > 1:
+        raise FormatError(f"{where} has {flag} labels, expected one: images of several (such as boxes) are not read")
+    if flag:
+        value = _LABEL.unpack_from(data, _HEADER.size)[0]
+    if not -_MAX_LABEL <= value <= _MAX_LABEL or value != int(value):
+        raise FormatError(f"{where} has the label {value}, expected a whole number")
+    return int(value), _HEADER.size + 4 * flag
+
+
+def _positions(records: Window) -> set[int] | None:
+    """Where the records begin by the .idx beside a .rec; None where there is none."""
+    index = records.path.with_suffix(".idx")
+    if not index.is_file():
+        return None
+    with Window(index) as window:
+        if window.size > _MAX_INDEX_BYTES:
+            raise FormatError(f"{index}: {window.size} bytes are too many for an index of records")
+        lines = window.read(0, window.size).splitlines()
+    found = set()
+    for number, line in enumerate(lines, start=1):
+        columns = line.split(b"\t")
+        if len(columns) != 2 or not all(column.isdigit() and len(column) < 20 for column in columns):
+            raise FormatError(f"{index}: line {number} is {line[:40]!r}, expected a number, a tab and a position")
+        found.add(int(columns[1]))
+        if int(columns[1]) >= records.size:
+            raise FormatError(f"{index}: line {number} names byte {int(columns[1])}, but the .rec has {records.size}")
+    if len(found) != len(lines):
+        raise FormatError(f"{index}: two lines name one position: damaged")
+    return found
+
+
+FORMAT = RecordIOFormat()

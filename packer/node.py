@@ -1,0 +1,296 @@
+"""What this node keeps of data sets: caches in shared memory, and staged copies. Listing, filling, removing.
+
+Of staged copies only directories that carry packer's marker are looked at; see `cache.staging`. Making a copy is
+`readers.stage`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cache
+import readers
+from cache.remote import is_remote
+from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
+from packer.output import place_told
+from packer.watch import Silent, Watcher
+from readers.errors import OutputError, StagingError, UnknownNameError
+
+__all__ = [
+    "DIRECTORY",
+    "CacheReport",
+    "CleanResult",
+    "StagedCopy",
+    "WarmResult",
+    "clean_caches",
+    "clean_staged",
+    "list_caches",
+    "staged_copies",
+    "warm_cache",
+]
+
+DIRECTORY = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """One cache. set: fingerprint of the data set and, after a slash, its split; title: its directory or address and
+    split, as its first user named it. kept: what of each sample. job: "0" outside a batch system.
+
+    filled: share of the capacity that is taken; hit_rate: hits per read; users: process id and command of those alive.
+    """
+
+    name: str
+    set: str
+    title: str
+    kept: str
+    job: str
+    capacity_bytes: int
+    used_bytes: int
+    filled: float
+    hits: int
+    misses: int
+    passed: int
+    dropped: int
+    hit_bytes: int
+    puts: int
+    put_bytes: int
+    hit_rate: float
+    users: tuple[tuple[int, str], ...]
+    in_use: bool
+    persist: bool
+    age_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What filling a cache came to. samples: of the split; kept: those that have a place; present: those there now."""
+
+    path: Path | str
+    split: str
+    kept_as: str
+    samples: int
+    kept: int
+    present: int
+    capacity_bytes: int
+    used_bytes: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+
+def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
+    """The caches of this user in a directory, or those of them whose name, set, title or kind has one of `names` in it.
+
+    Raises OSError where there is no such directory, UnknownNameError for a name that none has.
+    """
+    reports = [_report(info) for info in cache.list_caches(Path(directory))]
+    for name in names:
+        if not any(_is_meant(report, name) for report in reports):
+            raise UnknownNameError(f"{directory}: no cache {name!r}; it has {_shown(reports)}")
+    return [report for report in reports if not names or any(_is_meant(report, name) for name in names)]
+
+
+def clean_caches(directory: str | os.PathLike[str] = DIRECTORY, *, everything: bool = False) -> list[CacheReport]:
+    """Remove what nobody uses and nobody wanted to persist; everything: also what persists. Returns what went."""
+    return [_report(info) for info in cache.clean_caches(Path(directory), all=everything)]
+
+
+def warm_cache(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    capacity: readers.Capacity = "auto",
+    keep: str = "encoded",
+    threads: int | None = None,
+    directory: str | os.PathLike[str] = DIRECTORY,
+    job: str | None = None,
+    watcher: Watcher | None = None,
+) -> WarmResult:
+    """Fill a cache that stays: whoever opens the set with the same keep and persist=True begins with it.
+
+    Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
+    """
+    seen, told = watcher or Silent(), place_told(path)
+    started = time.monotonic()
+    with readers.open(path, split) as base:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UserWarning)
+            reader = readers.cached(base, capacity, keep, persist=True, directory=directory, job=job)
+        with reader:
+            before = reader.stats()
+            reasons = "; ".join(str(warning.message) for warning in warned)
+            if not before.capacity_bytes:  # a warning in training, an error here
+                raise OutputError(
+                    f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
+                    f"--capacity, or see  packer cache ls"
+                )
+            if reasons:
+                seen.note(reasons)
+            done = [0, 0]
+
+            def progress(samples: int, size: int) -> None:
+                done[:] = samples, size
+
+            seen.begin(before.kept, 0, lambda: (done[0], done[1]))
+            try:
+                reader.prefill(threads, progress=progress)
+            finally:
+                seen.end()
+            after = reader.stats()
+            return WarmResult(
+                told,
+                base.split,
+                after.kind,
+                after.samples,
+                after.kept,
+                after.present,
+                after.capacity_bytes,
+                after.used_bytes,
+                time.monotonic() - started,
+            )
+
+
+def _report(info: cache.CacheInfo) -> CacheReport:
+    counted = info.stats
+    reads = counted.hits + counted.misses + counted.passed
+    return CacheReport(
+        name=info.name,
+        set=info.fingerprint,
+        title=info.title,
+        kept=info.kind,
+        job=info.job,
+        capacity_bytes=info.capacity_bytes,
+        used_bytes=info.used_bytes,
+        filled=info.used_bytes / max(1, info.capacity_bytes),
+        hits=counted.hits,
+        misses=counted.misses,
+        passed=counted.passed,
+        dropped=counted.dropped,
+        hit_bytes=counted.hit_bytes,
+        puts=counted.puts,
+        put_bytes=counted.put_bytes,
+        hit_rate=counted.hits / max(1, reads),
+        users=tuple((pid, _command(pid)) for pid in info.users),
+        in_use=info.in_use,
+        persist=info.persist,
+        age_s=info.age_s,
+    )
+
+
+def _is_meant(report: CacheReport, name: str) -> bool:
+    return any(name in text for text in (report.name, report.set, report.title, report.kept))
+
+
+def _shown(reports: list[CacheReport]) -> str:
+    return ", ".join(report.name for report in reports) or "none"
+
+
+def _command(pid: int) -> str:
+    """The name of a process, "" where it cannot be seen from here."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class StagedCopy:
+    """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch.
+
+    leaving: it is being removed, or whoever removed it was killed; `clean_staged` and the next staging finish that.
+    """
+
+    path: str
+    source: str
+    bytes: int
+    wanted_bytes: int
+    last_use: float
+    in_use: bool
+    leaving: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """What was removed, and what was kept because somebody uses it."""
+
+    removed: tuple[StagedCopy, ...]
+    kept: tuple[StagedCopy, ...]
+    foreign: tuple[str, ...]  # files in removed copies that were not ours; they are still there
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def staged_copies(to: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
+    """The copies in a target directory (None: in all that staging would look at), least recently used first."""
+    stores = _stores(to)
+    leaving = [_described(copy, leaving=True) for store in stores for copy in store.leaving()]
+    return leaving + [_described(copy) for store in stores for copy in store.copies()]
+
+
+def clean_staged(
+    dataset: str | os.PathLike[str] | None = None, to: str | os.PathLike[str] | None = None, *, dry_run: bool = False
+) -> CleanResult:
+    """Remove the copies of a set (None: all copies) that nobody uses, and what interrupted removals left of any.
+
+    Raises StagingError.
+    """
+    source = None if dataset is None else _source_text(dataset)
+
+    def chosen(copy: Copy) -> bool:
+        return source is None or source in (copy.source, os.path.realpath(copy.path))
+
+    removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
+    for store in _stores(to):
+        with store.lock():
+            described = {copy.path: _described(copy) for copy in store.copies()}
+            described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
+            for gone in [*sweep(store, dry_run), *remove_copies(store, chosen, dry_run)]:
+                if gone.bytes or not gone.foreign:  # else only files of others have stayed there
+                    (kept if gone.kept else removed).append(described[gone.path])
+                foreign += _paths(gone)
+    return CleanResult(tuple(removed), tuple(kept), tuple(foreign))
+
+
+def _source_text(dataset: str | os.PathLike[str]) -> str:
+    """A set as records of copies call it."""
+    return str(place_told(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
+
+
+def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
+    """Our directories in the candidates; those that are not ours are an error only where the user named one."""
+    found: dict[Path, Store] = {}
+    for target in candidates(to):
+        try:
+            store = find_store(target.path)
+        except (StagingError, OSError):
+            if to is not None:
+                raise
+            continue
+        if store is not None:
+            found.setdefault(store.path.resolve(), store)
+    return list(found.values())
+
+
+def _described(copy: Copy, leaving: bool = False) -> StagedCopy:
+    size, wanted = copy.stored_bytes(), copy.planned_bytes
+    return StagedCopy(str(copy.path), copy.source, size, wanted, copy.last_use(), copy.in_use(), leaving)
+
+
+def _paths(gone: Removed) -> list[str]:
+    return [str(path) for path in gone.foreign]

@@ -1,0 +1,113 @@
+"""What can be added from outside: entries by name, packer's own first, then those of installed packages.
+
+An entry says what may be known of an implementation without importing it: its name, how its files begin, how they are
+named. `load` imports the implementation. Another distribution adds an entry through an entry point:
+
+    [project.entry-points."packer.formats"]          # or "packer.sources"
+    myformat = "mypackage.packing:ENTRY"
+
+where ENTRY is a `packer.formats.FormatEntry` (or `packer.sources.SourceEntry`) of that name. Installed entries are
+looked for where packer's own do not answer, so that they cost nothing else; none can replace one of packer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from readers.errors import PackerError
+
+__all__ = ["HEAD_BYTES", "Entry", "Registry"]
+
+HEAD_BYTES = 512
+"""How many of a file's first bytes entries are asked about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One implementation.
+
+    name: by which it is asked for.
+    title: what it reads, for people, with its article: "a TFRecord file".
+    home: "module:object" of the implementation.
+    magic: (offset, bytes) pairs, any of which tells its files.
+    suffixes: of its files, in lower case.
+    claims: tells its files by their first HEAD_BYTES where no magic number does.
+    """
+
+    name: str
+    title: str
+    home: str
+    magic: tuple[tuple[int, bytes], ...] = ()
+    suffixes: tuple[str, ...] = ()
+    claims: Callable[[bytes], bool] | None = field(default=None, compare=False)
+
+    def is_content(self, head: bytes) -> bool:
+        """Whether a file that begins with `head` is one of these."""
+        known = any(head[at : at + len(magic)] == magic for at, magic in self.magic)
+        return known or (self.claims is not None and self.claims(head))
+
+    def is_name(self, name: str) -> bool:
+        """Whether a file is called like these."""
+        return name.lower().endswith(self.suffixes)
+
+    def load(self) -> Any:
+        """The implementation."""
+        module, _, name = self.home.partition(":")
+        return getattr(import_module(module), name)
+
+
+_E = TypeVar("_E", bound=Entry)
+
+
+class Registry(Generic[_E]):
+    """The entries of one kind. Iterating goes through packer's own before it looks for installed ones."""
+
+    def __init__(self, group: str, kind: type[_E], own: Sequence[_E]) -> None:
+        self.own = tuple(own)
+        self._group, self._kind = group, kind
+
+    def __iter__(self) -> Iterator[_E]:
+        yield from self.own
+        yield from self._installed
+
+    @cached_property
+    def _installed(self) -> tuple[_E, ...]:
+        known = {entry.name for entry in self.own}
+        points = entry_points(group=self._group)
+        return tuple(self._loaded(point) for point in points if point.name not in known)
+
+    def _loaded(self, point: Any) -> _E:
+        where = f"the entry point {point.name} = {point.value!r} of {self._group}"
+        try:
+            entry = point.load()
+        except Exception as error:
+            raise PackerError(
+                f"{where} cannot be imported: {error!r:.200}; repair or uninstall the package that has it"
+            ) from error
+        if not isinstance(entry, self._kind) or entry.name != point.name:
+            raise PackerError(f"{where} is {entry!r:.80}, expected a {self._kind.__name__} named {point.name!r}")
+        return entry
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self)
+
+    def get(self, name: str) -> _E | None:
+        return next((entry for entry in self if entry.name == name), None)
+
+    def of_content(self, head: bytes) -> _E | None:
+        """The first entry whose files begin like this."""
+        return next((entry for entry in self if entry.is_content(head)), None)
+
+    def of_name(self, name: str) -> _E | None:
+        """The first entry whose files are called like this."""
+        return next((entry for entry in self if entry.is_name(name)), None)
+
+    def suffixes(self) -> tuple[str, ...]:
+        """Of the files of all entries."""
+        return tuple(dict.fromkeys(chain.from_iterable(entry.suffixes for entry in self)))

@@ -1,0 +1,312 @@
+"""A shard made elsewhere, of any format: what the format locates in it, read where it is.
+
+So `packer convert` of a shard and `packer index` of it agree on keys, labels, classes, splits and fields. A file that
+is compressed as a whole is walked and read as a stream, where its format can be; images that are not one byte range are
+read by the format itself. A sample that is damaged is a bad sample.
+
+Where the shard names every class, the classes get these names. The split is what the shard says, or is read off the
+name of the file (train-00000-of-00008.tfrecord). A shard of a packed set is not a source by itself: it is adopted as it
+is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from packer.conversion.arena import Arena
+from packer.formats import format_of_head
+from packer.formats.base import Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FieldNames, ListingBuilder, SourceListing, SplitListing, check_names
+from packer.sources.names import safe_name
+from packer.sources.streams import (
+    ByteFile,
+    PlainFile,
+    StreamKeeper,
+    StreamWindow,
+    UnpackedStream,
+    compression_of,
+    file_stamp,
+    unpacked_head,
+)
+from readers.errors import BadSampleError, FormatError, SourceError
+from readers.sample import NO_LABEL, Buffer
+from readers.strings import NamesBuilder, Strings, repeated
+from readers.tree import SPLIT_NAMES
+
+__all__ = ["ClassNames", "ShardSource", "field_kinds", "located_samples", "split_of_name"]
+
+# Why a sample cannot be had, or where the format finds its image, or None; then (offset, length, field) as in the file.
+Place: TypeAlias = tuple[Any, ...]
+
+
+def located_samples(container: Format, path: Path, options: LocateOptions) -> Iterator[Located]:
+    """What a format locates in a file, under keys and names that can be packed."""
+    return map(_packable, container.locate(path, options))
+
+
+def _packable(sample: Located) -> Located:
+    names = {field: _safe(name) for field, name in sample.names.items()}
+    return sample._replace(key=_safe(sample.key), names={field: name for field, name in names.items() if name})
+
+
+def _safe(name: str) -> str:
+    """A name as it is, where it can be that of a file below a folder."""
+    leads_out = name[:1] == "/" or (".." in name and ".." in PurePosixPath(name).parts)
+    return safe_name(name) if leads_out else name
+
+
+def split_of_name(name: str) -> str:
+    """The split that a shard's file name says: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
+    words = "".join(letter if letter.isascii() and letter.isalpha() else " " for letter in name.lower()).split()
+    return next((word for word in words if word in SPLIT_NAMES), "train")
+
+
+def field_kinds(names: Iterable[str]) -> dict[str, str]:
+    """Fields of these names and their kinds: the image first, then as they come."""
+    return {"image": "image"} | {name: "json" if name == "json" else "file" for name in names if name != "image"}
+
+
+class ClassNames:
+    """The names of classes by label, as samples say them."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.conflict = ""
+
+    def add(self, sample: Located) -> None:
+        if sample.label != NO_LABEL and sample.class_name:
+            name = self.names.setdefault(sample.label, sample.class_name)
+            if name != sample.class_name:
+                self.conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
+
+    def in_order(self) -> tuple[tuple[str, ...], str]:
+        """The names of all labels from 0 on, () where there are none; and what is wrong with them, "" for nothing."""
+        names = tuple(self.names[label] for label in sorted(self.names))
+        if self.conflict:
+            return (), self.conflict
+        missing = next((label for label in range(len(names)) if label not in self.names), None)
+        if missing is not None:
+            return (), f"the shards have none for label {missing}"
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            return (), f"two labels are {twice!r}"
+        return names, ""
+
+
+class ShardSource:
+    """The samples of the shard at `root`.
+
+    image_key, label_key: what it calls them, None for the usual names.
+    label_offset: is subtracted from the labels.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        image_key: str | None = None,
+        label_key: str | None = None,
+        label_offset: int = 0,
+        fields: Mapping[str, str] | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.options = LocateOptions(
+            image_key, label_key, dict(fields or {}), label_offset, check_payload=True, lenient=True
+        )
+        entry = format_of_head(unpacked_head(self.root, HEAD_BYTES), self.root.name)
+        if entry is None:
+            raise SourceError(f"{self.root}: not a shard of a known format")
+        self.format: str = entry.name
+        self._container: Format = entry.load()
+        self._title = entry.title.partition(" ")[2]
+        self._keeper = StreamKeeper(self.root)
+        self._fields = 1
+        self._stamp: tuple[int, int] | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self._title} {self.root}"
+
+    def list(self, split: str | None) -> SourceListing:
+        self._stamp = file_stamp(self.root)
+        compression = compression_of(self.root)
+        try:
+            listing = self._listing(split, compression)
+        except FormatError as error:
+            raise SourceError(str(error)) from error
+        listing.shuffles = not compression
+        return listing
+
+    def _listing(self, split: str | None, compression: str) -> SourceListing:
+        splits: tuple[str, ...] = ()
+        left_out: list[tuple[str, str]] = []
+        if not compression:
+            if self._container.describe(self.root) is not None:
+                raise SourceError(
+                    f"{self.root}: a shard of a packed set; convert the whole set, or make one of this shard "
+                    f"without copying:  packer index {self.root}"
+                )
+            splits = self._container.splits(self.root, self.options)
+            left_out = self._container.unused(self.root, self.options)
+        if split is not None and splits and split not in splits:
+            raise SourceError(f"{self.root}: no split {split!r}; it has {', '.join(splits)}")
+        shard = _Shard(self.root, split or split_of_name(self.root.name), self._stamp[1] if self._stamp else 0)
+        for sample in self._samples(compression):
+            shard.add(sample)
+        listing = shard.listing()
+        self._fields = len(listing.fields)
+        if split is not None:
+            listing.splits = {name: part for name, part in listing.splits.items() if name == split}
+        listing.left_out += left_out
+        return listing
+
+    def _samples(self, compression: str) -> Iterator[Located]:
+        if not compression:
+            yield from located_samples(self._container, self.root, self.options)
+            return
+        if not isinstance(self._container, WalkedFormat):
+            raise SourceError(
+                f"{self.root}: a compressed {self.format} file cannot be read as a stream; unpack it first"
+            )
+        with StreamWindow(UnpackedStream(self.root, compression)) as window:
+            yield from map(_packable, self._container.walk(window, self.options))
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.root
+
+    def open(self) -> ShardReader:
+        if self._stamp is not None and file_stamp(self.root) != self._stamp:
+            raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
+        return ShardReader(self._keeper, self._container, self._fields)
+
+
+class _Shard:
+    """Collects the samples of a file, in some 100 bytes for each."""
+
+    def __init__(self, path: Path, split: str, stamp: int) -> None:
+        self._path, self._split, self._stamp = path, split, stamp
+        self._parts: dict[str, _Part] = {}
+        self._classes = ClassNames()
+        self._fields = {"image": 0}
+        self._left_behind: dict[str, None] = {}
+        self._has_image = False
+
+    def add(self, sample: Located) -> None:
+        if sample.label < NO_LABEL:
+            raise FormatError(
+                f"{self._path}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
+            )
+        self._classes.add(sample)
+        for name in sample.ranges:
+            self._fields.setdefault(name, len(self._fields))
+        self._left_behind |= dict.fromkeys(sample.left_behind)
+        self._has_image |= bool(sample.fault or sample.place or "image" in sample.ranges)
+        part = self._parts.setdefault(sample.split or self._split, _Part(sample.split))
+        part.widen(len(self._fields))
+        what = sample.fault or sample.place or (None if "image" in sample.ranges else "the sample has no image")
+        ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
+        size = sum(length for _, length in sample.ranges.values()) or sample.bytes
+        names = [sample.names.get(name, "") for name in self._fields]
+        part.add(names, (what, *sorted(ranges)), size, self._stamp, key=sample.key, label=sample.label)
+
+    def listing(self) -> SourceListing:
+        if not self._parts:
+            raise SourceError(f"{self._path}: no samples")
+        if not self._has_image:
+            raise SourceError(
+                f"{self._path}: no sample has an image; it has {', '.join([*self._fields][1:]) or 'no fields'}; name "
+                f"the image with  --image-key KEY  (in Python: image_key=KEY)"
+            )
+        classes, wrong = self._classes.in_order()
+        listing = SourceListing({}, field_kinds(self._fields), classes)
+        for name, part in self._parts.items():
+            part.widen(len(self._fields))
+            listing.splits[name] = self._checked(part.build(part.root), listing)
+        if self._left_behind:
+            listing.warnings.append(f"{self._path}: features left behind: {', '.join(sorted(self._left_behind))}")
+        labels = np.concatenate([part.labels for part in listing.splits.values()])
+        labels = labels[labels != NO_LABEL]
+        if wrong and labels.min() == 0:
+            listing.warnings.append(f"{self._path}: class names are left out: {wrong}")
+        if len(labels) and labels.min() == 1:
+            listing.warnings.append(
+                f"{self._path}: labels run from 1 to {labels.max()} and none is 0, as in ImageNet's records; "
+                f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
+            )
+        return listing
+
+    def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
+        n = len(part)
+        if len(repeated(part.keys, n)):
+            listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
+            nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
+            part.keys = Strings.of(key_by_number(self._path, number) for number in range(n))
+            part.names = FieldNames(*[nothing] * len(self._fields))
+        check_names(part.keys, str(self._path))
+        check_names((name for names in part.names for name in names if name), str(self._path))
+        return part
+
+
+class _Part(ListingBuilder):
+    """A split whose fields show while it is filled."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.root = root
+
+    def widen(self, fields: int) -> None:
+        """Have columns for the names of as many fields."""
+        while len(self._names) < fields:
+            names = NamesBuilder()
+            for _ in range(len(self)):
+                names.append("")
+            self._names.append(names)
+
+
+class ShardReader:
+    """Reads samples of one file, and of a compressed one in the order of the file."""
+
+    def __init__(self, keeper: StreamKeeper, container: Format, fields: int) -> None:
+        self._keeper, self._container, self._fields = keeper, container, fields
+        compression = compression_of(keeper.path)
+        self._stream = keeper.take(compression) if compression else None
+        self._file: ByteFile = self._stream or PlainFile(keeper.path)
+        self._places: PlaceReader | None = None
+        self._opened = ExitStack()
+
+    def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
+        what, *ranges = place
+        if isinstance(what, str):
+            raise BadSampleError(what)
+        payloads: list[Buffer | None] = [None] * self._fields
+        for offset, length, number in ranges:  # in the order of the file: a stream only goes forward
+            self._file.read_into(offset, arena.rest()[:length])
+            payloads[number] = arena.take(length)
+        if what is not None:
+            payloads[0] = self._open_places().read(what)
+        return payloads
+
+    def _open_places(self) -> PlaceReader:
+        if self._places is None:
+            self._places = self._opened.enter_context(self._container.open_places(self._keeper.path))
+        return self._places
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+        if self._stream is not None and kind is None:
+            self._keeper.leave(self._stream)
+        else:
+            self._file.close()

@@ -1,0 +1,221 @@
+"""RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) and TrivialAugment (Müller and Hutter, 2021,
+https://arxiv.org/abs/2103.10158): changes picked at random from one list, with the ranges of torchvision.
+
+    i    change         RandAugment, at most            TrivialAugmentWide, at most
+    0    identity
+    1-2  shear x, y     0.3, either way                 0.99
+    3-4  translate x,y  150/331 of the side             32 pixels
+    5    rotate         30 degrees                      135 degrees
+    6-9  brightness, colour, contrast, sharpness:
+                        1 plus or minus 0.9             0.99
+    10   posterize      8 to 4 bits                     8 to 2 bits
+    11   solarize       from 255 down to 0
+    12   autocontrast
+    13   equalize
+
+Pixels that come into view are black, neighbours are not interpolated, and each change rounds to whole values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from readers.augment.ops.base import Floats, Op, Rows, Stage
+from readers.augment.pixels import affine, blend, column, grey
+
+if TYPE_CHECKING:
+    import torch
+
+    from readers.augment.geometry import Planner
+
+__all__ = ["RandAugment", "TrivialAugmentWide"]
+
+_MOST_CHANGES = 16
+_CHANGES, _SIGNED = 14, slice(1, 10)
+_POSTERIZE, _SOLARIZE = 10, 11
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RandAugment(Op):
+    """`num_ops` changes one after another, each at strength `magnitude` of `num_magnitude_bins` - 1."""
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 2 * _MOST_CHANGES
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_ops <= _MOST_CHANGES:
+            raise ValueError(f"RandAugment: num_ops is from 1 to {_MOST_CHANGES}, not {self.num_ops!r}")
+        if self.num_magnitude_bins < 2 or not 0 <= self.magnitude < self.num_magnitude_bins:
+            raise ValueError(
+                f"RandAugment: magnitude is from 0 to num_magnitude_bins - 1, not {self.magnitude!r} of "
+                f"{self.num_magnitude_bins!r}"
+            )
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameters: number and strength of each change."""
+        ones = np.ones(len(u))
+        across, down = 150 / 331 * planner.width, 150 / 331 * planner.height
+        most: list[Any] = [0, 0.3, 0.3, across, down, 30, 0.9, 0.9, 0.9, 0.9, 4, 0, 0, 0]
+        share = ones * self.magnitude / (self.num_magnitude_bins - 1)
+        parts = [_picked(u[:, 2 * k], u[:, 2 * k + 1], share, most) for k in range(self.num_ops)]
+        planner.step(self, np.concatenate(parts, axis=1))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return _changed(images, rows)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrivialAugmentWide(Op):
+    """One change, at one of `num_magnitude_bins` strengths."""
+
+    num_magnitude_bins: int = 31
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if self.num_magnitude_bins < 2:
+            raise ValueError(f"TrivialAugmentWide: num_magnitude_bins is 2 or more, not {self.num_magnitude_bins!r}")
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameters: number and strength of the change."""
+        share = np.floor(u[:, 2] * self.num_magnitude_bins) / (self.num_magnitude_bins - 1)
+        most = [0, 0.99, 0.99, 32, 32, 135, 0.99, 0.99, 0.99, 0.99, 6, 0, 0, 0]
+        planner.step(self, _picked(u[:, 0], u[:, 1], share, most))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return _changed(images, rows)
+
+
+def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> Floats:
+    """[n, 2]: the number of a change, by `which`, and its strength, `share` of the most there is of it: a number
+    or float64 [n] for each change."""
+    strengths = np.stack([share * value for value in most], axis=1)
+    strengths[:, _SIGNED] *= np.where(sign < 0.5, -1.0, 1.0)[:, None]
+    strengths[:, _POSTERIZE] = 8 - np.rint(strengths[:, _POSTERIZE])
+    strengths[:, _SOLARIZE] = 255 * (1 - share)
+    number = np.floor(which * _CHANGES).astype(np.int64)
+    return np.stack([number, strengths[np.arange(len(number)), number]], axis=1)
+
+
+def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The images that are to be changed in the same way are changed together."""
+    images = images.round_()
+    for k in range(0, len(rows[0]), 2):
+        numbers = [int(row[k]) for row in rows]
+        for number in sorted(set(numbers) - {0}):
+            some = [i for i, other in enumerate(numbers) if other == number]
+            strengths = [[rows[i][k + 1]] for i in some]
+            if len(some) == len(rows):
+                images = _FUNCTIONS[number](images, strengths).round_()
+            else:
+                images[some] = _FUNCTIONS[number](images[some], strengths).round_()
+    return images
+
+
+def _shear_x(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    """About the upper left corner, as is shearing down."""
+    half = images.shape[2] / 2
+    return affine(images, [(1, s, s * half, 0, 1, 0) for (s,) in by], "nearest")
+
+
+def _shear_y(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    half = images.shape[3] / 2
+    return affine(images, [(1, 0, 0, s, 1, s * half) for (s,) in by], "nearest")
+
+
+def _translate_x(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return affine(images, [(1, 0, -int(s), 0, 1, 0) for (s,) in by], "nearest")
+
+
+def _translate_y(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return affine(images, [(1, 0, 0, 0, 1, -int(s)) for (s,) in by], "nearest")
+
+
+def _rotate(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    turns = [math.radians(degrees) for (degrees,) in by]
+    matrices = [(math.cos(t), -math.sin(t), 0.0, math.sin(t), math.cos(t), 0.0) for t in turns]
+    return affine(images, matrices, "nearest")
+
+
+def _brightness(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return images.mul_(1 + column(images, by, 0)).clamp_(0, 255)
+
+
+def _colour(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return blend(images, grey(images).round_(), 1 + column(images, by, 0))
+
+
+def _contrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return blend(images, grey(images).round_().mean((2, 3), keepdim=True), 1 + column(images, by, 0))
+
+
+def _sharpness(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    """Against Pillow's smooth filter, 1 of 13 for each neighbour and 5 for the pixel; the edges stay."""
+    import torch.nn.functional as F
+
+    kernel = images.new_full((3, 1, 3, 3), 1 / 13)
+    kernel[:, :, 1, 1] = 5 / 13
+    smooth = images.clone()
+    if min(images.shape[2:]) > 2:
+        smooth[:, :, 1:-1, 1:-1] = F.conv2d(images, kernel, groups=3).round_()
+    return blend(images, smooth, 1 + column(images, by, 0))
+
+
+def _posterize(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    step = 2.0 ** (8 - column(images, by, 0))
+    return (images / step).floor_() * step
+
+
+def _solarize(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    return images.where(images < column(images, by, 0), 255 - images)
+
+
+def _autocontrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    return images.where(low == high, (images - low) * (255 / (high - low).clamp(min=1)))
+
+
+def _equalize(images: torch.Tensor, by: Rows) -> torch.Tensor:
+    """By channel, as Pillow's `ImageOps.equalize`: in whole numbers, the last value that occurs left out."""
+    import torch
+
+    count, channels, height, width = images.shape
+    planes = count * channels
+    values = images.long().view(planes, -1)
+    levels = torch.arange(256, device=images.device)
+    plane = torch.arange(planes, device=images.device)[:, None]
+    counts = torch.bincount((values + 256 * plane).view(-1), minlength=256 * planes).view(planes, 256)
+    last = ((counts > 0) * levels).amax(1, keepdim=True)
+    step = (height * width - counts.gather(1, last)) // 255
+    table = (counts.cumsum(1) - counts + step // 2) // step.clamp(min=1)
+    table = torch.where(step > 0, table.clamp(max=255), levels)
+    return table.gather(1, values).to(torch.float32).view_as(images)
+
+
+_Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
+_FUNCTIONS: tuple[_Change, ...] = (
+    lambda images, by: images,
+    _shear_x,
+    _shear_y,
+    _translate_x,
+    _translate_y,
+    _rotate,
+    _brightness,
+    _colour,
+    _contrast,
+    _sharpness,
+    _posterize,
+    _solarize,
+    _autocontrast,
+    _equalize,
+)

@@ -1,0 +1,83 @@
+"""Random erasing (Zhong et al., 2020, https://arxiv.org/abs/1708.04896), with the names and tries of torchvision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
+from readers.order.keys import counter_hash
+
+if TYPE_CHECKING:
+    import torch
+
+    from readers.augment.geometry import Planner
+
+__all__ = ["RandomErasing"]
+
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RandomErasing(Op):
+    """A box with `scale` of the area and `ratio` of height to width gets another value, with probability p.
+
+    Ten tries to fit a box, else nothing is erased. value: of all three channels, one for each, or "random", noise of
+    its own for each pixel; 0 to 255, as ops on pixels come before Normalize. What torchvision calls 0 after
+    normalisation is the mean times 255 here.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | tuple[float, float, float] | Literal["random"] = 0.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 4 + 2 * _TRIES
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+        check_range(self, "scale", self.scale, 1e-6, 1.0)
+        check_range(self, "ratio", self.ratio, 1e-3, 1e3)
+        if self.value != "random":
+            colour = self._colour()
+            if len(colour) != 3 or not all(isinstance(v, int | float) and 0 <= v <= 255 for v in colour):
+                raise ValueError(
+                    f"RandomErasing: value is a number from 0 to 255, three of them, or 'random', not {self.value!r}"
+                )
+
+    def _colour(self) -> tuple[float, ...]:
+        return self.value if isinstance(self.value, tuple) else (self.value,) * 3  # type: ignore[return-value]
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameters: top, left, height, width of the box, height 0 for none; and a key of the noise."""
+        height, width = planner.height, planner.width
+        low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
+        area = (height * width)[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u[:, 4 : 4 + _TRIES])
+        ratio = np.exp(low + (high - low) * u[:, 4 + _TRIES :])
+        tried_height, tried_width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        fits = (tried_height < height[:, None]) & (tried_width < width[:, None])
+        rows, first = np.arange(len(height)), fits.argmax(axis=1)
+        erased = (u[:, 0] < self.p) & fits[rows, first]
+        box_height = np.where(erased, tried_height[rows, first], 0).astype(np.int64)
+        box_width = np.where(erased, tried_width[rows, first], 0).astype(np.int64)
+        top, left = planner.inside(u[:, 1], height - box_height), planner.inside(u[:, 2], width - box_width)
+        key = np.floor(u[:, 3] * (1 << 53))
+        planner.step(self, np.stack([top, left, box_height, box_width, key], axis=1).astype(np.float64))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        import torch
+
+        for image, row in zip(images, rows, strict=True):
+            top, left, height, width, key = (int(value) for value in row)
+            if not height * width:
+                continue
+            if self.value == "random":
+                noise = counter_hash(np.uint64(key), np.arange(3 * height * width)) >> np.uint64(56)
+                pixels = torch.from_numpy(noise.astype(np.float32)).view(3, height, width)
+            else:
+                pixels = torch.tensor(self._colour(), dtype=torch.float32).view(3, 1, 1)
+            image[:, top : top + height, left : left + width] = pixels.to(images.device, non_blocking=True)
+        return images

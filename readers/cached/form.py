@@ -1,0 +1,197 @@
+"""What of an image is kept: its bytes, a smaller JPEG of it, or its pixels after the first steps of the augmentation.
+
+    "encoded"                      the bytes as they are
+    Recoded(256, quality=90)       "recoded:256@90": shrunk to this short side and encoded again
+    Decoded([Resize(256)])         "decoded:256": uint8 pixels after ops that draw nothing
+
+A kept form is a function of the original alone, and what it says of the result (`info`) is a function of the original's
+header. So every process hands out the same, whether a sample came from the cache or had to be made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.stores import Buffer, Int64s
+from readers import table as tables
+from readers.headers import MEDIA
+from readers.headers.pixels import HEADER_BYTES
+from readers.sample import ImageInfo
+from readers.shrink import shrunk_sides
+
+if TYPE_CHECKING:
+    from readers.augment.ops import Op
+
+__all__ = ["Decoded", "Encoded", "Form", "KeepLike", "Recoded", "as_form"]
+
+_JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
+_BASELINE = 0xC0
+
+
+class Form(tables.Form, Protocol):
+    """How images are kept. Implementations are frozen, pickle, and may be shared between threads."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether images are handed out as anything but what they are."""
+
+    def convert(self, image: Buffer) -> Buffer:
+        """The kept form of an encoded image. Raises BadSampleError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes as they are."""
+
+    converts = False
+
+    @property
+    def kind(self) -> str:
+        return "encoded"
+
+    def info(self, original: ImageInfo) -> ImageInfo:
+        return original
+
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        return original
+
+    def convert(self, image: Buffer) -> Buffer:
+        return image
+
+
+@dataclass(frozen=True, slots=True)
+class Recoded:
+    """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as `packer convert --resize-short` does it.
+
+    Images whose short side is not longer keep their bytes. quality: 1 to 100. rate: bytes per pixel, for estimates;
+    `readers.cached` measures it.
+    """
+
+    converts = True
+
+    short_side: int
+    quality: int = 90
+    rate: float = field(default=1.0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.short_side <= 65_535 or not 1 <= self.quality <= 100:
+            raise ValueError(
+                f"Recoded: a short side of 1 to 65535 pixels and a quality of 1 to 100, not {self.short_side} and "
+                f"{self.quality}"
+            )
+
+    @property
+    def kind(self) -> str:
+        return f"recoded-{self.short_side}-q{self.quality}"
+
+    def info(self, original: ImageInfo) -> ImageInfo:
+        short = np.minimum(original.height, original.width)
+        changed = short > self.short_side
+        factor = self.short_side / np.maximum(short, 1).astype(np.float64)
+        turned = changed & (original.orientation >= 5)
+        height, width = (shrunk_sides(side, factor).astype(np.uint32) for side in (original.height, original.width))
+        values = (
+            np.where(turned, width, height),
+            np.where(turned, height, width),
+            np.where(changed, 3, original.components),
+            np.where(changed, _BASELINE, original.process),
+            np.where(changed, 1, original.orientation),
+            np.where(changed, _JPEG, original.media),
+        )
+        return _info(values, original)
+
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        pixels = info.height.astype(np.int64) * info.width
+        short = np.minimum(info.height, info.width)
+        return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
+
+    def convert(self, image: Buffer) -> Buffer:
+        from readers.cached.convert import recoded  # loads the codecs
+
+        return recoded(image, self.short_side, self.quality)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Pixels, uint8 RGB, after `ops`: the leading Resize, CenterCrop and Crop of the augmentation, which then starts
+    after them. No ops: the whole upright image."""
+
+    converts = True
+
+    ops: tuple[Op, ...] = ()
+
+    def __init__(self, ops: Sequence[Op] = ()) -> None:
+        from readers.augment.ops import CenterCrop, Crop, Resize
+        from readers.augment.recipe import Recipe
+
+        for op in ops:
+            if not isinstance(op, Resize | CenterCrop | Crop):
+                raise ValueError(
+                    f"Decoded: {op!r} is not the same in every epoch, or comes after what is kept; keep the "
+                    f"leading Resize, CenterCrop and Crop, and give the rest to the loader"
+                )
+        object.__setattr__(self, "ops", Recipe(ops).ops)
+
+    @property
+    def kind(self) -> str:
+        if not self.ops:
+            return "decoded"
+        return "decoded-" + "-".join(re.sub(r"\W+", "_", repr(op)).strip("_").lower() for op in self.ops)
+
+    def info(self, original: ImageInfo) -> ImageInfo:
+        from readers.cached.convert import boxes_of
+
+        height, width = (side.astype(np.int64) for side in (original.height, original.width))
+        turned = original.orientation >= 5
+        known = (height > 0) & (width > 0)
+        seen = [np.maximum(np.where(turned, *sides), 1) for sides in ((width, height), (height, width))]
+        boxes = boxes_of(self.ops, *seen)
+        values = (
+            np.where(known, boxes.out_height, 0),
+            np.where(known, boxes.out_width, 0),
+            np.where(known, 3, 0),
+            np.zeros(len(height), np.uint8),
+            known,
+            np.where(known, _PIXELS, 0),
+        )
+        return _info(values, original)
+
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        pixels = info.height.astype(np.int64) * info.width
+        return np.where(pixels > 0, HEADER_BYTES + 3 * pixels, 0)
+
+    def convert(self, image: Buffer) -> Buffer:
+        from readers.cached.convert import decoded
+
+        return decoded(image, self.ops)
+
+
+KeepLike: TypeAlias = str | Form
+
+
+def as_form(keep: KeepLike) -> Form:
+    """A form from its text. Raises ValueError for others."""
+    if not isinstance(keep, str):
+        return keep
+    if keep == "encoded":
+        return Encoded()
+    match = re.fullmatch(r"recoded:(\d+)(?:@(\d+))?", keep)
+    if match:
+        return Recoded(int(match[1]), int(match[2] or 90))
+    match = re.fullmatch(r"decoded(?::(\d+))?", keep)
+    if match:
+        from readers.augment.ops import Resize
+
+        return Decoded([Resize(int(match[1]))] if match[1] else [])
+    raise ValueError(f"keep is encoded, recoded:SIDE, recoded:SIDE@QUALITY, decoded or decoded:SIDE, not {keep!r}")
+
+
+def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:
+    pairs = zip(values, ImageInfo._fields, strict=True)
+    return ImageInfo._make(np.asarray(value).astype(getattr(like, name).dtype) for value, name in pairs)

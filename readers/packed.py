@@ -1,0 +1,234 @@
+"""Packed sets as readers: dataset.json and an index for the table, shards below a directory for the store.
+
+A set may be replaced while a reader has it open, or opens it. Replacing takes dataset.json away first and writes it
+last, so what does not fit together is no damage where dataset.json has gone or is another one than the reader has read;
+rebuilding an index then would do harm, and the message says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
+from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
+from readers.index import Index
+from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
+from readers.reader import Reader
+from readers.strings import Strings
+from readers.table import Columns, Table
+
+__all__ = ["Backend", "Checked", "PackedColumns", "open_copied", "open_packed", "shards_of"]
+
+Backend = Literal["pread", "mmap"]
+
+
+class PackedColumns(Columns):
+    """The index of one split, and what dataset.json says of it. place: the set as commands are given it, where that
+    is not the directory of the index."""
+
+    def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
+        self.dataset, self.split, self.index = dataset, split, index
+        self.split_info: SplitInfo = dataset.splits[split]
+        self.fields, self.classes = tuple(dataset.fields), dataset.classes
+        self.place = place or str(self.path)
+        self.title = f"{place or os.path.abspath(self.path)} ({split})"
+        self._fingerprint = ""
+        self._shard_bytes = [shard.bytes for shard in self.split_info.shards]
+
+    @property
+    def path(self) -> Path:
+        """The directory with dataset.json and the index."""
+        return self.index.directory.parents[len(Path(self.split_info.index).parts) - 1]
+
+    def __len__(self) -> int:
+        return self.split_info.samples
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        return self.index.column(name)
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        return self.index.field_column(field, name)
+
+    def keys(self) -> Strings:
+        return self.index.keys()
+
+    def names(self, field: str) -> Strings:
+        return self.index.names(field)
+
+    def fingerprint(self) -> str:
+        """Of the whole set, and the split: changes whenever a shard, the index or the labels' meaning do.
+
+        Of adopted shards whose index has no checksums it takes in what the index says, which is read for that once.
+        """
+        if not self._fingerprint:
+            known = self.dataset.fingerprint()
+            if not self.dataset.covers_index(self.split):
+                known = f"{known}-{self.index.digest(self.fields)}"
+            self._fingerprint = f"{known}/{self.split}"
+        return self._fingerprint
+
+    @property
+    def shard_bytes(self) -> Sequence[int]:
+        return self._shard_bytes
+
+    def shard_place(self, shard: int) -> str:
+        return f"{self.place}/{self.split_info.shards[shard].path}"
+
+    def explained(self, error: Exception) -> Exception:
+        """A StaleIndexError that says so where the set in `path` is not the one that was opened any more."""
+        stale = _errno(error) == errno.ESTALE
+        if isinstance(error, UnknownNameError) or (stale and isinstance(error, StaleIndexError)):
+            return error
+        if stale:
+            return StaleIndexError(
+                f"{self.path}: files of the set were replaced on the file server while it was opened (ESTALE); open it "
+                f"again when whatever replaces it is done"
+            )
+        try:
+            if read_dataset_info(self.path) == self.dataset:
+                return error
+            state = "has been replaced by another"
+        except DatasetError:
+            if (self.path / DATASET_FILE).exists():
+                return error
+            state = f"is being replaced or was removed (its {DATASET_FILE} has gone)"
+        return StaleIndexError(
+            f"{self.path}: the set {state} since it was opened; open it again when that is done ({error})"
+        )
+
+
+class Checked(StoreOver):
+    """A store whose bytes must have the CRC32C of the index. Raises DamagedSampleError."""
+
+    def __init__(self, source: Store, columns: Columns) -> None:
+        self.source, self.columns = source, columns
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        data = self.source.read_one(row, shard, offset, length)
+        self._check(data, row, shard, offset)
+        return data
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        found = self.source.read(extents)
+        for data, row, shard, offset in zip(found, *(column.tolist() for column in extents[:3]), strict=True):
+            self._check(data, row, shard, offset)
+        return found
+
+    def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
+        from crc32c import crc32c  # loaded only where checksums are asked for
+
+        sample, number = divmod(row, len(self.columns.fields))
+        field = self.columns.fields[number]
+        expected, found = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
+        if found != expected:
+            raise DamagedSampleError(
+                f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
+                f"{self.source.place(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; run  packer verify "
+                f"{self.columns.place}"
+            )
+
+
+def open_packed(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    backend: Backend = "pread",
+    verify: bool = False,
+    open_shards: int = 512,
+) -> Reader:
+    """One split of a packed set.
+
+    path: the directory with `dataset.json`.
+    split: None takes the only split, or "train".
+    backend: "pread" copies bytes out; "mmap" gives views of the page cache, for files that nothing rewrites.
+    verify: check the CRC32C of everything that is read.
+    open_shards: how many shards may be open at a time.
+
+    Raises DatasetError (no or bad set), UnknownNameError (no such split), StaleIndexError (a shard is missing or of
+    another size than was indexed) and DamagedSampleError (a checksum differs).
+    """
+    root = Path(path)
+    columns = _columns(root, read_dataset_info(root), split)
+    store: Store = _files(root, columns, backend, open_shards)
+    return _opened(columns, Checked(store, columns) if verify else store)
+
+
+def open_copied(
+    path: str | os.PathLike[str],
+    split: str | None = None,
+    *,
+    fallback: str | os.PathLike[str],
+    backend: Backend = "pread",
+    verify: bool = False,
+    patience_seconds: float = 0.0,
+    open_shards: int = 512,
+) -> Reader:
+    """One split of a set that is staged in part: each shard from the copy in `path`, or else from `fallback`.
+
+    Index and dataset.json come from the copy, or from the source for a split that was not staged. patience_seconds: see
+    `cache.stores.copied.Copied`. Raises what `open_packed` does, and StaleIndexError where the two are not the same
+    set.
+    """
+    from cache.stores.copied import Copied  # with it, staging
+
+    local, source = _info(Path(path)), _info(Path(fallback))
+    if local is not None and source is not None and local.fingerprint() != source.fingerprint():
+        raise StaleIndexError(f"{path}: a copy of another state of {fallback}; stage it again")
+    home, info = Path(fallback), source
+    if local is not None:
+        _, chosen = local.split(split, Path(path))
+        if source is None or (Path(path) / chosen.index).is_dir():
+            home, info = Path(path), local
+    columns = _columns(home, info if info is not None else read_dataset_info(home), split)
+    copy, origin = (_files(Path(root), columns, backend, open_shards) for root in (path, fallback))
+    store: Store = Copied(copy, origin, patience_seconds)
+    return _opened(columns, Checked(store, columns) if verify else store)
+
+
+def shards_of(split: SplitInfo) -> Shards:
+    """The shards of a split, as stores take them."""
+    return Shards(tuple(shard.path for shard in split.shards), tuple(shard.bytes for shard in split.shards))
+
+
+def _columns(path: Path, dataset: DatasetInfo, split: str | None) -> PackedColumns:
+    name, info = dataset.split(split, path)
+    return PackedColumns(dataset, name, Index(path / info.index, info.samples))
+
+
+def _files(root: Path, columns: PackedColumns, backend: Backend, open_shards: int) -> Files:
+    if backend not in ("pread", "mmap"):
+        raise ValueError(f"backend must be 'pread' or 'mmap', not {backend!r}")
+    return Files(root, shards_of(columns.split_info), mapped=backend == "mmap", open_shards=open_shards)
+
+
+def _opened(columns: PackedColumns, store: Store) -> Reader:
+    try:
+        columns.field_column(columns.fields[0], "offset")
+        columns.field_column(columns.fields[0], "length")
+        return Reader(Table(columns), store)
+    except DatasetError as error:
+        raise columns.explained(error) from error
+
+
+def _info(directory: Path) -> DatasetInfo | None:
+    try:
+        return read_dataset_info(directory)
+    except DatasetError:
+        if (directory / DATASET_FILE).exists():
+            raise
+        return None
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """Of the system call that an error came from."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__
+    return None

@@ -1,0 +1,381 @@
+"""The reader: a table, which says where the bytes of each sample are, over a store, which gets them.
+
+    few = reader.select(labels=["cat", "dog"], min_side=224)
+    tenth = few.select(fraction=0.1, seed=1)
+
+There is one class. A packed set, a folder, a remote set, a copy with its source behind it, a cache and a selection of
+any of these are tables and stores of other kinds, and everything made elsewhere is one, too, with a `Store` of its own:
+
+    class FromDatabase(Store):
+        def read_one(self, row, shard, offset, length): return database.image(row)
+
+    reader = Reader(Table.of(keys, labels, classes), FromDatabase())
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.stores import Buffer, Store
+from readers.criteria import Criteria
+from readers.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
+from readers.headers import MEDIA, ImageHeader, read_header
+from readers.index import ABSENT as _ABSENT
+from readers.layout import DatasetInfo, SplitInfo
+from readers.sample import NO_LABEL, ImageInfo, Sample
+from readers.table import Table, checked_indices
+
+__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "headers_of"]
+
+BLOCK_SAMPLES = 64
+AHEAD_BLOCKS = 4
+_LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
+_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
+Indices: TypeAlias = Sequence[int] | npt.NDArray[Any]
+_R = TypeVar("_R", bound="Reader")
+
+
+class Reader:
+    """Random access to n samples: their bytes by number, many at once, or in a known order.
+
+    table: what is known of the samples. store: their bytes. A reader pickles by what it was opened with, works in
+    forked children, and may be shared by threads.
+    """
+
+    def __init__(self, table: Table, store: Store) -> None:
+        self.table, self.store = table, store
+        self._setup()
+
+    def _setup(self) -> None:
+        self._read_one = self.store.read_one
+        self._columns: dict[str, tuple[int, memoryview, memoryview]] = {}
+        self._info: ImageInfo | None = None
+        columns = self.table.columns
+        self._rows = None if self.table.rows is None else self.table.rows.data
+        self._shard_of = columns.column("shard").data  # memoryviews give integers, faster than scalars
+        self._shard_bytes = columns.shard_bytes
+        self._width = len(columns.fields)
+
+    # --- what it has --------------------------------------------------------------------------------------------
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields; "image" is the first one, where there is one."""
+        return self.table.fields
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes; position = label."""
+        return self.table.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Labels by the names of the classes, under torchvision's name."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class numbers, int64 [n]; NO_LABEL (-1) where a sample has none."""
+        return self.table.labels
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys of the samples; decoded one by one when asked for."""
+        return self.table.keys
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that another data set, or other samples of this one, would not have; resume tokens carry it."""
+        return self.table.fingerprint
+
+    @property
+    def info(self) -> ImageInfo:
+        """Dimensions and coding of the images as they are read, arrays [n].
+
+        Where no index has them, the first use reads every image.
+        """
+        if self._info is None:
+            self._info = self.table.headers(None) if self.table.has_headers else self.image_info(range(len(self)))
+        return self._info
+
+    def image_info(self, indices: Indices) -> ImageInfo:
+        """`info` for some samples, in the order asked for: what loaders use, as it never reads more than those."""
+        wanted = checked_indices(indices, self)
+        if self.table.has_headers:
+            return self.table.headers(wanted)
+        try:
+            return headers_of(self.read_many(wanted))
+        except _SAMPLE_ERRORS:
+            return headers_of(map(self._if_good, wanted.tolist()))
+
+    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+        """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
+
+        Of a folder, as they were when it was listed; of images that a cache encodes again, as estimated.
+        """
+        if field == "image" and self.table.forms and not self.table.has_headers:
+            return self.table.forms[-1].bytes(self.info, self.table.field_column(field, "length").view("<i8"))
+        return self.table.sizes(field)
+
+    def name(self, index: int, field: str = "image") -> str:
+        """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        return self.table.name(index, field)
+
+    def has(self, index: int, field: str) -> bool:
+        """Whether a sample has a field."""
+        return self._range(index, field) is not None
+
+    def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
+        """(shard's path or address, offset, length) of a field, for readers of their own; None where there is none."""
+        found = self._range(index, field)
+        if found is None:
+            return None
+        place = self.store.place(found[0])
+        return place if "://" in place else Path(place), found[1], found[2]
+
+    # Of a packed set, local or remote; DatasetError otherwise.
+    @property
+    def dataset(self) -> DatasetInfo:
+        """What dataset.json says."""
+        return self._packed("dataset")  # type: ignore[no-any-return]
+
+    @property
+    def split_info(self) -> SplitInfo:
+        """What dataset.json says of the split."""
+        return self._packed("split_info")  # type: ignore[no-any-return]
+
+    @property
+    def path(self) -> Path:
+        """The directory with dataset.json and the index, or the folder."""
+        return self._packed("path")  # type: ignore[no-any-return]
+
+    @property
+    def split(self) -> str:
+        """The split that was opened."""
+        return self._packed("split")  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.table.described})"
+
+    # --- reading ------------------------------------------------------------------------------------------------
+    def read(self, index: int, field: str = "image") -> Buffer:
+        """The bytes of one field of one sample.
+
+        Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
+        """
+        try:
+            number, offsets, lengths = self._columns[field]
+            row = index if self._rows is None else self._rows[index]
+            offset, length, shard = offsets[row], lengths[row], self._shard_of[row]
+            size = self._shard_bytes[shard]
+        except (KeyError, IndexError):
+            return self._read_first(index, field)
+        if offset + length > size:
+            raise self.table.bad_extent(self.table.row(index), field, offset, length, shard)
+        if row < 0:
+            row += len(self.table.columns)
+        try:
+            return self._read_one(row * self._width + number, shard, offset, length)
+        except StaleIndexError as error:
+            raise self.table.columns.explained(error) from error.__cause__
+
+    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
+        """The bytes of many samples in the order asked for.
+
+        Reads are sorted by place, and neighbours fetched together. Views stay as they are while they are held.
+        """
+        extents = self.table.extents(indices, field)
+        try:
+            return self.store.read(extents)
+        except StaleIndexError as error:
+            raise self.table.columns.explained(error) from error.__cause__
+
+    def prefetch(self, indices: Indices, field: str = "image") -> None:
+        """Announce samples that will be read soon, such as to the kernel; returns at once.
+
+        Those that lack the field are left out.
+        """
+        self._announce(indices, field, None)
+
+    def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
+        """The bytes of samples in a known order (default: as stored), with the kernel asked ahead.
+
+        A disk is a queue: it is fast only while several reads are outstanding. So the next blocks are announced before
+        a block is read. Memory holds one block.
+        """
+        order = iter(range(len(self)) if indices is None else indices)
+        announced: deque[list[int]] = deque()
+        while True:
+            while len(announced) < AHEAD_BLOCKS:
+                block = list(itertools.islice(order, BLOCK_SAMPLES))
+                if not block:
+                    break
+                self._announce(block, field, _LARGE_RUN_BYTES)
+                announced.append(block)
+            if not announced:
+                return
+            yield from self.read_many(announced.popleft(), field)
+
+    def sample(self, index: int) -> Sample:
+        """One sample with all its fields."""
+        row = self.table.row(index)
+        fields = {name: self.read(index, name) for name in self.fields if self.has(index, name)}
+        label = int(self.table.columns.column("label")[row])
+        return Sample(self.table.columns.keys()[row], None if label == NO_LABEL else label, fields)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.sample(i) for i in range(len(self)))
+
+    @overload
+    def __getitem__(self, which: int | str) -> Sample: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Sample]: ...
+    def __getitem__(self, which: int | str | slice) -> Sample | list[Sample]:
+        """A sample by number or key, a list of samples by slice.
+
+        A key is looked for from the first sample on: where many are wanted, `select(keys=…)`. Raises IndexError,
+        UnknownNameError (no such key) and TypeError.
+        """
+        if isinstance(which, slice):
+            return [self.sample(i) for i in range(*which.indices(len(self)))]
+        if isinstance(which, str):
+            return self.sample(self._numbered(which))
+        try:
+            index = operator.index(which)
+        except TypeError:
+            raise TypeError(
+                f"a sample is named by its number, its key or a slice, not by {type(which).__name__}; for many at once "
+                f"there are select(indices=…) and read_many(…)"
+            ) from None
+        return self.sample(index)
+
+    # --- other readers ------------------------------------------------------------------------------------------
+    def select(
+        self,
+        *,
+        labels: int | str | Iterable[int | str] | None = None,
+        keys: str | Iterable[str] | None = None,
+        min_bytes: int | None = None,
+        max_bytes: int | None = None,
+        min_side: int | None = None,
+        indices: npt.ArrayLike | None = None,
+        mask: npt.ArrayLike | None = None,
+        fraction: float | None = None,
+        seed: int = 0,
+    ) -> Reader:
+        """A reader of the samples that fulfil everything asked, in stored order, or in that of `indices` where given.
+
+        labels: class numbers or names.
+        keys: all of these, or a pattern with * ? [abc], in which * also stands for "/".
+        min_bytes, max_bytes: of the encoded image.
+        min_side: of the shorter side in pixels, by the image's header.
+        indices: sample numbers, which may repeat.
+        mask: bool [n].
+        fraction: that share of what is left, drawn by `seed`; a smaller fraction is part of a larger one.
+
+        Nothing is copied but the list of chosen samples. Closing it closes this reader. Raises SourceError where
+        nothing is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
+        """
+        criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
+        return Reader(self.table.take(criteria.chosen(self)), self.store)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close the store; the next read opens it again."""
+        self.store.close()
+
+    def __enter__(self: _R) -> _R:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"table": self.table, "store": self.store}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._setup()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _read_first(self, index: int, field: str) -> Buffer:
+        """A field that has not been read yet, or what is wrong with the request."""
+        if field not in self._columns:
+            number = self.table.number(field)
+            columns = (self.table.columns.field_column(field, name).data for name in ("offset", "length"))
+            self._columns[field] = (number, *columns)  # type: ignore[assignment]
+            return self.read(index, field)
+        row = self.table.row(index)
+        raise self.table.no_such_shard(self._shard_of[row])
+
+    def _range(self, index: int, field: str) -> tuple[int, int, int] | None:
+        """(shard, offset, length) of a field."""
+        self.table.number(field)
+        columns, row = self.table.columns, self.table.row(index)
+        extent = [int(columns.field_column(field, name)[row]) for name in ("offset", "length")]
+        shard = int(columns.column("shard")[row])
+        if extent[0] == _ABSENT:
+            return None
+        if shard >= len(columns.shard_bytes):
+            raise self.table.no_such_shard(shard)
+        return shard, extent[0], extent[1]
+
+    def _announce(self, indices: Indices, field: str, below_bytes: int | None) -> None:
+        wanted = checked_indices(indices, self)
+        self.table.number(field)
+        offsets = self.table.columns.field_column(field, "offset")[self.table.at(wanted)]
+        self.store.prefetch(self.table.extents(wanted[offsets != _ABSENT], field), below_bytes)
+
+    def _numbered(self, key: str) -> int:
+        for number, found in enumerate(self.keys):
+            if found == key:
+                return number
+        such = f"; the first is {self.keys[0]!r}" if len(self) else ""
+        raise UnknownNameError(f"{self}: no sample has the key {key!r}{such}")
+
+    def _if_good(self, index: int) -> Buffer | None:
+        try:
+            return self.read(index)
+        except _SAMPLE_ERRORS:
+            return None
+
+    def _packed(self, name: str) -> Any:
+        found = getattr(self.table.columns, name, None)
+        if found is None:
+            raise DatasetError(f"{self}: not opened from a packed set, so it has no {name}")
+        return found
+
+
+def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
+    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
+    found = [_header(image) for image in images]
+    return ImageInfo(
+        np.array([header.height for header in found], np.uint32),
+        np.array([header.width for header in found], np.uint32),
+        np.array([header.components for header in found], np.uint8),
+        np.array([header.process for header in found], np.uint8),
+        np.array([header.orientation for header in found], np.uint8),
+        np.array([MEDIA.index(header.media) for header in found], np.uint8),
+    )
+
+
+def _header(image: Buffer | None) -> ImageHeader:
+    if image is not None:
+        try:
+            return read_header(image)
+        except BadSampleError:
+            pass
+    return ImageHeader("", 0, 0, 0, 0, 0)

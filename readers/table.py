@@ -1,0 +1,482 @@
+"""What is known of n samples without reading them: keys, labels, classes, header facts, and where their bytes are.
+
+A table is columns and, where it has only some of their rows or has them in another order, the numbers of those rows:
+
+    packed     columns of an index, mapped                        readers.index, readers.packed
+    folder     columns of a scan                                  readers.folder
+    in memory  of a shard located elsewhere, of anything else     Table.of(…)
+    take       other rows of the same columns: 8 bytes a sample
+    concat     one table after the other
+
+Nothing is copied by `take`. Rows are numbered the same in every table over the same columns, so that a cache below a
+selection keeps what a cache below the whole keeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.stores import Extents, Int64s
+from readers.errors import DatasetError, StaleIndexError, UnknownNameError
+from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, decode_name, encode_name
+from readers.sample import NO_LABEL, ImageInfo
+from readers.strings import Strings
+
+__all__ = ["Columns", "Form", "MemoryColumns", "Table", "checked_indices", "concat"]
+
+
+class Columns(ABC):
+    """Columns of n rows, each had when it is asked for. They pickle, by path where they are files."""
+
+    fields: tuple[str, ...] = ("image",)
+    classes: tuple[str, ...] = ()
+    title: str = ""  # what people call it: a directory or an address, and the split
+    place: str = ""  # what commands are given
+    has_headers: bool = True
+    has_checksums: bool = True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of `readers.index.COLUMNS`, length n."""
+
+    @abstractmethod
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of `readers.index.FIELD_COLUMNS` of a field, length n."""
+
+    @abstractmethod
+    def keys(self) -> Strings: ...
+
+    @abstractmethod
+    def names(self, field: str) -> Strings:
+        """Original file names as `readers.index.encode_name` stores them."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that other columns would not have."""
+
+    @property
+    @abstractmethod
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        """Size of each shard."""
+
+    def shard_place(self, shard: int) -> str:
+        """What messages call a shard."""
+        return f"{self.place or self.title}, shard {shard}"
+
+    def explained(self, error: Exception) -> Exception:
+        """`error`, which came up while this was opened or read, or a better one in its place."""
+        return error
+
+
+class Form(Protocol):
+    """What images are handed out as, where that is not how they are stored: see `readers.cached.form`."""
+
+    @property
+    def kind(self) -> str:
+        """A short text that another form would not have; names caches and goes into fingerprints."""
+
+    def info(self, original: ImageInfo) -> ImageInfo:
+        """What the headers of the converted images say, from those of the originals."""
+
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
+
+
+class Table:
+    """`columns`, or some rows of them (int64 [k], which may repeat). forms: what images are converted to, in turn."""
+
+    def __init__(self, columns: Columns, rows: Int64s | None = None, forms: tuple[Form, ...] = ()) -> None:
+        self.columns, self.rows, self.forms = columns, rows, forms
+        self._labels: npt.NDArray[np.int64] | None = None
+        self._shard_sizes: npt.NDArray[np.uint64] | None = None
+        self._fingerprint = ""
+        if rows is None:
+            self.labels  # noqa: B018  # now: later they may be another set's
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[str],
+        labels: Sequence[int] | None = None,
+        classes: Sequence[str] = (),
+        sizes: Mapping[str, npt.ArrayLike] | None = None,
+        title: str = "",
+    ) -> Table:
+        """A table in memory, of samples whose bytes a store of one's own gives.
+
+        keys: n names. labels: class numbers, -1 for none.
+        classes: names of the classes.
+        sizes: bytes of each field by sample, -1 where it lacks the field; default: one field, "image", of unknown
+            sizes (0).
+        title: what messages call it.
+        """
+        n = len(keys)
+        given = {"image": np.zeros(n, np.int64)} if sizes is None else sizes
+        columns: dict[str, npt.NDArray[Any]] = {"label": np.full(n, NO_LABEL) if labels is None else np.asarray(labels)}
+        for field, values in given.items():
+            length = np.asarray(values, np.int64)
+            columns[f"{field}.length"] = np.maximum(length, 0)
+            columns[f"{field}.offset"] = np.where(length < 0, np.uint64(ABSENT), np.uint64(0))
+        return cls(MemoryColumns(keys, columns, tuple(given), tuple(classes), title=title))
+
+    # --- columns ------------------------------------------------------------------------------------------------
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields; "image" is the first one, where there is one."""
+        return self.columns.fields
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of all classes, also of those that no sample here has: labels keep their meaning."""
+        return self.columns.classes
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class numbers, int64 [n]; NO_LABEL (-1) where a sample has none."""
+        if self._labels is None:
+            self._labels = self.column("label")
+        return self._labels
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Keys of the samples; decoded one by one when asked for."""
+        keys = self.columns.keys()
+        return keys if self.rows is None else _ChosenStrings(keys, self.rows.data)
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        of_all = self.columns.title
+        return of_all if self.rows is None else f"{len(self):,} samples of {of_all}"
+
+    @property
+    def described(self) -> str:
+        """Its title, with the number of samples."""
+        return f"{self.title}, {len(self):,} samples" if self.rows is None else self.title
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that another data set, other samples of this one, or another form of them would not have."""
+        if not self._fingerprint:
+            found = self.columns.fingerprint()
+            if self.rows is not None:
+                digest = hashlib.blake2b(found.encode() + b"\0", digest_size=16)
+                digest.update(np.ascontiguousarray(self.rows, "<i8").data)
+                found = digest.hexdigest()
+            for form in self.forms:
+                found = hashlib.blake2b(f"{found}\0{form.kind}".encode(), digest_size=16).hexdigest()
+            self._fingerprint = found
+        return self._fingerprint
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of `readers.index.COLUMNS`, length n."""
+        column = self.columns.column(name)
+        return column if self.rows is None else column[self.rows]
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of `readers.index.FIELD_COLUMNS` of a field, length n. Raises UnknownNameError."""
+        self.number(field)
+        column = self.columns.field_column(field, name)
+        return column if self.rows is None else column[self.rows]
+
+    def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
+        """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
+        sizes: Int64s = self.field_column(field, "length").view("<i8")
+        if field == "image" and self.forms:
+            info = self._stored_headers(None)
+            for form in self.forms:
+                info = form.info(info)
+                sizes = form.bytes(info, sizes)
+        return sizes
+
+    def headers(self, indices: Int64s | None) -> ImageInfo:
+        """What the headers of some images say (None: of all), where `has_headers`; as converted."""
+        info = self._stored_headers(indices)
+        for form in self.forms:
+            info = form.info(info)
+        return info
+
+    def _stored_headers(self, indices: Int64s | None) -> ImageInfo:
+        columns = (self.columns.column(name) for name in ImageInfo._fields)
+        rows = self.rows if indices is None else self.at(indices)
+        return ImageInfo._make(column if rows is None else column[rows] for column in columns)
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether header facts are known without reading images."""
+        return self.columns.has_headers
+
+    def names(self, field: str = "image") -> Strings:
+        """Original file names of a field as `readers.index.encode_name` stores them."""
+        self.number(field)
+        names = self.columns.names(field)
+        return names if self.rows is None else names.take(self.rows)
+
+    def name(self, index: int, field: str = "image") -> str:
+        """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        self.number(field)
+        row = self.row(index)
+        return decode_name(self.columns.names(field)[row], self.columns.keys()[row])
+
+    def number(self, field: str) -> int:
+        """Position of a field. Raises UnknownNameError."""
+        try:
+            return self.fields.index(field)
+        except ValueError:
+            raise UnknownNameError(
+                f"{self.columns.place or self.title}: no field {field!r}; it has {', '.join(self.fields)}"
+            ) from None
+
+    # --- where bytes are ----------------------------------------------------------------------------------------
+    def at(self, indices: Int64s) -> Int64s:
+        """Rows of the columns for samples, which count from 0."""
+        return indices if self.rows is None else self.rows[indices]
+
+    def row(self, index: int) -> int:
+        """The row of one sample, which may count from the end. Raises IndexError."""
+        n = len(self)
+        if not -n <= index < n:
+            raise IndexError(f"sample {index} is outside the {n} of {self.title or 'this table'}")
+        index = index + n if index < 0 else index
+        return index if self.rows is None else int(self.rows[index])
+
+    def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> Extents:
+        """Where a field of some samples is, in the order asked for.
+
+        An index is not trusted: what does not end inside its shard is a StaleIndexError. Raises IndexError,
+        UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
+        """
+        number = self.number(field)
+        rows = self.at(checked_indices(indices, self))
+        shard = self.columns.column("shard")[rows].astype(np.int64)
+        offset = self.columns.field_column(field, "offset")[rows]
+        length = self.columns.field_column(field, "length")[rows]
+        if len(rows):
+            if self._shard_sizes is None:
+                self._shard_sizes = np.asarray(self.columns.shard_bytes, np.uint64)
+            if int(shard.max()) >= len(self._shard_sizes):
+                raise self.no_such_shard(int(shard.max()))
+            size = self._shard_sizes[shard]
+            bad = np.flatnonzero((length > size) | (offset > size - np.minimum(length, size)))
+            if len(bad):
+                i = int(bad[0])
+                raise self.bad_extent(int(rows[i]), field, int(offset[i]), int(length[i]), int(shard[i]))
+        return Extents(
+            rows * len(self.fields) + number,
+            shard,
+            offset.astype(np.int64, copy=False),
+            length.astype(np.int64, copy=False),
+        )
+
+    def no_such_shard(self, shard: int) -> DatasetError:
+        return DatasetError(
+            f"{self.columns.place}: the index names shard {shard}, the split has {len(self.columns.shard_bytes)}; "
+            f"rebuild it with  packer index"
+        )
+
+    def bad_extent(self, row: int, field: str, offset: int, length: int, shard: int) -> Exception:
+        """What to raise for an extent that is not inside its shard."""
+        if offset == ABSENT:
+            return UnknownNameError(f"sample {row} of {self.columns.place or self.title} has no field {field!r}")
+        return StaleIndexError(
+            f"{self.columns.shard_place(shard)}: the index puts sample {row} at bytes {offset} to {offset + length}, "
+            f"but the shard has {self.columns.shard_bytes[shard]}; rebuild the index with  packer index"
+        )
+
+    # --- other tables -------------------------------------------------------------------------------------------
+    def take(self, indices: npt.ArrayLike) -> Table:
+        """The samples at `indices`, which may repeat and count from the end, in that order.
+
+        A read-only map of a file (numpy.load(path, mmap_mode="r")) stays mapped, and is pickled by its path. Raises
+        IndexError, ValueError.
+        """
+        chosen = checked_indices(indices, self)
+        return Table(self.columns, chosen if self.rows is None else self.rows[chosen], self.forms)
+
+    def __len__(self) -> int:
+        return len(self.columns) if self.rows is None else len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Table({self.described})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        rows = None if self.rows is None else _mapped_file(self.rows) or self.rows
+        return {"columns": self.columns, "rows": rows, "forms": self.forms}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rows = state["rows"]
+        if isinstance(rows, tuple):
+            path, offset, count = rows
+            try:
+                rows = np.memmap(path, np.int64, "r", offset, (count,))
+            except (OSError, ValueError) as error:
+                raise StaleIndexError(
+                    f"{path}: the indices of a selection cannot be mapped any more: {error}"
+                ) from error
+        self.__init__(state["columns"], rows, state["forms"])  # type: ignore[misc]
+
+
+class MemoryColumns(Columns):
+    """Columns in memory; those that are not given say that nothing is known.
+
+    columns: by the names of `readers.index.COLUMNS` and "<field>.<name>" of FIELD_COLUMNS.
+    names: by field, as they are stored. fingerprint: default: of the keys, the labels and the classes.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, npt.ArrayLike],
+        fields: tuple[str, ...] = ("image",),
+        classes: tuple[str, ...] = (),
+        *,
+        names: Mapping[str, Strings] | None = None,
+        shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        title: str = "",
+    ) -> None:
+        self._keys = keys if isinstance(keys, Strings) else Strings.of(keys)
+        self.fields, self.classes, self.title, self.place = fields, classes, title, title
+        self.has_headers = all(name in columns for name in ImageInfo._fields)
+        self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
+        self._names = dict(names or {})
+        self._shard_bytes = shard_bytes
+        dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
+        self._columns = {name: np.ascontiguousarray(values, dtypes[name]) for name, values in columns.items()}
+        for name, values in self._columns.items():
+            if values.shape != (len(self._keys),):
+                raise ValueError(f"column {name} has the shape {values.shape}, expected ({len(self._keys)},)")
+        self._dtypes = dtypes
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._columns:
+            missing = -1 if name == "label" else 0
+            return np.broadcast_to(np.array(missing, self._dtypes[name]), (len(self),))
+        return self._columns[name]
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        return self.column(f"{field}.{name}")
+
+    def keys(self) -> Strings:
+        return self._keys
+
+    def names(self, field: str) -> Strings:
+        if field not in self._names:
+            self._names[field] = Strings(np.zeros(0, np.uint8), np.zeros(len(self) + 1, np.uint64))
+        return self._names[field]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(repr((self.title, self.fields, self.classes)).encode(), digest_size=16)
+        for column in (self._keys.blob, self._keys.offsets, self.column("label")):
+            digest.update(np.ascontiguousarray(column).data)
+        for field in self.fields:
+            for name in FIELD_COLUMNS:
+                digest.update(np.ascontiguousarray(self.field_column(field, name)).data)
+        return digest.hexdigest()
+
+    @property
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        if self._shard_bytes is not None:
+            return self._shard_bytes
+        ends = [self.field_column(f, "offset").astype(np.int64) + self.field_column(f, "length") for f in self.fields]
+        shard = self.column("shard")
+        sizes = np.zeros(int(shard.max(initial=0)) + 1, np.int64)
+        for end in ends:
+            np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
+        self._shard_bytes = sizes.tolist()
+        return self._shard_bytes
+
+
+def concat(tables: Sequence[Table]) -> Table:
+    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
+
+    The columns are copied into memory. Shards are numbered one table after the other, as
+    `cache.stores.joined.Joined` takes them. Raises ValueError for tables without one order of the same fields.
+    """
+    if not tables or any(table.fields != tables[0].fields or table.forms for table in tables):
+        raise ValueError("concat takes tables of the same fields in the same order, of images as they are stored")
+    fields = tables[0].fields
+    classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    shards = 0
+    sizes: list[int] = []
+    for table in tables:
+        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
+        known = bool(table.classes)
+        parts.setdefault("label", []).append(new_label[table.labels] if known else table.labels)
+        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
+        for name in headers:
+            parts.setdefault(name, []).append(table.column(name))
+        for field in fields:
+            for name in FIELD_COLUMNS:
+                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
+        sizes += list(table.columns.shard_bytes)
+        shards = len(sizes)
+    columns = {name: np.concatenate(found) for name, found in parts.items()}
+    keys = Strings.of(key for table in tables for key in table.keys)
+    names = {
+        field: Strings.of(
+            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
+        )
+        for field in fields
+    }
+    title = " + ".join(table.title for table in tables)
+    return Table(MemoryColumns(keys, columns, fields, classes, names=names, shard_bytes=sizes, title=title))
+
+
+def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:
+    """Sample numbers as int64 [k] from 0; negative ones count from the end. Raises ValueError and IndexError."""
+    given = np.asanyarray(indices)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueError(f"indices must be integers in one dimension, found {given.dtype} {list(given.shape)}")
+    if given.dtype != np.int64:
+        given = given.astype(np.int64)
+    n = len(samples)
+    if given.size and (int(given.min()) < -n or int(given.max()) >= n):
+        raise IndexError(f"indices {given.min()} to {given.max()} are not all inside the samples of {samples}")
+    if given.size and int(given.min()) < 0:
+        given = np.where(given < 0, given + n, given)
+    return given
+
+
+class _ChosenStrings(Sequence[str]):
+    """Strings seen through row numbers."""
+
+    def __init__(self, strings: Strings, rows: memoryview) -> None:
+        self._strings, self._rows = strings, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._strings[i] for i in self._rows[index]]
+        try:
+            return self._strings[self._rows[index]]
+        except IndexError:
+            raise IndexError(f"index {index} is outside the {len(self)} strings of this selection") from None
+
+
+def _mapped_file(rows: npt.NDArray[np.int64]) -> tuple[str, int, int] | None:
+    """(path, offset, entries) of an array that is a read-only map of a file, and not a part of such a map."""
+    if not isinstance(rows, np.memmap) or rows.mode != "r" or not isinstance(rows.base, mmap.mmap):
+        return None
+    return str(rows.filename), rows.offset, len(rows)

@@ -1,0 +1,450 @@
+"""Every op keeps the contract of `readers.augment.ops.base`, and makes what its source says.
+
+References are Pillow (`ImageOps`, `ImageEnhance`, `Image.transform`), colorsys, and the formulas of the papers, written
+down here; torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import importlib.util
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_jpeg
+from PIL import Image, ImageEnhance, ImageOps
+
+import readers
+from readers import augment
+from readers.augment import (
+    CenterCrop,
+    ColorJitter,
+    Crop,
+    CutMix,
+    GaussianBlur,
+    MixUp,
+    Normalize,
+    Op,
+    Plan,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Recipe,
+    Resize,
+    Stage,
+    TrivialAugmentWide,
+)
+from readers.augment.cpu import Finish, Renderer
+from readers.augment.draws import Draws
+from readers.augment.fused import BatchRenderer
+from readers.decode.picture import Picture
+from readers.loader import ImageLoader
+
+Pixels = np.ndarray[Any, np.dtype[Any]]
+HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+SIZE = (48, 40)
+COUNT = 24
+# One of each, so that something happens to most images.
+EXAMPLES: list[Op] = [
+    CenterCrop(30),
+    ColorJitter(0.4, 0.4, 0.4, 0.1),
+    Crop(2, 3, 20, 30),
+    CutMix(),
+    GaussianBlur((0.5, 2.0), p=0.7),
+    MixUp(0.2),
+    Normalize((0.5,) * 3, (0.2,) * 3),
+    RandAugment(),
+    RandomCrop(38, padding=4),
+    RandomErasing(value="random"),
+    RandomGrayscale(0.5),
+    RandomHorizontalFlip(),
+    RandomResizedCrop(32),
+    RandomRotation(30),
+    RandomVerticalFlip(),
+    Resize((20, 30), interpolation="bicubic"),
+    TrivialAugmentWide(),
+]
+ON_PIXELS = [op for op in EXAMPLES if op.stage is Stage.PIXELS and not op.flip_axis]
+
+
+def example_name(op: Op) -> str:
+    return type(op).__name__
+
+
+def plan_for(ops: list[Op], count: int = COUNT, epoch: int = 0, size: tuple[int, int] = SIZE) -> Plan:
+    heights, widths = np.full(count, size[0]), np.full(count, size[1])
+    return Recipe(ops).plan(5, epoch, np.arange(count), heights, widths)
+
+
+def photos(count: int = COUNT, size: tuple[int, int] = SIZE) -> Pixels:
+    """uint8 [n, height, width, 3], as smooth as photographs."""
+    rng = np.random.default_rng(2)
+    small = rng.integers(0, 256, (count, size[0] // 6 + 2, size[1] // 6 + 2, 3), np.uint8)
+    return np.stack([np.asarray(Image.fromarray(p).resize(size[::-1], Image.Resampling.BICUBIC)) for p in small])
+
+
+def tensors(images: Pixels) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32).contiguous()
+
+
+def arrays(images: torch.Tensor) -> Pixels:
+    return np.asarray(images.permute(0, 2, 3, 1).numpy())
+
+
+def changed(op: Op, images: Pixels) -> tuple[Pixels, Any]:
+    """(what `op` makes of these images, its parameters)."""
+    ((_, parameters),) = plan_for([op], len(images), size=images.shape[1:3]).steps
+    return arrays(op.apply(tensors(images), parameters.tolist()).round()), parameters
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> readers.Reader:
+    for i in range(COUNT):
+        folder = tmp_path / "images" / "abc"[i % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i:02d}.jpg").write_bytes(make_jpeg(i, (SIZE[1], SIZE[0])))
+    return readers.open_folder(tmp_path / "images")
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+def test_every_op_has_an_example_here() -> None:
+    ops = {name for name in augment.ops.__all__ if isinstance(getattr(augment, name), type)} - {"Op", "Stage"}
+    assert {type(op).__name__ for op in EXAMPLES} == ops
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
+def test_an_op_is_a_value(op: Op) -> None:
+    assert pickle.loads(pickle.dumps(op)) == op and hash(op) == hash(pickle.loads(pickle.dumps(op)))
+    assert eval(repr(op), vars(augment)) == op
+    with pytest.raises(FrozenInstanceError):
+        setattr(op, fields(op)[0].name, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
+def test_what_happens_to_an_image_depends_on_its_position_alone(op: Op) -> None:
+    together = plan_for([op]).jobs()
+    one = np.array([1])
+    alone = [Recipe([op]).plan(5, 0, one * i, one * SIZE[0], one * SIZE[1]).jobs()[0] for i in reversed(range(COUNT))]
+    assert together == alone[::-1] and plan_for([op]).jobs() == together
+    if op.draws and op.stage is not Stage.BATCH:
+        assert plan_for([op], epoch=1).jobs() != together
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
+def test_the_size_it_promises(op: Op) -> None:
+    boxes, size = plan_for([op]).boxes, Recipe([op]).out_size
+    if op.stage is Stage.GEOMETRY:
+        assert size is not None
+        assert {*zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)} == {size}
+    else:
+        assert size is None and Recipe([Resize((9, 8)), op]).out_size == (9, 8)
+
+
+@pytest.mark.parametrize("op", ON_PIXELS, ids=example_name)
+def test_a_batch_is_changed_as_its_images_are(op: Op) -> None:
+    images = tensors(photos())
+    ((_, parameters),) = plan_for([op]).steps
+    rows = parameters.tolist()
+    together = op.apply(images.clone(), rows)
+    alone = torch.cat([op.apply(images[i : i + 1].clone(), rows[i : i + 1]) for i in range(COUNT)])
+    assert together.shape == images.shape and together.dtype == torch.float32
+    assert torch.allclose(together, alone, atol=2e-3)
+    assert not torch.allclose(together, images, atol=1.0)
+    assert float(together.min()) >= -0.01 and float(together.max()) <= 255.01
+
+
+@pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
+def test_any_number_of_threads_and_a_resume_make_the_same(op: Op, reader: readers.Reader) -> None:
+    ops = [op] if op.stage is Stage.GEOMETRY else [CenterCrop(32), op]
+
+    def loader(threads: int) -> ImageLoader:
+        return ImageLoader(reader, 5, augment=ops, seed=4, threads=threads, layout="NCHW", tail="exact")
+
+    one = [images.clone() for images, _ in loader(1)]
+    assert all(map(torch.equal, one, (images for images, _ in loader(3))))
+    begun, resumed = loader(2), loader(2)
+    under_way = iter(begun)
+    next(under_way), next(under_way)
+    resumed.load_state_dict(begun.state_dict())
+    assert all(map(torch.equal, one[2:], (images for images, _ in resumed))) and len(one) == 5
+
+
+@pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
+@pytest.mark.parametrize("op", [op for op in EXAMPLES if op.stage is not Stage.GEOMETRY], ids=example_name)
+def test_dali_makes_the_same_or_says_what_does(op: Op, reader: readers.Reader) -> None:
+    from readers.dali import DaliLoader
+
+    ops = [CenterCrop(32), op]
+    if not op.on_dali:
+        with pytest.raises(ValueError, match=rf"DALI .* {type(op).__name__}: use ImageLoader"):
+            DaliLoader(reader, 8, augment=ops)
+        return
+    ours, theirs = (kind(reader, 8, augment=ops, shuffle=False) for kind in (ImageLoader, DaliLoader))
+    unit = 255 * 0.2 if op.stage is Stage.NORMALIZE else 1.0
+    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
+        apart = (mine.to(torch.float32) - other.to(torch.float32)).abs() * unit
+        assert float(apart.mean()) < 1.0 and float(apart.max()) <= 6
+
+
+@pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [RandomCrop(30), RandomVerticalFlip(), RandomHorizontalFlip()],
+        [RandomCrop(SIZE, padding=6), RandomVerticalFlip()],
+        [Resize(44), RandomCrop((30, 50), padding=(2, 8)), RandomHorizontalFlip(), RandomGrayscale(0.5)],
+        [RandomResizedCrop(24, interpolation="bicubic"), RandomVerticalFlip(), RandomGrayscale(0.5)],
+    ],
+    ids=["crop", "padded", "resized", "bicubic"],
+)
+def test_dali_crops_and_flips_at_the_same_places(ops: list[Op], reader: readers.Reader) -> None:
+    from readers.dali import DaliLoader
+
+    ours, theirs = (kind(reader, 8, augment=ops, seed=2) for kind in (ImageLoader, DaliLoader))
+    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
+        apart = (mine.to(torch.float32) - other.to(torch.float32)).abs()
+        assert float(apart.mean()) < 1.0 and float(apart.max()) <= 6
+
+
+# --- what each op makes -----------------------------------------------------------------------------------------------
+def test_greyscale_is_pillows() -> None:
+    found, parameters = changed(RandomGrayscale(0.5), photos())
+    grey = parameters[:, 0] == 0
+    assert 5 < grey.sum() < 19
+    for image, result, without_colour in zip(photos(), found, grey, strict=True):
+        expected = np.asarray(Image.fromarray(image).convert("L").convert("RGB")) if without_colour else image
+        assert np.abs(result - expected).max() <= 1
+
+
+def test_hue_turns_as_colorsys_says() -> None:
+    images = np.random.default_rng(3).integers(0, 256, (6, 5, 4, 3), np.uint8)
+    images[0, 0] = 77  # grey has no hue
+    found, parameters = changed(ColorJitter(hue=0.5), images)
+    assert np.ptp(parameters[:, 3]) > 0.3 and np.abs(parameters[:, 3]).max() <= 0.5
+    for place in np.ndindex(images.shape[:3]):
+        hue, saturation, value = colorsys.rgb_to_hsv(*(images[place] / 255))
+        expected = colorsys.hsv_to_rgb((hue + parameters[place[0], 3]) % 1, saturation, value)
+        assert np.abs(found[place] - 255 * np.array(expected)).max() <= 0.51
+
+
+def rendered(ops: list[Op], images: Pixels) -> Pixels:
+    """What ImageLoader makes of images that lose nothing when they are encoded."""
+    recipe, renderer = Recipe(ops), Renderer(Recipe(ops).interpolation)
+    assert recipe.out_size is not None
+    jobs, results = plan_for(ops, len(images), size=images.shape[1:3]).jobs(), []
+    for image, job in zip(images, jobs, strict=True):
+        out = io.BytesIO()
+        Image.fromarray(image).save(out, "PNG")
+        place = renderer.chunk(1, *recipe.out_size)
+        renderer.render(out.getvalue(), job, image.shape[:2], place)
+        Finish(torch.uint8, False, None).store(place, (place,), (job,), place)
+        results.append(arrays(place)[0].copy())
+    return np.stack(results)
+
+
+def by_torch(ops: list[Op], images: Pixels) -> Pixels:
+    """What the path for devices makes of them, where there is no Triton."""
+    recipe = Recipe(ops)
+    assert recipe.out_size is not None
+    renderer = BatchRenderer(torch.device("cpu"), dtype=torch.uint8, engine="torch", interpolation=recipe.interpolation)
+    pictures = [Picture(torch.from_numpy(image).permute(2, 0, 1)) for image in images]
+    jobs = plan_for(ops, len(images), size=images.shape[1:3]).jobs()
+    return arrays(renderer.render(pictures, jobs, recipe.out_size))
+
+
+@pytest.mark.parametrize("make", [rendered, by_torch])
+def test_a_bicubic_resize_is_pillows(make: Callable[[list[Op], Pixels], Pixels]) -> None:
+    ops: list[Op] = [RandomResizedCrop((24, 30), interpolation="bicubic")]
+    images, boxes = photos(size=(90, 110)), plan_for(ops, size=(90, 110)).boxes
+    for i, (image, result) in enumerate(zip(images, make(ops, images), strict=True)):
+        left, top = int(boxes.left[i]), int(boxes.top[i])
+        box = Image.fromarray(image).crop((left, top, left + int(boxes.width[i]), top + int(boxes.height[i])))
+        expected = np.asarray(box.resize((30, 24), Image.Resampling.BICUBIC)).astype(int)
+        assert np.abs(expected - result).max() <= 1
+    with pytest.raises(ValueError, match="interpolation is one of bilinear, bicubic, not 'lanczos'"):
+        Resize(8, interpolation="lanczos")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='resizes bilinearly only: use engine="torch"'):
+        BatchRenderer(torch.device("cpu"), dtype=torch.uint8, engine="triton", interpolation="bicubic")
+
+
+@pytest.mark.parametrize("make", [rendered, by_torch])
+@pytest.mark.parametrize("crop", [RandomCrop(SIZE, padding=6), RandomCrop((44, 50), padding=(2, 8))])
+def test_a_padded_crop_is_black_outside(crop: RandomCrop, make: Callable[[list[Op], Pixels], Pixels]) -> None:
+    ops: list[Op] = [crop, RandomHorizontalFlip()]
+    plan, images, padding = plan_for(ops), photos(), crop.padding
+    above, before = padding if isinstance(padding, tuple) else (padding, padding)
+    corners = set()
+    for i, (image, result) in enumerate(zip(images, make(ops, images), strict=True)):
+        padded = np.pad(image, [(above, above), (before, before), (0, 0)])
+        top, left = int(plan.boxes.crop_top[i]) + above, int(plan.boxes.crop_left[i]) + before
+        expected = padded[top : top + result.shape[0], left : left + result.shape[1]]
+        assert np.array_equal(expected[:, ::-1] if plan.hflip[i] else expected, result)
+        corners.add((top, left))
+    assert len(corners) > 10 and {top for top, _ in corners} <= set(range(2 * above + SIZE[0] - result.shape[0] + 1))
+
+
+def test_a_padded_crop_comes_after_the_resize_and_has_to_fit() -> None:
+    with pytest.raises(ValueError, match="Resize comes after RandomCrop with padding; resize first"):
+        Recipe([RandomCrop(32, padding=4), Resize(20)])
+    bad = plan_for([RandomCrop(60, padding=4)]).boxes.bad
+    assert "RandomCrop(size=60, padding=4) does not fit into the 48 x 40 pixels" in str(bad[0])
+
+
+def test_erasing_fills_boxes_of_the_asked_area_and_ratio() -> None:
+    n, op = 4000, RandomErasing(0.75, value=(10, 20, 30))
+    ((_, parameters),) = plan_for([op], n, size=(100, 80)).steps
+    top, left, height, width, _ = parameters.T
+    erased = height > 0
+    assert abs(erased.mean() - 0.75) < 0.03
+    area, ratio = (height * width / 8000)[erased], (height / np.maximum(width, 1))[erased]
+    assert area.min() > 0.015 and area.max() < 0.34 and abs(area.mean() - (0.02 + 0.33) / 2) < 0.02
+    assert ratio.min() > 0.25 and ratio.max() < 3.8
+    assert (top >= 0).all() and (top + height <= 100).all() and (left >= 0).all() and (left + width <= 80).all()
+    images = photos()
+    found, parameters = changed(op, images)
+    for image, result, row in zip(images, found, parameters.astype(int), strict=True):
+        expected = image.copy()
+        expected[row[0] : row[0] + row[2], row[1] : row[1] + row[3]] = (10, 20, 30)
+        assert np.array_equal(expected, result)
+
+
+def test_noise_in_erased_boxes_is_uniform_and_of_each_image_alone() -> None:
+    images = np.zeros((COUNT, *SIZE, 3), np.uint8)
+    found, parameters = changed(RandomErasing(1.0, value="random"), images)
+    values = found[found.sum(3) > 0]
+    assert abs(values.mean() - 127.5) < 4 and values.min() < 3 and values.max() > 252
+    assert len({row[4] for row in parameters}) == COUNT and np.array_equal(found, found.round())
+
+
+def shifted(a: float, b: float, c: float, d: float, e: float, f: float) -> Callable[[Image.Image], Image.Image]:
+    return lambda image: image.transform(
+        image.size, Image.Transform.AFFINE, (a, b, c, d, e, f), Image.Resampling.NEAREST
+    )
+
+
+BY_PILLOW: dict[tuple[int, float], Callable[[Image.Image], Image.Image]] = {
+    (0, 0.0): lambda image: image,
+    (1, 0.3): shifted(1, 0.3, 0, 0, 1, 0),
+    (2, -0.23): shifted(1, 0, 0, -0.23, 1, 0),
+    (3, 7.6): shifted(1, 0, -7, 0, 1, 0),
+    (4, -5.2): shifted(1, 0, 0, 0, 1, 5),
+    (5, 21.0): lambda image: image.rotate(21.0),
+    (6, -0.4): lambda image: ImageEnhance.Brightness(image).enhance(0.6),
+    (7, 0.8): lambda image: ImageEnhance.Color(image).enhance(1.8),
+    (8, 0.5): lambda image: ImageEnhance.Contrast(image).enhance(1.5),
+    (9, 0.9): lambda image: ImageEnhance.Sharpness(image).enhance(1.9),
+    (10, 3.0): lambda image: ImageOps.posterize(image, 3),
+    (11, 100.0): lambda image: ImageOps.solarize(image, 100),
+    (12, 0.0): ImageOps.autocontrast,
+    (13, 0.0): ImageOps.equalize,
+}
+
+
+@pytest.mark.parametrize(("change", "strength"), BY_PILLOW)
+def test_the_changes_of_randaugment_are_pillows(change: int, strength: float) -> None:
+    images = photos(6) // 2 + 40  # whose contrast can be stretched
+    rows = [[float(change), strength]] * 6
+    found = arrays(TrivialAugmentWide().apply(tensors(images), rows))
+    for image, result in zip(images, found, strict=True):
+        expected = np.asarray(BY_PILLOW[change, strength](Image.fromarray(image))).astype(int)
+        apart = np.abs(expected - result).max(axis=2)
+        # Nearest neighbours may be another's where they are equally near; blends differ by the rounding of two steps.
+        assert (apart > 3).mean() < 0.01 if 1 <= change <= 5 else apart.max() <= 3
+
+
+def test_randaugment_picks_changes_of_its_magnitude() -> None:
+    n, (height, width) = 14_000, (331, 662)
+    ((_, parameters),) = plan_for([RandAugment(2, 9)], n, size=(height, width)).steps
+    assert parameters.shape == (n, 4)
+    most = [0, 0.3, 0.3, 300, 150, 30, 0.9, 0.9, 0.9, 0.9, 0, 0, 0, 0]
+    for numbers, strengths in (parameters[:, :2].T, parameters[:, 2:].T):
+        counts = np.bincount(numbers.astype(int), minlength=14)
+        assert len(counts) == 14 and np.abs(counts - n / 14).max() < 5 * np.sqrt(n / 14)
+        for number in range(14):
+            some = strengths[numbers == number]
+            if 1 <= number <= 9:
+                assert np.allclose(np.abs(some), 9 / 30 * most[number]) and abs((some > 0).mean() - 0.5) < 0.1
+            elif number in (10, 11):
+                assert np.allclose(some, 8 - 1 if number == 10 else 255 * 21 / 30)
+    assert abs(np.corrcoef(parameters[:, 0], parameters[:, 2])[0, 1]) < 0.05
+
+
+def test_trivial_augment_picks_any_strength() -> None:
+    ((_, parameters),) = plan_for([TrivialAugmentWide()], 14_000).steps
+    assert sorted({*parameters[:, 0]}) == list(range(14))
+    rotations = np.abs(parameters[parameters[:, 0] == 5, 1])
+    assert np.allclose(np.unique(rotations.round(6)), 135 * np.arange(31) / 30)
+    assert sorted({*parameters[parameters[:, 0] == 10, 1]}) == [2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 4.0])
+def test_shares_are_of_a_beta_distribution(alpha: float) -> None:
+    n = 20_000
+    images, labels = torch.zeros(2, 3, 1, 1), torch.eye(2)
+    draws = Draws(1, 0, np.arange(n)).uniform(0, MixUp.draws)
+    shares = np.sort([float(MixUp(alpha).mix(images, labels, u)[1][0, 0]) for u in draws[:4000]])
+    expected = np.sort(np.random.default_rng(0).beta(alpha, alpha, 100_000))
+    at = np.quantile(expected, np.arange(0.05, 1, 0.05))
+    below = np.searchsorted(shares, at) / len(shares)
+    assert np.abs(below - np.arange(0.05, 1, 0.05)).max() < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_mixup_and_cutmix_combine_each_image_with_the_one_before(dtype: torch.dtype) -> None:
+    batch = torch.from_numpy(photos(6)).permute(0, 3, 1, 2).to(dtype)
+    labels = torch.eye(6)
+    for position in range(20):
+        for op in (MixUp(0.8), CutMix(1.0)):
+            mixed, shares = Recipe([op]).mix(3, 0, position, batch.clone(), labels.clone())
+            own = float(shares[0, 0])
+            assert torch.allclose(shares, own * labels + (1 - own) * labels.roll(1, 0))
+            assert mixed.dtype == dtype and mixed.stride() == batch.stride()
+            before = batch.roll(1, 0)
+            if isinstance(op, MixUp):
+                expected = own * batch.float() + (1 - own) * before.float()
+                assert float((expected - mixed.float()).abs().max()) <= (0.51 if dtype == torch.uint8 else 0.26)
+                continue
+            theirs = (mixed != batch).any(1).any(0)
+            rows, columns = theirs.any(1), theirs.any(0)
+            box = torch.outer(rows, columns)
+            assert torch.equal(mixed, torch.where(box, before, batch))
+            assert abs(float(box.float().mean()) - (1 - own)) < 1e-6
+
+
+def test_a_batch_of_one_and_batches_that_are_not_mixed_stay() -> None:
+    batch, labels = torch.rand(4, 3, 8, 8), torch.eye(4)
+    assert torch.equal(Recipe([MixUp()]).mix(0, 0, 0, batch[:1].clone(), labels[:1])[0], batch[:1])
+    mixed = [Recipe([CutMix(p=0.3)]).mix(0, 0, p, batch.clone(), labels)[1] for p in range(300)]
+    assert abs(np.mean([not torch.equal(shares, labels) for shares in mixed]) - 0.3) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ColorJitter(hue=0.7), "hue is"),
+        (lambda: RandomCrop(8, padding=-1), "RandomCrop: padding is"),
+        (lambda: RandomErasing(value=300), "RandomErasing: value is"),
+        (lambda: RandomErasing(value="noise"), "RandomErasing: value is"),  # type: ignore[arg-type]
+        (lambda: RandAugment(num_ops=0), "RandAugment: num_ops is from 1 to 16, not 0"),
+        (lambda: RandAugment(magnitude=31), "RandAugment: magnitude is from 0 to num_magnitude_bins - 1"),
+        (lambda: TrivialAugmentWide(1), "num_magnitude_bins is 2 or more"),
+        (lambda: MixUp(0.0), "MixUp: alpha is above 0"),
+        (lambda: CutMix(p=2), "CutMix: p is a probability"),
+        (lambda: Recipe([MixUp(), RandomHorizontalFlip()]), "comes after an op on batches; put those last"),
+    ],
+)
+def test_values_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,195 @@
+"""MXNet RecordIO: located, adopted where it is, converted; the oracle is DALI's reader."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_jpeg
+
+import packer
+import readers
+from packer.formats import format_named, format_of_file
+from packer.formats.base import LocateOptions
+from readers.errors import FormatError, NotFlatError, PackerError, SourceError
+
+MAGIC = struct.pack("<I", 0xCED7230A)
+IMAGES = [make_jpeg(number) for number in range(5)]
+LABELS = [2, 0, 1, 1, 0]
+
+
+def part(data: bytes, cflag: int = 0, length: int | None = None) -> bytes:
+    """A frame of dmlc's recordio.h; `length` to lie about it."""
+    word = cflag << 29 | (len(data) if length is None else length)
+    return MAGIC + struct.pack("<I", word) + data + bytes(-len(data) % 4)
+
+
+def image(label: float, data: bytes, number: int = 0, flag: int = 0) -> bytes:
+    """The data of an image record: an IRHeader, labels where there are several, the image."""
+    labels = struct.pack(f"<{flag}f", *[label] * flag)
+    return struct.pack("<IfQQ", flag, 0.0 if flag else label, number, 0) + labels + data
+
+
+def in_parts(data: bytes) -> bytes:
+    """As dmlc's writer splits data at magic numbers, which it looks for at multiples of four."""
+    places = [i for i in range(0, len(data) - 3, 4) if data[i : i + 4] == MAGIC]
+    bounds = zip([0, *(i + 4 for i in places)], [*places, len(data)], strict=True)
+    pieces = [data[first:stop] for first, stop in bounds]
+    flags = [1, *[2] * (len(pieces) - 2), 3] if len(pieces) > 1 else [0]
+    return b"".join(part(piece, flag) for piece, flag in zip(pieces, flags, strict=True))
+
+
+def write(path: Path, records: Sequence[bytes], index: bool = True) -> Path:
+    path.write_bytes(b"".join(records))
+    if index:
+        starts = np.cumsum([0, *map(len, records)])[:-1]
+        path.with_suffix(".idx").write_text("".join(f"{i}\t{at}\n" for i, at in enumerate(starts)))
+    return path
+
+
+def records() -> list[bytes]:
+    return [
+        part(image(label, data, number, flag=number % 2))
+        for number, (label, data) in enumerate(zip(LABELS, IMAGES, strict=True))
+    ]
+
+
+def contents(root: Path) -> list[tuple[str, int | None, bytes]]:
+    with readers.open(root, verify=True) as reader:
+        return [(sample.key, sample.label, bytes(sample.image)) for sample in reader]
+
+
+EXPECTED = [(f"val/{n:08d}", label, data) for n, (label, data) in enumerate(zip(LABELS, IMAGES, strict=True))]
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
+    shard = write(tmp_path / "val.rec", records(), index)
+    assert format_of_file(shard).name == "recordio"
+    result = packer.index(tmp_path, workers=1)
+    assert (result.format, result.splits) == ("recordio", {"val": 5})
+    assert contents(tmp_path) == EXPECTED
+    assert packer.verify(tmp_path, deep=True, workers=1).ok
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_it_converts(tmp_path: Path, packed: bool) -> None:
+    shard = write(tmp_path / "val.rec", records())
+    if packed:
+        (tmp_path / "val.rec.gz").write_bytes(gzip.compress(shard.read_bytes()))
+        shard = tmp_path / "val.rec.gz"
+    out = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
+    assert contents(out) == EXPECTED
+
+
+def test_dali_reads_the_same(tmp_path: Path) -> None:
+    dali = pytest.importorskip("nvidia.dali")
+    shard = write(tmp_path / "val.rec", records())
+
+    @dali.pipeline_def(batch_size=5, num_threads=1, device_id=None)
+    def pipeline():  # type: ignore[no-untyped-def]
+        images, labels = dali.fn.readers.mxnet(path=str(shard), index_path=str(shard.with_suffix(".idx")))
+        return images, labels
+
+    pipe = pipeline()
+    pipe.build()
+    images, labels = pipe.run()
+    found = [(int(labels.at(i)[0]), images.at(i).tobytes()) for i in range(5)]
+    assert found == [(label, data) for _, label, data in EXPECTED]
+
+
+def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
+    magic = bytes(range(8)) + MAGIC + b"middle.." + MAGIC + b"end"
+    whole = IMAGES[0] + bytes(-len(IMAGES[0]) % 4) + magic  # a JPEG may be followed by anything
+    shard = write(tmp_path / "val.rec", [in_parts(image(7, whole)), *records()])
+    assert shard.read_bytes()[7] >> 5 == 1, "the record of the test is not in parts"
+    with pytest.raises(NotFlatError, match=rf"record at byte 0 is in 3 parts.* packer convert {shard} --to"):
+        packer.index([shard], workers=1)
+    out = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
+    found = contents(out)
+    assert found[0] == ("val/00000000", 7, whole)
+    assert [sample[1:] for sample in found[1:]] == [sample[1:] for sample in EXPECTED]
+
+
+def test_labels(tmp_path: Path) -> None:
+    labels = [-1.0, 0.0, 999.0]
+    shard = write(tmp_path / "x.rec", [part(image(label, IMAGES[0])) for label in labels])
+    options = LocateOptions(label_offset=0)
+    assert [found.label for found in format_named("recordio").locate(shard, options)] == [-1, 0, 999]
+    for label in (0.5, float("nan"), float("inf"), 1e30):
+        write(shard, [part(image(label, IMAGES[0]))])
+        with pytest.raises(FormatError, match="expected a whole number"):
+            list(format_named("recordio").locate(shard, options))
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"\n\x23\xd7\xce", "ends inside the record at byte 0"),
+        (part(b"x" * 40, length=41), "truncated"),
+        (part(b"x" * 40, length=(1 << 29) - 1), "truncated"),
+        (part(b"x" * 40)[:-9], "truncated"),
+        (part(image(1, b"i")) + b"\0" * 8, "no record at byte 36"),
+        (part(b"x" * 10), "too few for the header"),
+        (part(image(1, b"i"), cflag=2), "no first part"),
+        (part(image(1, b"i"), cflag=3), "no first part"),
+        (part(image(1, b"i"), cflag=5), "the flag 5"),
+        (part(image(1, b"i"), cflag=1), "ends inside the record at byte 36"),
+        (part(image(1, b"i"), cflag=1) + part(image(1, b"i")), "no last part"),
+        (part(struct.pack("<IfQQ", 1 << 31, 0, 0, 0) + b"x"), "claims 2147483648 labels"),
+        (part(image(1, b"i", flag=5)), "has 5 labels, expected one"),
+    ],
+)
+def test_files_that_lie_are_refused_by_both_commands(tmp_path: Path, data: bytes, match: str) -> None:
+    shard = write(tmp_path / "x.rec", [data], index=False)
+    with pytest.raises(FormatError, match=match):
+        packer.index([shard], workers=1)
+    with pytest.raises(SourceError, match=match):
+        packer.convert(shard, "tar", tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        (b"0\t0\n", "names 1 records, the file holds|not in x.idx"),
+        (b"0\t0\n1\t99999999999\n", "line 2 names byte 99999999999, but the .rec has"),
+        (b"0\t0\n1\t4\n", "not in x.idx"),
+        (b"0\t-5\n", "line 1 is"),
+        (b"garbage", "line 1 is"),
+        (b"0\t0\n0\t0\n", "two lines name one position"),
+        (b"", "not in x.idx"),
+        (b"0\t" + b"9" * 5000, "line 1 is"),
+    ],
+)
+def test_an_idx_that_lies_is_named(tmp_path: Path, index: bytes, match: str) -> None:
+    shard = write(tmp_path / "x.rec", records())
+    (tmp_path / "x.idx").write_bytes(index)
+    with pytest.raises(FormatError, match=match):
+        packer.index([shard], workers=1)
+
+
+def test_every_cut_and_every_flip_is_an_error_or_harmless(tmp_path: Path) -> None:
+    shard = write(tmp_path / "x.rec", [part(image(n, b"image %d" % n)) for n in range(3)], index=False)
+    data, recordio = shard.read_bytes(), format_named("recordio")
+    truth = list(recordio.locate(shard, LocateOptions()))
+    for size in range(len(data)):
+        shard.write_bytes(data[:size])
+        try:
+            found = list(recordio.locate(shard, LocateOptions()))
+        except PackerError as error:
+            assert str(shard) in str(error)
+            continue
+        assert found == truth[: len(found)], f"cut at {size}"
+    for i in range(len(data)):
+        shard.write_bytes(data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :])
+        try:
+            found = list(recordio.locate(shard, LocateOptions()))
+        except PackerError:
+            continue
+        for sample in found:
+            for at, length in sample.ranges.values():
+                assert 0 <= at <= at + length <= len(data), f"byte {i} flipped"

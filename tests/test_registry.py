@@ -1,0 +1,192 @@
+"""Another distribution adds a format and a source: a file and an entry point each, and every command takes them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import make_jpeg
+
+MODULE = '''
+import json
+from packer.formats import FormatEntry
+from packer.formats.base import Format, Located, Payloads, WrittenShard
+from packer.sources import SourceEntry
+from packer.sources.base import ListingBuilder, SourceListing
+from crc32c import crc32c
+import os
+
+class Pile(Format):
+    """A magic number, then a line of JSON and an image, again and again."""
+
+    name = "pile"
+
+    def shard_name(self, split, number, count):
+        return f"{split}-{number:03d}.pile"
+
+    def open_writer(self, path, spec):
+        return Writer(path)
+
+    def locate(self, path, options):
+        data, position = path.read_bytes(), 4
+        while position < len(data):
+            start = data.index(b"\\n", position) + 1
+            key, label, name, length = json.loads(data[position:start])
+            yield Located(key, label, {"image": (start, length)}, {"image": name} if name else {})
+            position = start + length
+
+class Writer:
+    def __init__(self, path):
+        self.path, self.data, self.payloads = path, bytearray(b"PILE"), Payloads()
+
+    def add(self, sample):
+        image = bytes(sample.payloads[0])
+        self.data += json.dumps([sample.key, sample.label, sample.names[0], len(image)]).encode() + b"\\n"
+        self.payloads.append(len(self.data), len(image), crc32c(image))
+        self.data += image
+
+    def flush(self):
+        pass
+
+    def finish(self):
+        with open(self.path, "xb") as file:
+            file.write(self.data)
+            file.flush()
+            os.fsync(file.fileno())
+        return WrittenShard(len(self.data), crc32c(self.data), {"image": self.payloads})
+
+    def abort(self):
+        pass
+
+PILE = Pile()
+FORMAT = FormatEntry(name="pile", title="a pile", home="thirdparty:PILE", magic=((0, b"PILE"),), suffixes=(".pile",),
+                     aliases=("heap",))
+
+class Colours:
+    """A file of colours, each of which is an image of one pixel."""
+
+    def __init__(self, root, shade=0):
+        self.root, self.shade = root, shade
+
+    title = "colours"
+
+    def list(self, split):
+        listing = SourceListing({}, {"image": "image"})
+        listing.splits["train"] = make_listing(self.root.read_text().split()[1:])
+        return listing
+
+    def open(self):
+        return self
+
+    def paths(self, listing):
+        yield self.root
+
+    def read(self, place, arena):
+        from PIL import Image
+        import io
+        memory = io.BytesIO()
+        Image.new("RGB", (8, 8), place).save(memory, "PNG")
+        return (memory.getvalue(),)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+def make_listing(names):
+    builder = ListingBuilder()
+    for label, name in enumerate(names):
+        builder.add([""], name, 100, key=name, label=label)
+    return builder.build()
+
+SOURCE = SourceEntry(name="colours", title="a file of colours", home="thirdparty:Colours", magic=((0, b"COLOURS"),),
+                     options=frozenset({"shade"}))
+'''
+SCRIPT = """
+import sys
+from pathlib import Path
+import packer, readers
+
+folder = Path(sys.argv[1])
+images = [folder.joinpath(f"in/{n}.jpg").read_bytes() for n in range(3)]
+assert packer.convert(folder / "in", "heap", folder / "out", workers=1).format == "pile"
+with readers.open(folder / "out", verify=True) as reader:
+    assert [bytes(reader.read(i)) for i in range(3)] == images
+assert packer.verify(folder / "out", workers=1).ok
+(folder / "out/dataset.json").unlink()
+assert packer.index(folder / "out", workers=1).samples == 3
+assert packer.convert(next(folder.glob("out/*.pile")), "tar", folder / "tar", workers=1).samples == 3
+
+(folder / "colours.txt").write_text("COLOURS red green")
+assert packer.convert(folder / "colours.txt", "pile", folder / "two", workers=1).samples == 2
+packer.open_source(folder / "colours.txt", shade=2)
+for wrong in ({"shade": 1}, {"path_column": "x"}):
+    try:
+        packer.open_source(folder / "in", **wrong)
+    except readers.SourceError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder for PYTHONPATH with a distribution of one module."""
+    site = tmp_path / "site"
+    info = site / "thirdparty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "thirdparty.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[packer.formats]\npile = thirdparty:FORMAT\n[packer.sources]\ncolours = thirdparty:SOURCE\n"
+    )
+    return site
+
+
+def python(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    paths = f"{site}:{Path(__file__).resolve().parent.parent}"
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, check=False, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+def test_a_package_adds_a_format_and_a_source(tmp_path: Path, installed: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / f"in/{number}.jpg").write_bytes(make_jpeg(number))
+    done = python(installed, "-c", SCRIPT, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "shade can be given for a file of colours only, and this is an image folder" in done.stdout
+    assert "path_column can be given for a manifest only" in done.stdout
+
+
+def test_the_command_line_takes_it(tmp_path: Path, installed: Path) -> None:
+    assert "hdf5|tfrecord|tar|pile" in python(installed, "-m", "packer", "convert", "--help").stdout.replace("\n", "")
+    (tmp_path / "colours.txt").write_text("COLOURS red green")
+    arguments = ("convert", tmp_path / "colours.txt", "--to", "pile", "-o", tmp_path / "out")
+    done = python(installed, "-m", "packer", *arguments)
+    assert done.returncode == 0 and "in 1 pile shard" in done.stdout, done.stderr
+    shard = tmp_path / "out/train-000.pile"
+    done = python(installed, "-m", "packer", "index", shard, "-o", tmp_path / "again")
+    assert done.returncode == 0 and "2 samples" in done.stdout, done.stderr
+
+
+def test_a_set_of_a_format_that_is_not_installed_can_be_read(tmp_path: Path, installed: Path) -> None:
+    (tmp_path / "colours.txt").write_text("COLOURS red green")
+    script = "import sys, packer; packer.convert(sys.argv[1], 'pile', sys.argv[2], workers=1)"
+    assert python(installed, "-c", script, tmp_path / "colours.txt", tmp_path / "out").returncode == 0
+    script = "import sys, readers; print(len(readers.open(sys.argv[1], verify=True).read_many([0, 1])))"
+    assert python(tmp_path / "nothing", "-c", script, tmp_path / "out").stdout == "2\n"
+    done = python(tmp_path / "nothing", "-m", "packer", "verify", tmp_path / "out")
+    assert "no format 'pile'" in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_entry_point_that_is_broken_is_named(tmp_path: Path, installed: Path) -> None:
+    (installed / "thirdparty.py").write_text("raise RuntimeError('not today')")
+    (tmp_path / "x.bin").write_bytes(b"nothing known")
+    done = python(installed, "-m", "packer", "convert", tmp_path / "x.bin", "--to", "tar")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "entry point" in done.stderr and "thirdparty" in done.stderr and "not today" in done.stderr
