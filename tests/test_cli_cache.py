@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from suites.programs import run_packer
 
 import readers
 
-
-def packer(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "packer", "cache", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+packer = partial(run_packer, "cache")
 
 
 @pytest.fixture
@@ -81,7 +78,9 @@ def test_warm_speaks_json_and_says_nothing_else(packed: Path, memory: tuple[str,
 )
 def test_one_clear_message(packed: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
     given = [argument.format(packed=packed, tmp=tmp_path) for argument in arguments]
-    done = packer(*given, *([] if "--directory" in given or given == ["purge"] else ["--directory", tmp_path]))
+    done = run_packer(
+        "cache", *given, *([] if "--directory" in given or given == ["purge"] else ["--directory", tmp_path])
+    )
     assert done.returncode == status, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
     assert list(tmp_path.iterdir()) == []

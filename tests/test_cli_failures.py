@@ -13,21 +13,16 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import make_jpeg, tree_of
+from suites.programs import run_packer, run_python
 
 import packer as library
 from cache.text import json_printable, plural, printable
 from packer.cli.progress import progress_line
 
 PACKER = [sys.executable, "-m", "packer"]
-
-
-def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "text": True, "timeout": 120, "check": False} | more
-    return subprocess.run([*PACKER, *map(str, arguments)], **options)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +52,11 @@ def test_a_failure_is_json_where_json_was_asked_for(
     (tmp_path / "bad/a").mkdir(parents=True)
     (tmp_path / "bad/a/1.jpg").write_bytes(b"no image")
     filled = [argument.format(bad=tmp_path / "bad", out=tmp_path / "out") for argument in arguments]
-    done = run(*filled, "--json", cwd=tmp_path)
+    done = run_packer(*filled, "--json", cwd=tmp_path)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["status"], error["type"]) == (status, status, kind), done.stderr
     assert text in error["message"] and "Traceback" not in done.stderr
-    assert run(*filled, cwd=tmp_path).stdout == "", "without --json, stdout is for results"
+    assert run_packer(*filled, cwd=tmp_path).stdout == "", "without --json, stdout is for results"
 
 
 def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tmp_path: Path) -> None:
@@ -72,17 +67,10 @@ def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tm
         "from packer.cli import main\n"
         f"main(['inspect', {str(tmp_path)!r}])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", script)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "unexpected ZeroDivisionError: by zero; this is a defect of packer" in done.stderr
-    shown = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PACKER_TRACEBACK": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    shown = run_python("-c", script, env={**os.environ, "PACKER_TRACEBACK": "1"})
     assert "Traceback" in shown.stderr
 
 
@@ -96,7 +84,7 @@ def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(tree: Path, t
         f"        if name == {stage!r}: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
     )
-    done = run(
+    done = run_packer(
         *("convert", tree, "--to", "hdf5", "-o", tmp_path / "out"), env={**os.environ, "PYTHONPATH": str(tmp_path)}
     )
     assert done.returncode == 130, done.stderr
@@ -138,7 +126,7 @@ def test_a_shard_never_takes_the_place_of_a_closed_stream(tree: Path, tmp_path: 
 
 def test_a_full_stdout_is_named(packed: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = run("inspect", packed, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        done = run_packer("inspect", packed, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == "packer: No space left on device; " + done.stderr.partition("; ")[2]
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
@@ -149,7 +137,7 @@ def test_a_limit_of_file_sizes_is_named_with_the_file_and_what_to_do(tmp_path: P
     for number in range(40):
         (tmp_path / "in/a" / f"{number}.jpg").write_bytes(make_jpeg(number, (256, 256)))
     for to in ("tar", "hdf5", "tfrecord"):
-        done = run(
+        done = run_packer(
             *("convert", tmp_path / "in", "--to", to, "-o", tmp_path / to, "--workers", 1),
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
         )
@@ -169,13 +157,13 @@ def test_names_of_files_and_classes_do_nothing_to_a_terminal(tmp_path: Path) -> 
     (tmp_path / "in/b/1.jpg").write_bytes(make_jpeg(2))
     (tmp_path / "in/b/2.jpg").write_bytes(b"")
     outputs = [
-        run("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}"),
-        run("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}", "--on-error", "skip"),
-        run("convert", tmp_path / HOSTILE, "--to", "tar"),
-        run("inspect", tmp_path / f"x{HOSTILE}"),
-        run("verify", tmp_path / f"x{HOSTILE}"),
-        run("inspect", tmp_path / f"x{HOSTILE}", "--json"),
-        run("extract", tmp_path / f"x{HOSTILE}", "-o", tmp_path / "back"),
+        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}"),
+        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}", "--on-error", "skip"),
+        run_packer("convert", tmp_path / HOSTILE, "--to", "tar"),
+        run_packer("inspect", tmp_path / f"x{HOSTILE}"),
+        run_packer("verify", tmp_path / f"x{HOSTILE}"),
+        run_packer("inspect", tmp_path / f"x{HOSTILE}", "--json"),
+        run_packer("extract", tmp_path / f"x{HOSTILE}", "-o", tmp_path / "back"),
     ]
     assert [done.returncode for done in outputs] == [1, 0, 2, 0, 0, 0, 0], [done.stderr for done in outputs]
     for done in outputs:
@@ -198,11 +186,11 @@ def test_one_is_singular(tmp_path: Path) -> None:
     (tmp_path / "in/a/1.jpg").write_bytes(make_jpeg(1))
     out = tmp_path / "out"
     shown = [
-        run("convert", tmp_path / "in", "--to", "tar", "-o", out),
-        run("inspect", out),
-        run("verify", out),
-        run("index", out),
-        run("extract", out, "-o", tmp_path / "back"),
+        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", out),
+        run_packer("inspect", out),
+        run_packer("verify", out),
+        run_packer("index", out),
+        run_packer("extract", out, "-o", tmp_path / "back"),
     ]
     text = "\n".join(done.stdout for done in shown)
     for wrong in ("1 shards", "1 samples", "1 classes", "1 files", "1 tar shards"):

@@ -20,6 +20,7 @@ import torch
 from conftest import make_jpeg
 from image_cases import XMP_PREFIX, encoded, with_segments, xmp
 from PIL import Image
+from suites.programs import run_python
 
 import packer
 import readers
@@ -598,8 +599,7 @@ def test_the_example(packed: Callable[[str], Path], workers: int) -> None:
     code = script.read_text(encoding="utf-8").replace("BATCH, SIZE = 50, 160", "BATCH, SIZE = 8, 32")
     small = packed("hdf5").parent / "example.py"
     small.write_text(code, encoding="utf-8")
-    command = [sys.executable, str(small), str(packed("hdf5")), "--workers", str(workers)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(small, packed("hdf5"), "--workers", workers)
     assert done.returncode == 0, done.stderr
     assert "goes on after 3 batches: 2 batches are left" in done.stdout
     assert "saw {0: 21, 1: 21} samples by class" in done.stdout

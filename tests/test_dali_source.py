@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from suites.programs import run_python
 
 import readers
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -188,5 +188,5 @@ def test_without_dali_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch,
 
 def test_importing_readers_dali_loads_neither_dali_nor_torch() -> None:
     script = "import sys, readers.dali; print('torch' in sys.modules, any(m.startswith('nvidia') for m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = run_python("-c", script, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from suites.programs import run_python
 
 import readers
 from readers.augment import RandomResizedCrop
@@ -34,14 +33,7 @@ def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None
 
 @NO_JAX
 def test_the_example_runs(tree: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/jax_consumer.py"), str(tree), "--steps", "5", "--batch-size", "8"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = run_python(ROOT / "examples/jax_consumer.py", tree, "--steps", "5", "--batch-size", "8", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("5 steps on") and "loss" in done.stdout
 
@@ -62,5 +54,5 @@ for dtype in (None, "bfloat16"):
     assert np.array_equal(np.asarray(array.astype("float32")), images.float().numpy())
 print("same")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    done = run_python("-c", code, cwd=ROOT)
     assert done.returncode == 0 and done.stdout == "same\n", done.stderr

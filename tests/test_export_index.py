@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -222,17 +221,12 @@ def test_another_split_and_target(packed: Callable[[str], Path], tmp_path: Path)
 
 def test_the_command(packed: Callable[[str], Path], tmp_path: Path) -> None:
     root = packed("tar")
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "packer", "export-index", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    done = run(root, "--for", "rocal", "-o", tmp_path / "out")
+    done = run_packer("export-index", root, "--for", "rocal", "-o", tmp_path / "out")
     assert done.returncode == 0 and done.stdout == f"{tmp_path}/out: 4 index files for rocal, 45 samples\n"
-    done = run(root, "--for", "wids", "--split", "val", "--json")
+    done = run_packer("export-index", root, "--for", "wids", "--split", "val", "--json")
     assert json.loads(done.stdout)["files"] == [f"{root}/val.wids.json"]
-    assert run(root, "--for", "webdataset").returncode == 2
+    assert run_packer("export-index", root, "--for", "webdataset").returncode == 2
     shutil.rmtree(root / "train.index")
     (root / "dataset.json").unlink()
-    done = run(root, "--for", "dali")
+    done = run_packer("export-index", root, "--for", "dali")
     assert done.returncode == 1 and "no dataset.json" in done.stderr and "Traceback" not in done.stderr

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from suites.programs import run_python
 
 from readers.augment import (
     CenterCrop,
@@ -198,14 +199,14 @@ for dtype, ones in (("u8", ()), ("fp32", ()), ("bf16", ("column_step",)), ("fp16
 def test_the_kernel_compiles_for_gpus(target: tuple[Any, ...], binary: str, tmp_path: Path) -> None:
     """Machine code for NVIDIA's and AMD's GPUs, made without one."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMPILE, repr(target)],
+    done = run_python(
+        "-W",
+        "error",
+        "-c",
+        COMPILE,
+        repr(target),
         env={**inherited, "TRITON_CACHE_DIR": str(tmp_path)},
         cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert [line.split()[-1] for line in done.stdout.splitlines()] == [binary] * 4
@@ -227,7 +228,7 @@ def test_triton_that_is_missing_is_named() -> None:
         "import torch; from readers.augment.fused import BatchRenderer\n"
         "BatchRenderer(torch.device('cpu'), dtype=torch.uint8, engine='triton')"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, timeout=60)
+    done = run_python("-c", code, cwd=TESTS.parent)
     assert "MissingExtraError" in done.stderr and "pip install 'packer-vision[triton]'" in done.stderr
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import packer
 from readers.errors import MissingExtraError
@@ -45,6 +46,7 @@ ON_TORCH = (
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
     "cache.checksums": "imports crc32c and numpy",
+    "cache.stores.copied": "16 ms: staging",
     "concurrent.futures": "13 ms",
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
@@ -52,7 +54,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.remake": "33 ms: decoders",
+    "readers.cached.convert": "60 ms: decoders",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
@@ -247,9 +249,7 @@ def test_what_an_import_loads(module: str) -> None:
 
 def test_import_packer_loads_nothing_optional() -> None:
     script = "import sys, packer; print(*sorted(name.partition('.')[0] for name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
-    )
+    done = run_python("-c", script, cwd=ROOT, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"click", "h5py", "PIL", *OPTIONAL}, "importing packer should be quick: it loads " + ", ".join(
         sorted(loaded & {"click", "h5py", "PIL", *OPTIONAL})

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -25,11 +25,6 @@ AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf" + bytes(200)
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)
 JPEG_2000 = b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(200)
 JPEG_XL = b"\xff\x0a" + bytes(200)
-
-
-def command(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "packer", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, **more)
 
 
 def limit_memory() -> None:
@@ -86,7 +81,7 @@ def test_other_files_are_left_out_and_listed_by_what_they_are(tmp_path: Path) ->
         "not an image": 1,
     }
     assert result.to_dict()["left_out_reasons"] == result.left_out_reasons
-    shown = command("convert", source, "--to", "tar", "-o", tmp_path / "shown")
+    shown = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "shown")
     assert "left out: 4 not packed" in shown.stdout and "    1 not an image: text" in shown.stdout
     assert "\x1b" not in shown.stdout, "colours are for terminals"
 
@@ -148,7 +143,7 @@ def test_a_tree_of_containers_is_no_set_and_the_command_that_takes_them_is_named
     data, expected = CONTAINERS[name]
     source = tree_of(tmp_path / "in", {f"sub/{name}": data, "sub/readme.txt": b"read me"})
     expected = expected.format(root=f"{source}/sub")
-    done = command("convert", source, "--to", "tar", "-o", tmp_path / "out")
+    done = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, ""), done.stdout
     assert f"no images, so no set is made; found\n  1 file: not an image: {expected}" in done.stderr, done.stderr
     assert "1 file: not an image: text" in done.stderr
@@ -177,7 +172,7 @@ def test_a_failed_replacement_leaves_the_set_that_is_there(tmp_path: Path) -> No
 
 def test_an_index_of_no_samples_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "x-0.tar").write_bytes(bytes(10240))
-    done = command("index", tmp_path / "x-0.tar", "-o", tmp_path / "out")
+    done = run_packer("index", tmp_path / "x-0.tar", "-o", tmp_path / "out")
     assert done.returncode == 1 and "1 tar shard, but not one sample" in done.stderr, done.stderr
     assert not (tmp_path / "out/dataset.json").exists()
 
@@ -187,7 +182,7 @@ def test_verify_does_not_call_a_set_without_samples_whole(tree: Path, tmp_path: 
     text = (tmp_path / "out/dataset.json").read_text()
     start = text.index('"splits"')
     (tmp_path / "out/dataset.json").write_text(text[:start] + '"splits": {}, "made": {}}')
-    done = command("verify", tmp_path / "out")
+    done = run_packer("verify", tmp_path / "out")
     assert done.returncode == 1 and "the set has no samples" in done.stdout, done.stdout
 
 
@@ -198,7 +193,7 @@ def test_a_large_stray_is_looked_at_before_it_is_read(tmp_path: Path, suffix: st
         file.write(AVIF if suffix == ".avif" else archive_of("tar"))
         file.truncate(6 << 30)  # takes no room
     line = ("convert", source, "--to", "tar", "-o", tmp_path / "out", "--workers", 1)
-    done = command(*line, preexec_fn=limit_memory)
+    done = run_packer(*line, preexec_fn=limit_memory)
     if suffix == ".avif":
         assert done.returncode == 1 and "a/large.avif: has 6,442,450,944 bytes" in done.stderr, done.stderr
         return

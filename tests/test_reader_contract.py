@@ -177,6 +177,8 @@ def made_elsewhere(truth: Truth) -> readers.Reader:
 class TestSomebodysOwn(ReaderSuite):
     """A reader from elsewhere is as good as ours, and so is what wraps it."""
 
+    closed_while_read = False  # as in TestCached
+
     @pytest.fixture
     def reader(self, samples: Samples, wrapped: str, place: dict[str, Any]) -> Iterator[Any]:
         base = made_elsewhere(samples.truth)

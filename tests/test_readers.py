@@ -13,8 +13,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +23,9 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from crc32c import crc32c
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from suites.programs import run_python
 
 import cache
 import packer
@@ -198,7 +197,7 @@ def test_more_shards_than_files_may_be_open(packed: Path, images: list[bytes], b
         "print([crc32c.crc32c(reader.read(i * 7 % 36)) for i in range(36)])\n"
         "print([crc32c.crc32c(view) for i in range(36) for view in reader.read_many([i, i])])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", script)
     assert done.returncode == 0, done.stderr
     singly, together = map(json.loads, done.stdout.splitlines())
     assert singly == [crc32c(images[i * 7 % 36]) for i in range(36)]
@@ -809,6 +808,7 @@ def test_errors_are_also_builtins() -> None:
 TEXTS = st.lists(st.text(max_size=12), max_size=30)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=TEXTS, data=st.data())
 def test_string_columns_behave_like_lists(texts: list[str], data: st.DataObject) -> None:
     column = Strings.of(texts)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
+from suites.programs import run_packer, run_python
 
 import packer
 
@@ -45,9 +44,7 @@ def test_python_blocks(place: Path, needs: str, code: str) -> None:
         compile(code, "README", "exec")
         pytest.skip(f"{needs} is not installed; the block was only compiled")
     with warnings.catch_warnings():
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = run_python("-c", code, cwd=place)
     assert done.returncode == 0, done.stderr
 
 
@@ -55,9 +52,6 @@ def test_commands_named_in_the_readme_exist() -> None:
     text = README.read_text(encoding="utf-8")
     commands = ("convert", "index", "inspect", "verify", "extract", "order", "cache", "stage", "parity", "export-index")
     assert set(re.findall(rf"packer ({'|'.join(commands)})\b", text)) == set(commands)
-    helped = {
-        name: subprocess.run([sys.executable, "-m", "packer", name, "--help"], capture_output=True, text=True).stdout
-        for name in ("convert", "index", "stage", "export-index")
-    }
+    helped = {name: run_packer(name, "--help").stdout for name in ("convert", "index", "stage", "export-index")}
     for option in set(re.findall(r"(--(?!deep|against|json|help)[a-z][a-z-]+)", text)):
         assert any(option in shown for shown in helped.values()), f"the README names {option}"

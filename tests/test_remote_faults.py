@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import gc
 import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from remote_servers import Fault, FileServer, Proxy
+from suites.programs import run_packer, run_python
 
 import readers
 from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
@@ -204,7 +203,7 @@ def test_a_password_is_used_and_never_shown(packed: Path, tmp_path: Path, monkey
                 readers.open(wrong, "train")
             texts.append("".join(traceback.format_exception(caught.value)))
         assert "hunter2" not in "".join(texts) and "credentials are missing or wrong" in texts[1]
-        done = subprocess.run([sys.executable, "-m", "packer", "inspect", url], capture_output=True, text=True)
+        done = run_packer("inspect", url)
         assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr
     finally:
         server.close()
@@ -252,7 +251,7 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
         "    os.kill(os.getpid(), 9)\n"
         "os.wait()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", script, address)
     assert done.returncode == 0, done.stderr
     pid = int(done.stdout)
     for _ in range(1000):

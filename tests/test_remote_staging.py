@@ -15,6 +15,7 @@ from conftest import files_of
 from remote_servers import Fault, Proxy
 from remote_suite import put_files
 from staging_suite import Notes
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -201,10 +202,7 @@ def test_bandwidth(address: str, packed: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(address: str, proxy: Proxy, packed: Path, tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "packer", *arguments], capture_output=True, text=True, timeout=60)
-
-    done = run("stage", address, "--to", str(tmp_path))
+    done = run_packer("stage", address, "--to", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert data_of(Path(done.stdout.strip())) == files_of(packed)
     for wrong, status, message in [
@@ -212,10 +210,10 @@ def test_the_command(address: str, proxy: Proxy, packed: Path, tmp_path: Path) -
         ("s3://bucket/nothing", 1, "no packed set"),
         ("s3://no-such-bucket/x", 1, "no such bucket"),
     ]:
-        done = run("stage", wrong, "--to", str(tmp_path))
+        done = run_packer("stage", wrong, "--to", str(tmp_path))
         assert done.returncode == status and message in done.stderr and "secret" not in done.stderr
         assert "Traceback" not in done.stderr and done.stdout == ""
-    done = run("inspect", address)
+    done = run_packer("inspect", address)
     assert done.returncode == 0 and done.stdout.startswith(f"{address}: tar set") and "36 samples" in done.stdout
-    done = run("order", address, "--split", "train", "--json")
+    done = run_packer("order", address, "--split", "train", "--json")
     assert done.returncode == 0 and "global shuffle" in done.stdout

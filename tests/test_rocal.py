@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import io
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rocal_images import SIZE, box_of, colour, folder_of, mapped, numbers_of, solid
+from suites.programs import run_python
 
 import packer
 import readers
@@ -499,7 +498,7 @@ for _ in range(2):
 """
     seen = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        done = run_python("-c", script)
         assert done.returncode == 0, done.stderr
         seen.append(done.stdout.splitlines())
     assert seen[0][0] == seen[1][0], "the first pipelines of two processes draw alike"
@@ -580,5 +579,5 @@ loop = iter(loader)
 next(loop)
 print(handle.waiting)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", script)
     assert (done.returncode, done.stdout) == (0, "True\nFalse True []\n"), done.stderr

@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import shutil
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -217,3 +218,40 @@ class TestTFRecord(OfRecords):
         path = tmp_path / f"train.{suffix}"
         path.write_bytes(gzip.compress(records) if suffix.endswith("gz") else records)
         return path
+
+
+class TestRecordIO(OfRecords):
+    """As MXNet writes it."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        records = []
+        for number, name in enumerate(NAMES):
+            data = struct.pack("<IfQQ", 0, number % 3, number, 0) + PICTURES[name]
+            records.append(struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4))
+        (tmp_path / "train.rec").write_bytes(b"".join(records))
+        return tmp_path / "train.rec"
+
+
+@pytest.mark.parametrize("subdir", [True, False], ids=["directory", "file"])
+class TestLmdb(OfATree):
+    """Images under their names."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path, subdir: bool) -> Path:
+        lmdb = pytest.importorskip("lmdb", reason="the package lmdb, which writes the environments, is not installed")
+        environment = lmdb.open(str(tmp_path / "images.lmdb"), map_size=16 << 20, subdir=subdir, lock=False)
+        with environment, environment.begin(write=True) as transaction:
+            for name in NAMES:
+                transaction.put(name.encode(), PICTURES[name])
+        return tmp_path / "images.lmdb"
+
+    @pytest.fixture
+    def truth(self, of_tree: Found, root: Path) -> Found:
+        """In the order of the file."""
+        for name, part in self.open(root).list(None).splits.items():
+            of_tree.splits[name].sort(key=lambda sample, keys=list(part.keys): keys.index(sample[0]))  # type: ignore[misc]
+        return of_tree
+
+    def whole_files(self, root: Path) -> bool:
+        return root.is_dir()  # without its header it is taken for a folder

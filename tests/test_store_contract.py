@@ -5,9 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from suites.stores import NAMES, SIZES, StoreSuite
 
+import cache
+from cache.remote import parse_url
+from cache.stores import Files, Shards
+from cache.stores.copied import Copied
+from cache.stores.joined import Joined, Part
+from cache.stores.remote import RemoteFiles
+from readers.cached.form import Encoded
+from readers.cached.store import Cached, Slots, Terms
+from readers.cached.subset import EVERYTHING, Subset
+from readers.columns import MemoryColumns
 from readers.errors import StaleIndexError
+
+LISTED = Shards(NAMES, SIZES)
 
 
 class Smallest:
@@ -44,3 +57,77 @@ class Smallest:
 class TestSmallest(StoreSuite):
     def open(self, root: Path) -> Any:
         return Smallest(root)
+
+
+@pytest.mark.parametrize("options", [{}, {"mapped": True}, {"open_shards": 1}, {"mapped": True, "open_shards": 2}])
+class TestFiles(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _options(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def open(self, root: Path) -> Any:
+        return Files(root, LISTED, **self.options)
+
+
+@pytest.mark.parametrize("there", [[], [0, 2], [0, 1, 2, 3]])
+class TestCopied(StoreSuite):
+    """A copy that has none, some or all of the shards; one that is gone there is read from its source."""
+
+    @pytest.fixture(autouse=True)
+    def _copy(self, there: list[int], tmp_path: Path, root: Path) -> None:
+        self.copy = tmp_path / "copy"
+        for name in (NAMES[number] for number in there):
+            (self.copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.copy / name).write_bytes((root / name).read_bytes())
+
+    def open(self, root: Path) -> Any:
+        return Copied(Files(self.copy, LISTED), Files(root, LISTED))
+
+    @pytest.mark.parametrize("damage", ["gone"])
+    def test_a_shard_that_is_not_the_one_it_was(self, root: Path, bytes_at: Any, damage: str, there: list[int]) -> None:
+        if 1 not in there:
+            super().test_a_shard_that_is_not_the_one_it_was(root, bytes_at, damage)
+            return
+        expected = bytes_at([(1, 5, 10)])
+        (root / NAMES[1]).unlink()
+        with self.open(root) as store:
+            assert [bytes(store.read_one(1, 1, 5, 10))] == expected, "the copy has it"
+
+
+class TestRemoteFiles(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _server(self, web: Any, root: Path, tmp_path: Path) -> None:
+        self.url = web.url
+        assert (tmp_path / "shards").is_dir()
+
+    @pytest.fixture
+    def packed(self, root: Path) -> Path:
+        return root
+
+    def open(self, root: Path) -> Any:
+        return RemoteFiles(parse_url(f"{self.url}/{root.name}"), LISTED)
+
+
+class TestJoined(StoreSuite):
+    """The first two shards by one store, the others by another."""
+
+    def open(self, root: Path) -> Any:
+        parts = [Files(root, Shards(NAMES[:2], SIZES[:2])), Files(root, Shards(NAMES[2:], SIZES[2:]))]
+        return Joined([Part(store, 2, 1 << 40) for store in parts])
+
+
+@pytest.mark.parametrize("check", ["never", "first", "always"])
+class TestCached(StoreSuite):
+    """Of which some rows have a place."""
+
+    @pytest.fixture(autouse=True)
+    def _check(self, check: Any) -> None:
+        self.check: Any = check
+
+    def open(self, root: Path) -> Any:
+        slots = Slots(("image",), (0,), 1, Subset(range(1_200_000)))
+        shared = cache.SharedByteCache.open(
+            fingerprint=str(root), kind="contract", slots=len(slots), capacity_bytes=1 << 20, directory=root.parent
+        )
+        columns = MemoryColumns([], {})
+        return Cached(Files(root, LISTED), shared, slots, Terms(EVERYTHING), Encoded(), columns, self.check)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from suites.programs import run_python
 
 import packer
 import readers
@@ -31,9 +30,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(arguments: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300, check=False
-    )
+    done = run_python(*arguments, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
