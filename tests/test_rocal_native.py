@@ -236,15 +236,17 @@ def test_links_that_cannot_be_made_leave_nothing(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "rocal").exists() and not list(tmp_path.glob(".rocal*"))
 
 
-def test_shards_and_labels_that_tfrecord_readers_cannot_have(tmp_path: Path) -> None:
+def test_shards_and_labels_that_tfrecord_readers_cannot_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import dataclasses
 
     reader = packed(tmp_path, "tfrecord")
     shards = list(reader.split_info.shards)
     shards[1] = dataclasses.replace(shards[1], bytes=1 << 32)
-    reader.split_info = dataclasses.replace(reader.split_info, shards=tuple(shards))
-    with pytest.raises(DatasetError, match="4294967296 bytes, rocAL reads less than 4 GiB"):
-        tfrecord_layout(reader, tmp_path / "rocal")
+    large = dataclasses.replace(reader.split_info, shards=tuple(shards))
+    with monkeypatch.context() as patch:
+        patch.setattr(type(reader), "split_info", large)
+        with pytest.raises(DatasetError, match="4294967296 bytes, rocAL reads less than 4 GiB"):
+            tfrecord_layout(reader, tmp_path / "rocal")
     folder_of(tmp_path / "nested", {0: solid(0)})
     packer.convert(tmp_path / "nested", to="tfrecord", output=tmp_path / "nested-tfrecord", workers=1)
     with pytest.raises(DatasetError, match=r"name 000/image0.jpg has a directory.*external_source"):
