@@ -72,7 +72,7 @@ def test_the_command(packed: Path) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "resizer   cpu" in shown and "did not run: " in shown
     failed = subprocess.run([*command, "--device", "cuda:99"], capture_output=True, text=True, timeout=120, check=False)
-    assert failed.returncode == 1 and failed.stderr.startswith("packer: ") and "Traceback" not in failed.stderr
+    assert failed.returncode == 2 and failed.stderr.startswith("packer: ") and "Traceback" not in failed.stderr
 
 
 def test_nothing_to_compare(packed: Path) -> None:
