@@ -3,9 +3,9 @@
 A name that comes from elsewhere (a dataset.json, an archive, a key) may say "../x", or lead through a link that
 somebody prepared. `Folder` holds an open directory and resolves every name below it, one component after the other,
 without following a link. The path of the folder itself is the user's, links and all. What is written appears
-whole or not at all, and what is read is a regular file: nobody waits for a FIFO.
+whole or not at all, and what is read is a regular file: no call waits for a FIFO.
 
-    temporary names    .<16 hex digits>.tmp, created exclusively, so nobody's file is ever overwritten by one
+    temporary names    .<16 hex digits>.tmp, created exclusively, so no file is ever overwritten by one
     a file             temporary name, fsync, rename, fsync of its folder
     a lock             flock, see `cache.locks`
 
@@ -74,6 +74,7 @@ def sync_file(file: BinaryIO | int) -> None:
     """Have an open file's bytes on the disk; its name takes `Folder.sync`, too."""
     if not isinstance(file, int):
         file.flush()
+        file = file.fileno()
     os.fsync(file)
 
 
@@ -221,7 +222,7 @@ class Folder:
     def remove_tree(self, name: str) -> None:
         """Remove a directory and all that is in it, links themselves and not what they lead to; nothing is fine too.
 
-        Raises PathError where it is no directory.
+        Raises PathError where it is not a directory.
         """
         kind = self.kind(name)
         if not kind:

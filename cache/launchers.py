@@ -296,7 +296,7 @@ def _slurm(environ: Environ) -> Ranks | None:
     local, counts = _number(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
     if node < len(counts):
         here, place = counts[node], sum(counts[:node]) + local
-    else:  # not told for each node: as even as it goes
+    else:  # not known for each node: as even as possible
         here, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
         if "SLURM_NTASKS_PER_NODE" in environ:
             here = min(tasks, _number(environ, "SLURM_NTASKS_PER_NODE"))
@@ -305,7 +305,7 @@ def _slurm(environ: Environ) -> Ranks | None:
 
 
 def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
-    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where that is not told."""
+    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where neither says so."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         runs = re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?(?:,|$)", environ.get(name, ""))
         counts = [int(count) for count, times in runs for _ in range(min(nodes, int(times or 1)))]

@@ -9,7 +9,7 @@ A lock lives as long as any descriptor of its opening, and a fork copies descrip
 copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on descriptions that nothing else
 has a copy of (`reopened`).
 
-A process that had a lock may have removed its file, and then a lock on it excludes nobody: `is_at` compares.
+A process that had a lock may have removed its file, and then a lock on it excludes no process: `is_at` compares.
 """
 
 from __future__ import annotations
@@ -250,24 +250,34 @@ class ByteMutex:
     """
 
     def __init__(self, lock: ByteLocks, byte: int) -> None:
-        self._lock, self._byte = lock, byte
+        self._lock = lock
+        self._take = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)  # once: there are two for each put
+        self._give = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
         self._threads = threading.Lock()
         self._away_until = 0.0
 
-    @contextmanager
-    def hold(self) -> Iterator[bool]:
-        """Have it for the block, which runs in any case; gives whether that worked."""
+    def acquire(self) -> bool:
+        """Whether this thread has it now; then `release` must follow."""
         if not self._threads.acquire(timeout=_PATIENCE_SECONDS):
-            yield False
-            return
+            return False
         taken = False
         try:
-            taken = self._lock.try_alone(self._byte) or self._waited()
-            yield taken
+            taken = self._taken() or self._waited()
         finally:
-            if taken:
-                self._lock.let_go(self._byte)
-            self._threads.release()
+            if not taken:
+                self._threads.release()
+        return taken
+
+    def release(self) -> None:
+        fcntl.fcntl(self._lock.number, fcntl.F_OFD_SETLK, self._give)
+        self._threads.release()
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.fcntl(self._lock.number, fcntl.F_OFD_SETLK, self._take)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def _waited(self) -> bool:
         now = time.monotonic()
@@ -276,7 +286,7 @@ class ByteMutex:
         deadline, pause = now + _PATIENCE_SECONDS, 0.0
         while time.monotonic() < deadline:
             time.sleep(pause)
-            if self._lock.try_alone(self._byte):
+            if self._taken():
                 return True
             pause = min(pause + 0.0001, 0.005)
         self._away_until = time.monotonic() + _AWAY_SECONDS

@@ -30,7 +30,7 @@ def prefetch(descriptor: int, ranges: Iterable[tuple[int, int]]) -> None:
 def write_behind(descriptor: int, offset: int, length: int) -> None:
     """Start writing a dirty range to the disk and return, so that a later fsync has little left to wait for.
 
-    A hint (sync_file_range(2), Linux only): it promises nothing, and a filesystem that refuses it is no error.
+    A hint (sync_file_range(2), Linux only): it promises nothing, and a filesystem that refuses it is fine.
     """
     function = getattr(_libc(), "sync_file_range", None)
     if function is not None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
+    from packer.opened_shard import open_shard
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
@@ -59,6 +60,7 @@ _HOMES = {
     "extract": "packer.extraction",
     "index": "packer.adoption",
     "inspect": "packer.inspection",
+    "open_shard": "packer.opened_shard",
     "open_source": "packer.sources",
     "staged_copies": "packer.node",
     "upload": "packer.uploading",
@@ -85,6 +87,7 @@ __all__ = [
     "extract",
     "index",
     "inspect",
+    "open_shard",
     "open_source",
     "staged_copies",
     "upload",

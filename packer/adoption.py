@@ -23,15 +23,13 @@ import numpy as np
 
 from cache.node import usable_cpus
 from cache.text import plural
-from packer.adopted_shard import AdoptTask, key_prefix, locate_shard, make_keys_unique
-from packer.class_names import class_names
+from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.engines.local import run_shards
-from packer.existing_set import listed, losses
 from packer.formats.base import LocateOptions
-from packer.found_shards import FoundShard, FoundShards, find_shards
+from packer.found_shards import FoundShard, FoundShards, find_shards, listed, losses
 from packer.index_commit import IndexCommit
 from packer.index_writer import write_index
 from packer.output import local_output, output_errors

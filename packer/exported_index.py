@@ -16,15 +16,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from cache.files import Folder
-from packer.formats.tar import sample_members
-from packer.formats.tfrecord import record_ranges
+from packer.formats import REGISTRY, format_named
+from packer.formats.base import Format
 from packer.formats.window import Window
 from packer.output import local_output, output_errors
 from packer.watch import Silent, Watcher
@@ -33,14 +33,8 @@ from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
 
-_Lines: TypeAlias = Callable[[Window, ShardInfo], Iterator[str]]
 Target = Literal["dali", "rocal", "tfrecord", "wids"]
 TARGETS: tuple[Target, ...] = ("dali", "rocal", "tfrecord", "wids")
-_SUFFIX = {("dali", "tar"): ".idx", ("rocal", "tar"): ".idx", ("dali", "tfrecord"): ".idx"}
-_SUFFIX |= {("tfrecord", "tfrecord"): ".tfindex", ("wids", "tar"): ".wids.json"}
-_SHARD_SUFFIXES = (".tar", ".tfrecord", ".tfrecords")
-_TAR_VERSION = {"dali": "v1.2", "rocal": "v1.0"}
-_RECORD_HEAD_BYTES, _RECORD_FRAME_BYTES = 12, 16
 _INSTEAD = {
     "dali": "feed the set through readers.dali, or repack it with  packer convert {path} --to tar",
     "rocal": "feed the set through readers.rocal.external_source, or repack it with  packer convert {path} --to tar",
@@ -81,48 +75,47 @@ def export_index(
         raise ValueError(f"an index is for one of {', '.join(TARGETS)}, not {target!r}")
     root = Path(path)
     info = read_dataset_info(root)
-    suffix = _SUFFIX.get((target, info.format))
+    container = format_named(info.format)
+    suffix = container.exports.get(target)
     if suffix is None:
-        told = _INSTEAD[target].format(path=root)
-        if (target, info.format) == ("rocal", "tfrecord"):
-            told = "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
-        raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {told}")
+        instead = container.unindexed.get(target) or _INSTEAD[target].format(path=root)
+        raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {instead}")
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
     folder = local_output(output) if output is not None else root
     watcher = watcher or Silent()
     if target == "wids":
         files = [_write(folder, f"{name}{suffix}", _wids(root, folder, name, part)) for name, part in chosen.items()]
     else:
-        lines = partial(_tar_lines, _TAR_VERSION[target]) if info.format == "tar" else _tfrecord_lines
-        files = _export_shards(root, folder, suffix, lines, chosen, watcher)
+        shards = [shard for part in chosen.values() for shard in part.shards]
+        names = _index_names(root, suffix, [shard.path for shard in shards])
+        lines = partial(_shard_lines, root, container, target)
+        files = _export_shards(folder, dict(zip(names, shards, strict=True)), lines, watcher)
     return ExportResult(root, target, tuple(files), sum(part.samples for part in chosen.values()))
 
 
 def _export_shards(
-    root: Path, folder: Path, suffix: str, lines: _Lines, chosen: dict[str, SplitInfo], watcher: Watcher
+    folder: Path, shards: Mapping[str, ShardInfo], lines: Callable[[ShardInfo], Iterator[str]], watcher: Watcher
 ) -> list[Path]:
-    shards = [shard for part in chosen.values() for shard in part.shards]
-    names = _index_names(root, suffix, [shard.path for shard in shards])
     done: list[ShardInfo] = []
     watcher.begin(
-        sum(shard.samples for shard in shards),
-        sum(shard.bytes for shard in shards),
+        sum(shard.samples for shard in shards.values()),
+        sum(shard.bytes for shard in shards.values()),
         lambda: (sum(shard.samples for shard in done), sum(shard.bytes for shard in done)),
     )
     try:
-        for shard, name in zip(shards, names, strict=True):
-            _write(folder, name, _shard_lines(root, shard, lines))
+        for name, shard in shards.items():
+            _write(folder, name, lines(shard))
             done.append(shard)
     finally:
         watcher.end()
-    return [folder / name for name in names]
+    return [folder / name for name in shards]
 
 
 def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
     """Of each shard, its own name with another ending. Raises FormatError where two names fall together."""
     names = []
     for shard in shards:
-        ending = next((known for known in _SHARD_SUFFIXES if shard.endswith(known)), "")
+        ending = next((known for known in REGISTRY.suffixes() if shard.endswith(known)), "")
         names.append(shard[: len(shard) - len(ending)] + suffix)
     taken = Counter(names + shards)
     twice = next((name for name in names if taken[name] > 1), None)
@@ -131,39 +124,18 @@ def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
     return names
 
 
-def _shard_lines(root: Path, shard: ShardInfo, lines: _Lines) -> Iterator[str]:
+def _shard_lines(root: Path, container: Format, target: str, shard: ShardInfo) -> Iterator[str]:
+    samples = 0
     with Window(root / shard.path) as window:
         _check_size(window, shard)
-        yield from lines(window, shard)
-
-
-def _tar_lines(version: str, window: Window, shard: ShardInfo) -> Iterator[str]:
-    """The lines of an index with names. Blanks separate its columns, so no name may hold one."""
-    yield f"{version} {shard.samples}\n"
-    stem, parts, samples = "", list[str](), 0
-    for member, member_stem, extension in sample_members(window):
-        if any(character.isspace() for character in member.name):
-            raise FormatError(
-                f"{window.path}: member {member.name!r} has a blank in its name, which no index for DALI or rocAL "
-                f"can hold; repack it with  packer convert {window.path} --to tar"
-            )
-        if member_stem != stem and parts:
-            yield " ".join(parts) + "\n"
-            parts, samples = [], samples + 1
-        stem = member_stem
-        parts.append(f"{extension} {member.offset} {member.size} {member.name}")
-    if parts:
-        yield " ".join(parts) + "\n"
-        samples += 1
-    _check_count(window, samples, shard)
-
-
-def _tfrecord_lines(window: Window, shard: ShardInfo) -> Iterator[str]:
-    samples = 0
-    for start, length in record_ranges(window):
-        yield f"{start - _RECORD_HEAD_BYTES} {length + _RECORD_FRAME_BYTES}\n"
-        samples += 1
-    _check_count(window, samples, shard)
+        yield container.index_head(target, shard.samples)
+        for line in container.index_lines(target, window):
+            samples += 1
+            yield line
+    if samples != shard.samples:
+        raise StaleIndexError(
+            f"{window.path}: holds {samples} samples, {shard.samples} were indexed; adopt it again with  packer index"
+        )
 
 
 def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]:
@@ -188,13 +160,6 @@ def _check_size(window: Window, shard: ShardInfo) -> None:
     if window.size != shard.bytes:
         raise StaleIndexError(
             f"{window.path}: {window.size} bytes, {shard.bytes} were indexed; adopt it again with  packer index"
-        )
-
-
-def _check_count(window: Window, found: int, shard: ShardInfo) -> None:
-    if found != shard.samples:
-        raise StaleIndexError(
-            f"{window.path}: holds {found} samples, {shard.samples} were indexed; adopt it again with  packer index"
         )
 
 

@@ -236,7 +236,7 @@ class _Extraction:
                 f"a time, each to an output of its own"
             )
         if not self._overwrite:
-            raise OutputError(f"{target}: exists with other bytes; add --overwrite, or choose another output")
+            raise OutputError(f"{target}: exists with other bytes; pass overwrite=True, or choose another output")
         return False
 
     def _note_label(self, reader: readers.Reader, index: int, name: str) -> None:

@@ -1,23 +1,33 @@
-"""What `packer.index` is asked to make a set of: which files, of which format and set, in which splits."""
+"""What `packer.index` is asked to make a set of, and what is there already: files, their set, splits and format.
+
+Of a set that is there, `losses` says what a change would lose. Which shards are missing is told by names, too:
+
+    train-00003-of-00008.tfrecord     says that there are eight
+    train-000003.tar                  has all from the lowest number to the highest before and behind it, by custom
+
+Numbers of a tar count as such where they are padded with zeros to three digits or more, or where they start at 0, so
+that years and dates are none.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from packer.existing_set import ExistingSet, find_set
+from cache.text import plural
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
-from packer.shard_numbers import missing_shards
 from packer.sources.shards import split_of_name
-from readers.errors import BadNameError, FormatError, NotFlatError, OutputError, SourceError
-from readers.layout import DatasetInfo
+from readers.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
+from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, read_dataset_info
 from readers.names import ShardPath, SplitName
 
-__all__ = ["FoundShard", "FoundShards", "find_shards"]
+__all__ = ["ExistingSet", "FoundShard", "FoundShards", "find_set", "find_shards", "listed", "losses", "missing_shards"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,3 +195,121 @@ def _check_names(shards: Sequence[FoundShard]) -> None:
                 f"{other} and {shard.path} have one name, and links to both cannot lie in one folder; rename one, or "
                 f"index each folder by itself"
             )
+
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class ExistingSet:
+    """A directory with a dataset.json. info: None where that cannot be read; fault then says why."""
+
+    root: Path
+    info: DatasetInfo | None
+    fault: str = ""
+
+    @cached_property
+    def split_of(self) -> dict[str, str]:
+        """The split of each shard, by the shard's real path."""
+        splits = self.info.splits.items() if self.info else ()
+        return {os.path.realpath(self.root / shard.path): name for name, split in splits for shard in split.shards}
+
+    def has(self, path: Path) -> bool:
+        """Whether a file is one of the set's shards."""
+        return os.path.realpath(path) in self.split_of
+
+
+def find_set(root: Path) -> ExistingSet | None:
+    """The set in a directory; None where there is no dataset.json."""
+    if not os.path.lexists(root / DATASET_FILE):
+        return None
+    try:
+        return ExistingSet(root, read_dataset_info(root))
+    except DatasetError as error:
+        return ExistingSet(root, None, str(error))
+
+
+def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
+    """What `old` has and `new`, in the same directory, has not; in words, empty where nothing is lost.
+
+    A shard is known by its path. One whose bytes differ counts as a loss too: its old checksums are the only thing by
+    which damage can be told from a change.
+    """
+    there = {shard.path: shard for split in new.splits.values() for shard in split.shards}
+    known = [shard for split in old.splits.values() for shard in split.shards]
+    found: list[str] = []
+    gone = [shard for shard in known if shard.path not in there]
+    if gone:
+        samples = sum(shard.samples for shard in gone)
+        found.append(f"{plural(samples, 'sample')} in {plural(len(gone), 'shard')} ({_paths(gone)})")
+    for shard in known:
+        now = there.get(shard.path)
+        if now is not None and now.samples < shard.samples:
+            lost = plural(shard.samples - now.samples, "sample")
+            found.append(f"{lost} of {shard.path}, which had {shard.samples} and has {now.samples}")
+    changed = [
+        s for s in known if s.path in there and (s.bytes, s.crc32c) != (there[s.path].bytes, there[s.path].crc32c)
+    ]
+    if changed:
+        found.append(
+            f"the checksums of {plural(len(changed), 'shard')} ({_paths(changed)}), whose bytes are not those that "
+            f"were indexed: damaged, or rewritten"
+        )
+    found += _names("split", old.splits.keys() - {name for name, split in new.splits.items() if split.shards})
+    if old.classes != new.classes[: len(old.classes)]:
+        missing = [name for name in old.classes if name not in new.classes]
+        found += _names("class", missing) if missing else ["the order of the classes"]
+    return found + _names("field", [name for name in old.fields if name not in new.fields])
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of some names."""
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def _names(what: str, names: Collection[str]) -> list[str]:
+    return [f"{plural(len(names), what)} ({listed(sorted(names))})"] if names else []
+
+
+def _paths(shards: Sequence[ShardInfo]) -> str:
+    return listed([shard.path for shard in shards])
+
+
+_OF = re.compile(r"(?P<head>.*-)(?P<number>\d+)(?P<of>-of-(?P<count>\d+).*)", re.DOTALL)
+_TAR = re.compile(r"(?P<head>.*?)(?P<number>\d+)\.tar", re.DOTALL)
+_NAMED = 3
+_MOST_DIGITS = 9
+
+
+def missing_shards(names: Iterable[str]) -> tuple[int, list[str]]:
+    """How many shards the names of those that are there call for beside them, and some of their names."""
+    count, some = 0, list[str]()
+    told: dict[tuple[str, str], dict[int, str]] = {}
+    for name in names:
+        match = _OF.fullmatch(name) or _TAR.fullmatch(name)
+        if match is not None and len(match["number"]) <= _MOST_DIGITS:
+            told.setdefault((match["head"], match.groupdict().get("of") or ".tar"), {})[int(match["number"])] = match[
+                "number"
+            ]
+    for (head, tail), found in told.items():
+        wanted = _numbers_of_count(found, tail) if tail != ".tar" else _numbers_of_tars(found)
+        missing = len(wanted) - sum(number in wanted for number in found)
+        if missing > 0:
+            count += missing
+            width = max(map(len, found.values())) if len({*map(len, found.values())}) == 1 else 0
+            gone = (f"{head}{number:0{width}d}{tail}" for number in wanted if number not in found)
+            some += itertools.islice(gone, _NAMED - len(some))
+    return count, some
+
+
+def _numbers_of_count(found: dict[int, str], tail: str) -> range:
+    match = re.match(r"-of-(\d+)", tail)
+    assert match is not None
+    count = int(match[1]) if len(match[1]) <= _MOST_DIGITS else 0
+    return range(1, count + 1) if count in found and 0 not in found else range(count)
+
+
+def _numbers_of_tars(found: dict[int, str]) -> range:
+    lowest = min(found)
+    padded = found[lowest].startswith("0") and len(found[lowest]) >= 3
+    return range(lowest, max(found) + 1) if padded or (lowest == 0 and found[0] == "0") else range(0)

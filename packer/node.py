@@ -134,7 +134,7 @@ def warm_cache(
             if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
                     f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
-                    f"--capacity, or see  packer cache ls"
+                    f"capacity=SIZE, or see  packer cache ls"
                 )
             if reasons:
                 seen.note(reasons)

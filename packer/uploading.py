@@ -108,7 +108,8 @@ class _Upload:
         if there is not None and there != text:
             if not self._overwrite:
                 raise OutputError(
-                    f"{self._remote.url}: holds another set; add --overwrite to replace it, or choose another address"
+                    f"{self._remote.url}: holds another set; pass overwrite=True to replace it, or choose another "
+                    f"address"
                 )
             self._remote.store.delete(DATASET_FILE)
         at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
@@ -136,7 +137,7 @@ class _Upload:
         if size is not None and not told and not self._overwrite:
             raise OutputError(
                 f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written (whole); "
-                f"remove it there, or choose another address (--overwrite replaces it, and whatever set is at the "
+                f"remove it there, or choose another address (overwrite=True replaces it, and whatever set is at the "
                 f"address by then)"
             )
         missing.append(file)
@@ -266,10 +267,10 @@ def _made(convert: Callable[[Path, bool], ConvertResult], place: Path, overwrite
         return convert(place, overwrite)
     except OutputError as error:
         reason, semicolon, advice = str(error).partition(";")
-        if not semicolon or "--overwrite" not in advice:
+        if not semicolon or "overwrite=True" not in advice:
             raise
         # That advice is about the directory here; given to this command it is about the address as well.
         raise OutputError(
             f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
-            f"directory with --work (--overwrite would also replace what is at the address)"
+            f"directory with work=DIR (overwrite=True would also replace what is at the address)"
         ) from error

@@ -234,8 +234,8 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         remote = Remote(address)
     if deep:
         raise RemoteError(
-            f"{remote.url}: --deep and --against need the files here; run  packer stage {remote.url} --to DIR  and "
-            f"verify the copy"
+            f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {remote.url} "
+            f"--target DIR  and verify the copy"
         )
     home = RemoteHome(remote)
     found = Problems()

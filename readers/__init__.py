@@ -43,10 +43,10 @@ from readers.errors import (
 )
 from readers.folder import open_folder
 from readers.packed import Backend, open_copied, open_packed
-from readers.reader import Reader
+from readers.reader import Reader, concat
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.staging import Staged, StageOptions, stage
-from readers.table import Table, concat
+from readers.table import Table
 
 __all__ = [
     "NO_LABEL",

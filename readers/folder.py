@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from cache.stores import LooseFiles
+from readers.columns import MemoryColumns
 from readers.errors import SourceError
 from readers.reader import Reader
 from readers.strings import Strings
-from readers.table import MemoryColumns, Table
+from readers.table import Table
 from readers.tree import arrange, has_image_suffix, scan, unique_keys
 
 __all__ = ["open_folder"]

@@ -119,8 +119,9 @@ class TreeFiles(Sequence[TreeFile]):
                 names: Sequence[str] = self.names[rows.start : rows.stop]
             else:
                 names = list(self.names.take(rows))
-            for folder, name in zip(self.folder[_index(rows)].tolist(), names, strict=True):
-                yield folders[folder][skip:] + name
+            numbers = self.folder[_index(rows)].tolist()
+            prefix = {number: folders[number][skip:] for number in set(numbers)}
+            yield from [prefix[number] + name for number, name in zip(numbers, names, strict=True)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """These rows alone, for another process."""
@@ -217,8 +218,12 @@ class Keys(_Texts):
     def _between(self, first: int, stop: int) -> Iterator[str]:
         for start in range(first, stop, _BLOCK):
             end = min(start + _BLOCK, stop)
-            for name, whole in zip(self.names[start:end], self.whole[start:end].tolist(), strict=True):
-                yield name if whole else key_of_name(name)
+            names, whole = self.names[start:end], self.whole[start:end]
+            if not whole.any():
+                yield from map(key_of_name, names)
+                continue
+            for name, is_key in zip(names, whole.tolist(), strict=True):
+                yield name if is_key else key_of_name(name)
 
 
 def key_of_name(name: str) -> str:

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
+from readers.columns import Columns
 from readers.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.index import Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
 from readers.strings import Strings
-from readers.table import Columns, Table
+from readers.table import Table
 
 __all__ = ["Backend", "Checked", "PackedColumns", "open_copied", "open_packed", "shards_of"]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from readers.augment import RandomResizedCrop, Recipe
 from readers.augment.recipe import Job
-from readers.decode.raw import with_header
+from readers.decode.region import with_header
 from readers.errors import BadSampleError, MissingExtraError
 from readers.sample import Buffer, Reader
 

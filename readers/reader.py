@@ -26,15 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.stores import Buffer, Store
+from cache.stores.joined import Joined, Part
 from readers.criteria import Criteria
 from readers.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
-from readers.headers import MEDIA, ImageHeader, read_header
 from readers.index import ABSENT as _ABSENT
 from readers.layout import DatasetInfo, SplitInfo
-from readers.sample import NO_LABEL, ImageInfo, Sample
+from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
+from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "headers_of"]
+__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Reader", "concat"]
 
 BLOCK_SAMPLES = 64
 AHEAD_BLOCKS = 4
@@ -359,23 +360,22 @@ class Reader:
         return found
 
 
-def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
-    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
-    found = [_header(image) for image in images]
-    return ImageInfo(
-        np.array([header.height for header in found], np.uint32),
-        np.array([header.width for header in found], np.uint32),
-        np.array([header.components for header in found], np.uint8),
-        np.array([header.process for header in found], np.uint8),
-        np.array([header.orientation for header in found], np.uint8),
-        np.array([MEDIA.index(header.media) for header in found], np.uint8),
-    )
+def concat(readers: Sequence[Reader]) -> Reader:
+    """One reader after the other, as one: classes are unified by name, and labels renumbered.
 
-
-def _header(image: Buffer | None) -> ImageHeader:
-    if image is not None:
-        try:
-            return read_header(image)
-        except BadSampleError:
-            pass
-    return ImageHeader("", 0, 0, 0, 0, 0)
+    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
+    readers whose images are converted (cache the result in their place).
+    """
+    tables = [reader.table for reader in readers]
+    joined = concat_tables(tables)
+    parts = [
+        Part(
+            reader.store,
+            len(reader.table.columns.shard_bytes),
+            len(reader),
+            reader.table.rows,
+            len(reader.fields),
+        )
+        for reader in readers
+    ]
+    return Reader(joined, Joined(parts))

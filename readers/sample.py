@@ -13,7 +13,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Listed", "Reader", "Sample"]
+from readers.errors import BadSampleError
+from readers.headers import MEDIA, ImageHeader, read_header
+
+__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Listed", "Reader", "Sample", "headers_of"]
 
 Buffer: TypeAlias = bytes | memoryview
 NO_LABEL = -1
@@ -117,3 +120,25 @@ class Listed(Protocol):
 
     def is_current(self, index: int) -> bool:
         """Whether the file of a sample is still in the state of `files_fingerprint`; asks the file system."""
+
+
+def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
+    """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
+    found = [_header(image) for image in images]
+    return ImageInfo(
+        np.array([header.height for header in found], np.uint32),
+        np.array([header.width for header in found], np.uint32),
+        np.array([header.components for header in found], np.uint8),
+        np.array([header.process for header in found], np.uint8),
+        np.array([header.orientation for header in found], np.uint8),
+        np.array([MEDIA.index(header.media) for header in found], np.uint8),
+    )
+
+
+def _header(image: Buffer | None) -> ImageHeader:
+    if image is not None:
+        try:
+            return read_header(image)
+        except BadSampleError:
+            pass
+    return ImageHeader("", 0, 0, 0, 0, 0)

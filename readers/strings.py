@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, overload
 
 import numpy as np
@@ -172,12 +172,14 @@ class NamesBuilder:
         return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
 
 
-def repeated(strings: Iterable[str], count: int) -> npt.NDArray[np.int64]:
-    """Positions of the strings, of `count`, that occur more than once, rising; it takes 16 bytes of memory a string.
+def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:
+    """Positions of the strings, of `count`, that occur more than once, rising; it takes 8 bytes of memory a string.
 
     They are found by their hashes, so one in 10^19 may be no repetition: compare them before you complain.
     """
-    hashes = np.fromiter(map(hash, strings), np.int64, count)
-    ordered = np.sort(hashes)
-    doubles = ordered[1:][ordered[1:] == ordered[:-1]]
-    return np.flatnonzero(np.isin(hashes, doubles)) if len(doubles) else np.empty(0, np.int64)
+    hashes = np.fromiter(map(hash, strings()), np.int64, count)
+    hashes.sort()
+    doubles = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(doubles):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.isin(np.fromiter(map(hash, strings()), np.int64, count), doubles))

@@ -79,7 +79,7 @@ def unique_keys(names: Sequence[str]) -> Keys:
     """
     count = len(names)
     whole = np.zeros(count, np.bool_)
-    positions = repeated(map(key_of_name, names), count).tolist()
+    positions = repeated(lambda: Keys(names, whole), count).tolist()
     if not positions:
         return Keys(names, whole)
     found = [(i, names[i]) for i in positions]
@@ -89,7 +89,7 @@ def unique_keys(names: Sequence[str]) -> Keys:
         key = key_of_name(name)
         whole[i] = images[key] + (0 if has_image_suffix(name) else others[key]) != 1
     chosen = Keys(names, whole)
-    doubles = [chosen[i] for i in repeated(chosen, count).tolist()]
+    doubles = [chosen[i] for i in repeated(lambda: chosen, count).tolist()]
     return chosen if len(set(doubles)) == len(doubles) else Keys(names, np.ones(count, np.bool_))
 
 
@@ -165,6 +165,6 @@ def _leave_out_strays(
         if split is None and has_image_suffix(path):
             raise SourceError(
                 f"{where}: {path!r} lies beside the split {first!r} and would be left out; move it into a "
-                f"split, or convert one split at a time with  --split {first}"
+                f"split, or take one split at a time with  split={first!r}"
             )
         left_out.append((path, "beside the splits"))

@@ -126,6 +126,17 @@ def test_a_bad_image_is_named(tmp_path: Path) -> None:
     assert "left out: 1 quarantined" in done.stdout
 
 
+def test_messages_name_the_flags_of_the_command(tree: Path, tmp_path: Path) -> None:
+    line = ("convert", tree, "-o", tmp_path / "set", "--workers", "1")
+    assert packer(*line, "--to", "tar").returncode == 0
+    again = packer(*line, "--to", "hdf5")
+    assert again.returncode == 1 and "pass --overwrite to replace it" in again.stderr, again.stderr
+    (tmp_path / "bad/c").mkdir(parents=True)
+    (tmp_path / "bad/c/1.jpg").write_bytes(b"no image")
+    bad = packer("convert", tmp_path / "bad", "--to", "tar", "-o", tmp_path / "out", "--workers", "1")
+    assert "--on-error skip or --on-error quarantine" in bad.stderr, bad.stderr
+
+
 def test_help_lists_every_command_and_option() -> None:
     top = packer("--help").stdout
     for command in ("convert", "index", "inspect", "verify", "extract"):

@@ -158,7 +158,7 @@ def test_images_beside_the_splits_are_never_lost_silently(tree: Path, tmp_path: 
         "action": "not packed",
     }
     write(source / "extra/cat/1.jpg", make_jpeg(1))
-    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' lies beside the split 'train'.*--split train"):
+    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' lies beside the split 'train'.*split='train'"):
         packer.convert(source, to="tar", output=tmp_path / "out2", workers=1)
 
 
@@ -243,7 +243,7 @@ class TestBadImages:
         return tmp_path / "src"
 
     def test_raise_names_the_file_and_the_way_out(self, source: Path, tmp_path: Path) -> None:
-        with pytest.raises(readers.BadSampleError, match=r"c/3\.jpg: jpeg image.*--on-error skip\|quarantine"):
+        with pytest.raises(readers.BadSampleError, match=r"c/3\.jpg: jpeg image.*on_error='skip' or"):
             packer.convert(source, to="tar", output=tmp_path / "out", workers=1)
         assert not (tmp_path / "out/dataset.json").exists()
         with pytest.raises(readers.DatasetError, match="unfinished conversion"):
@@ -451,7 +451,7 @@ class TestOutputs:
         packer.convert(tree, to="tar", output=out, workers=1)
         write(out / "mine.txt", b"a note")
         before = files_of(out)
-        with pytest.raises(readers.OutputError, match="--overwrite to replace it"):
+        with pytest.raises(readers.OutputError, match="overwrite=True to replace it"):
             packer.convert(tree, to="hdf5", output=out, workers=1)
         assert files_of(out) == before
         packer.convert(tree, to="hdf5", output=out, workers=1, overwrite=True)

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -369,6 +371,26 @@ def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
         break
     assert multiprocessing.active_children() == []
     assert len(labels_of(loader)) == 5
+
+
+def test_a_program_ends_with_a_loop_under_way(packed: Callable[[str], Path]) -> None:
+    """And with finalizers that were there before DALI's workers; `multiprocessing` waits for those that run."""
+    script = f"""
+import weakref
+kept = type("Kept", (), {{}})()
+weakref.finalize(kept, int)
+import readers
+from readers.dali import DaliLoader, PipelineOptions, classification
+reader = readers.open({str(packed("hdf5"))!r})
+options = PipelineOptions(workers=2, start_method="fork")
+loaders = [DaliLoader(reader, 8, augment=classification(32), options=options, output="numpy") for _ in range(2)]
+assert len(list(loaders[0])) == 5
+loop = iter(loaders[1])
+next(loop)
+print("the end")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
 
 
 def test_a_killed_worker_is_an_error_and_no_hang(reader: readers.Reader) -> None:

@@ -10,7 +10,7 @@ from image_cases import SIZE, encoded, picture, pillow_rgb
 from PIL import Image
 
 from readers.decode import MAX_PIXELS, Region, Scratch, decode_image
-from readers.decode.raw import lent, with_header
+from readers.decode.region import lent, with_header
 from readers.errors import BadSampleError
 from readers.headers import parse_held
 

@@ -26,7 +26,7 @@ from readers.decode import decode_image
 from readers.decode.backend import CpuDecoder
 from readers.decode.choice import open_decoder
 from readers.decode.picture import Picture, upright_tensor
-from readers.decode.raw import with_header
+from readers.decode.region import with_header
 from readers.decode.route import decode_batch, device_takes, routes, same_as_promised
 from readers.decode.streams import DecodeStream
 from readers.errors import BadSampleError, MissingExtraError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +12,18 @@ import pytest
 from suites.programs import run_python
 
 import packer
-from cache.errors import DISTRIBUTION, install_command
+from cache import errors
+from cache.errors import (
+    DISTRIBUTION,
+    ChangedError,
+    DeniedError,
+    NoRoomError,
+    PackerError,
+    RemoteError,
+    StaleIndexError,
+    UnknownNameError,
+    install_command,
+)
 from readers.errors import MissingExtraError
 
 ROOT = Path(packer.__file__).resolve().parent.parent
@@ -54,6 +66,21 @@ def test_extras_in_texts_exist() -> None:
 def test_a_missing_extra_names_the_command() -> None:
     message = str(MissingExtraError("obstore", "remote", "s3://"))
     assert message == f"s3:// needs obstore: run  {install_command('remote')}"
+
+
+def test_errors_pass_between_processes() -> None:
+    """Pools and forked readers pickle what went wrong."""
+    missing = MissingExtraError("obstore", "remote", "s3://")
+    for error in (missing, NoRoomError("full"), DeniedError("who?"), UnknownNameError("split 'x'")):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error) and str(again) == str(error)
+
+
+def test_a_changed_object_is_a_stale_index_and_a_remote_error() -> None:
+    assert issubclass(ChangedError, StaleIndexError) and issubclass(ChangedError, RemoteError)
+    exported = [getattr(errors, name) for name in errors.__all__]
+    kinds = [kind for kind in exported if isinstance(kind, type)]
+    assert len(kinds) > 30 and all(issubclass(kind, PackerError) for kind in kinds)
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

@@ -43,7 +43,7 @@ def test_files_in_the_way(tree: Path, tmp_path: Path) -> None:
     target = tmp_path / "back/train/cat/cat_000.JPEG"
     target.parent.mkdir(parents=True)
     target.write_bytes(b"mine")
-    with pytest.raises(readers.OutputError, match="exists with other bytes; add --overwrite"):
+    with pytest.raises(readers.OutputError, match="exists with other bytes; pass overwrite=True"):
         packer.extract(packed, tmp_path / "back")
     assert target.read_bytes() == b"mine"
     packer.extract(packed, tmp_path / "back", overwrite=True)

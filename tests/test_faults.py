@@ -188,7 +188,7 @@ def test_a_changed_source_does_not_mix_with_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(readers.BadSampleError):
         packer.convert(source, **options)
     (source / "c/7.jpg").write_bytes(make_jpeg(7))
-    with pytest.raises(readers.OutputError, match=r"unfinished conversion of another source.*--overwrite"):
+    with pytest.raises(readers.OutputError, match=r"unfinished conversion of another source.*overwrite=True"):
         packer.convert(source, **options)
     assert packer.convert(source, overwrite=True, **options).shards_resumed == 0
     assert packer.verify(tmp_path / "out", against=source, workers=1).ok

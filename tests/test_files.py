@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cache.files import BusyError, Folder, PathError, is_temporary, open_regular, read_regular
+from cache.checksums import crc32c, crc32c_combine, file_checksum
+from cache.files import BusyError, Folder, PathError, atomic_write, is_temporary, open_regular, read_regular
 
 
 @pytest.fixture
@@ -80,6 +82,44 @@ def test_a_file_appears_whole_or_not_at_all(folder: Folder, outside: Path) -> No
     assert folder.read("a/b/link", 10) == b"ours" and (outside / "theirs").read_bytes() == b"theirs"
     with folder.folder("a/b") as deep, folder.folder("a") as above:
         assert deep.names() == ["link", "x"] and above.names() == ["b"], "a temporary file was left"
+
+
+def test_a_name_is_given_to_bytes_that_are_on_the_disk(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync, rename, fsync of the folder: a crash leaves the old file or the new one."""
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def renamed(*names: str, **folders: int) -> None:
+        steps.append("rename")
+        rename(*names, **folders)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    atomic_write(folder.path / "a", b"whole", mode=0o600)
+    assert steps == ["file", "rename", "folder"] and (folder.path / "a").stat().st_mode & 0o777 == 0o600
+    steps.clear()
+    with folder.writing("b", sync_name=False, temporary="part-1") as file:
+        assert "part-1" in folder.names()
+        file.write(b"one of many")
+    assert steps == ["file", "rename"]
+    folder.rename("b", "c", durable=True)
+    assert steps == ["file", "rename", "rename", "folder"] and folder.names() == ["a", "c"]
+
+
+def test_the_checksum_of_a_file(tmp_path: Path) -> None:
+    data = os.urandom(3_000_001)
+    (tmp_path / "a").write_bytes(data)
+    looks: list[None] = []
+    assert file_checksum(tmp_path / "a", lambda: looks.append(None)) == crc32c(data) and len(looks) == 3
+    head, tail = data[:1_000_000], data[1_000_000:]
+    assert crc32c_combine(crc32c(head), crc32c(tail), len(tail)) == crc32c(data)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PathError, match="is a FIFO"):
+        file_checksum(tmp_path / "pipe")
 
 
 def test_temporary_names_are_recognised(folder: Folder) -> None:

@@ -263,6 +263,7 @@ def test_public_names() -> None:
     functions = {
         "exif_orientation",
         "foreign_medium",
+        "frames",
         "parse_header",
         "parse_held",
         "read_frame",

@@ -17,7 +17,7 @@ import readers
 from packer.cli.index import command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from packer.shard_numbers import missing_shards
+from packer.found_shards import missing_shards
 from readers.headers import parse_header
 from readers.sample import NO_LABEL
 

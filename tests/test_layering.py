@@ -20,7 +20,7 @@ ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore")
-GPU = ("triton", "torchcodec", "torchvision", "kvikio")
+GPU = ("triton", "torchcodec", "torchvision")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
@@ -40,13 +40,13 @@ ON_TORCH = (
     "readers.decode.streams",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
-    "readers.device_reads",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
     "PIL": "21 ms; decoders seldom need it",
     "cache.checksums": "imports crc32c and numpy",
+    "cache.stores.copied": "16 ms: staging",
     "concurrent.futures": "13 ms",
     "crc32c": "37 ms: it reads the metadata of installed distributions",
     "importlib.metadata": "37 ms; only messages need it",
@@ -54,7 +54,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.remake": "33 ms: decoders",
+    "readers.cached.convert": "60 ms: decoders",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",

@@ -523,3 +523,18 @@ def test_no_warning_without_bad_samples(reader: readers.Reader) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(ImageLoader(reader, 10, augment=CROP, on_error="skip"))
+
+
+def test_a_loader_on_the_cpu_imports_nothing_for_gpus(packed: Path) -> None:
+    script = f"""
+import sys, readers
+from readers.loader import ImageLoader
+from readers.augment import RandomResizedCrop
+with readers.open({str(packed)!r}) as reader:
+    images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(8)], device="cpu")))
+for_gpus = ("triton", "torchcodec", "torchvision", "readers.augment.fused", "readers.augment.kernel",
+            "readers.loader.device", "readers.decode.streams", "readers.decode.choice", "readers.decode.backend")
+print([name for name in for_gpus if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -21,7 +21,15 @@ from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
-from readers.augment import ColorJitter, GaussianBlur, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from readers.augment import (
+    ColorJitter,
+    CutMix,
+    GaussianBlur,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from readers.decode.route import routes
 from readers.errors import BadSampleError, MissingExtraError
 from readers.headers import sniff
@@ -144,9 +152,9 @@ def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: p
     uploads: list[torch.Tensor] = []
     uploaded = device.DeviceStage._uploaded
 
-    def upload(stage: Any, batch: Any) -> Any:
-        uploads.append(batch.images)
-        return uploaded(stage, batch)
+    def upload(stage: Any, images: torch.Tensor, batch: Any) -> Any:
+        uploads.append(images)
+        return uploaded(stage, images, batch)
 
     monkeypatch.setattr(device.DeviceStage, "_uploaded", upload)
     compare(list(loader), plain, 1e-5)
@@ -164,6 +172,17 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
     ((ours, _),) = ImageLoader(reader, 4, decoder=name_of(double), **options)
     ((plain, _),) = ImageLoader(reader, 4, **options)
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
+
+
+def test_views_and_mixed_batches_are_those_of_the_cpu(reader: readers.Reader, double: Double) -> None:
+    options: dict[str, Any] = {"augment": CROP, "seed": 3, "views": 2}
+    double.refuse = {bytes(reader.read(i)) for i in (0, 10, 27)}
+    plain, ours = (list(ImageLoader(reader, 8, decoder=name, **options)) for name in ("cpu", name_of(double)))
+    for (mine, labels), (theirs, others) in zip(ours, plain, strict=True):
+        assert torch.equal(labels, others) and all(map(torch.equal, mine, theirs))
+    options = {"augment": [*CROP, CutMix()], "seed": 3}
+    plain, ours = (list(ImageLoader(reader, 8, decoder=name, **options)) for name in ("cpu", name_of(double)))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(ours, plain, strict=True))
 
 
 # --- what fails ---------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_overwrite_removes_nothing_outside_the_set(
 
     edited(out, change)
     before = files_of(out)
-    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*nobody can say what"):
+    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*there is no telling what"):
         replace(tree, out)
     assert files_of(out) == before, "the old set is not what it was"
 
@@ -125,7 +125,7 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
     elif kind == "quarantined":
         source = out / "quarantine"
     before = files_of(out)
-    with pytest.raises(OutputError, match=r"belongs to the set in .*out, which --overwrite would remove"):
+    with pytest.raises(OutputError, match=r"belongs to the set in .*out, which overwrite=True would remove"):
         replace(source, out, on_error="skip")
     assert files_of(out) == before
 
@@ -192,7 +192,7 @@ def test_overwrite_does_not_replace_what_cannot_be_read(
     else:
         (out / "dataset.json").write_text(content)
     before = files_of(out)
-    with pytest.raises(OutputError, match="nobody can say what --overwrite would remove; repair the set"):
+    with pytest.raises(OutputError, match="there is no telling what overwrite=True would remove; repair the set"):
         hanging(partial(replace, tree, out))
     if content is not None:
         assert files_of(out) == before

@@ -19,8 +19,7 @@ import readers
 from packer import Reencode
 from readers.decode import decode_image, decode_unchanged
 from readers.errors import BadSampleError, SourceError
-from readers.headers import read_header
-from readers.headers.frames import frames
+from readers.headers import frames, read_header
 
 
 def tree(root: Path, **images: bytes) -> Path:
@@ -47,7 +46,7 @@ FLOATS = encoded(Image.fromarray(grey16().astype(np.float32)), "TIFF")
 
 def test_what_has_no_rgb_form_is_refused_when_packing_and_packed_for_unchanged(tmp_path: Path) -> None:
     source = tree(tmp_path / "src", a_tif=FLOATS, b_jpg=encoded(picture(20, 30), "JPEG"))
-    with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*--decode unchanged"):
+    with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*decode='unchanged'"):
         packed(source)
     result, images = packed(source, decode="unchanged", check="decode", overwrite=True)
     assert result.warnings == () and images[0] == FLOATS

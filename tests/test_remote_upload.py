@@ -167,17 +167,17 @@ def test_progress_is_of_what_is_sent_now(target: str, packed: Path, proxy: Proxy
 def test_a_cut_off_upload_gives_no_advice_that_replaces_what_is_there(
     target: str, tree: Path, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands in the way is in the directory of this machine, and --overwrite would be about the address too."""
+    """What stands in the way is in the directory of this machine, and overwriting would be about the address too."""
     monkeypatch.chdir(tmp_path)
     proxy.faults.append(Fault("status", where="^PUT .*train-000002", times=99))
     with pytest.raises(readers.RemoteError, match="train-000002"):
         packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=8)
     proxy.heal()
     (kept,) = tmp_path.glob(".packer-upload*")
-    message = rf"remove {kept.name}, or name another directory with --work \(--overwrite would also replace"
+    message = rf"remove {kept.name}, or name another directory with work=DIR \(overwrite=True would also replace"
     with pytest.raises(readers.OutputError, match=message) as caught:
         packer.convert(tree, to="tar", output=target, workers=1, samples_per_shard=9)
-    assert "add --overwrite" not in str(caught.value)
+    assert "pass overwrite=True" not in str(caught.value)
 
 
 def test_half_a_file_on_a_web_server_gives_no_such_advice(folder: Path, packed: Path, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_half_a_file_on_a_web_server_gives_no_such_advice(folder: Path, packed: 
     (folder / "train-000000.tar").write_bytes(b"half")
     with pytest.raises(readers.OutputError, match=r"train-000000.tar.*remove it there, or choose another") as caught:
         packer.upload(packed, url)
-    assert "add --overwrite" not in str(caught.value)
+    assert "pass overwrite=True" not in str(caught.value)
 
 
 def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
@@ -210,7 +210,7 @@ def other_set(packed: Path, tmp_path: Path) -> Path:
 def test_another_set_is_there(target: str, packed: Path, tmp_path: Path, proxy: Proxy) -> None:
     other = other_set(packed, tmp_path)
     packer.upload(packed, target)
-    with pytest.raises(readers.OutputError, match="holds another set; add --overwrite"):
+    with pytest.raises(readers.OutputError, match="holds another set; pass overwrite=True"):
         packer.upload(other, target)
     assert there(target) == files_of(packed)
     proxy.log.clear()

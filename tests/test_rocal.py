@@ -448,27 +448,27 @@ def test_a_gpu_that_this_rocal_does_not_know_is_refused(
     rocal: Any, reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rocAL would run on the CPU without a word. A build is told by what it is linked with, of the files in use."""
-    from readers.rocal import library
+    from readers.rocal import graph
 
     (tmp_path / "librocal.so.2").write_bytes(b"\0libopenvx.so.1\0")
     (tmp_path / "maps").write_text(
         f"7f00-7f01 r-xp 00000000 08:01 12 {tmp_path}/librocal.so.2\n7f01-7f02 rw-p 0 0:0 0\n"
     )
-    monkeypatch.setattr(library, "_MAPS", tmp_path / "maps")
+    monkeypatch.setattr(graph, "_MAPS", tmp_path / "maps")
     source = external_source(reader, BATCH, rank=0, world_size=1)
     with pytest.raises(PipelineError, match=r'built for the CPU alone.* give backend="cpu"'):
         celeba(source, crop=MIDDLE, backend="gpu")
     (tmp_path / "librocal.so.2").write_bytes(b"\0libamdhip64.so.6\0")
-    assert library.gpu_backend() is True
-    monkeypatch.setattr(library, "_MAPS", tmp_path / "none")
-    assert library.gpu_backend() is None
+    assert graph.gpu_backend() is True
+    monkeypatch.setattr(graph, "_MAPS", tmp_path / "none")
+    assert graph.gpu_backend() is None
 
 
 def test_the_build_of_rocal_is_recognised() -> None:
     if not Path("/proc/self/maps").exists() or importlib.util.find_spec("rocal_pybind") is None:
         pytest.skip("needs rocAL itself")
     importlib.import_module("rocal_pybind")
-    from readers.rocal.library import gpu_backend
+    from readers.rocal.graph import gpu_backend
 
     assert gpu_backend() is not None, "librocal is loaded and was not found"
 
@@ -545,9 +545,9 @@ def test_a_graph_of_ones_own(rocal: Any, reader: Any) -> None:
 def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from amd.rocal import types
 
-    from readers.rocal import library
+    from readers.rocal import graph
 
-    monkeypatch.setattr(library, "_MAPS", Path("/nowhere"))  # where rocAL itself is loaded for other tests
+    monkeypatch.setattr(graph, "_MAPS", Path("/nowhere"))  # where rocAL itself is loaded for other tests
     made: list[tuple[Any, ...]] = []
     create = rocal_double.rocalCreate
     monkeypatch.setattr(rocal_double, "rocalCreate", lambda *given: made.append(given) or create(*given))
@@ -556,7 +556,7 @@ def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pyte
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     source = external_source(reader, BATCH)
-    assert (source.options.rank, source.options.world_size) == (3, 4)
+    assert (source.rank, source.world_size) == (3, 4)
     celeba(source, crop=MIDDLE, backend="gpu", threads=5, seed=9)
     celeba(source, crop=MIDDLE, backend="gpu", device_id=7, threads=5)
     celeba(source, crop=MIDDLE, threads=2)

@@ -20,8 +20,8 @@ from readers.augment import Crop
 from readers.decode import decode_image
 from readers.errors import BadSampleError, DatasetError, MissingExtraError
 from readers.headers import parse_header
+from readers.loop import Ahead
 from readers.rocal import MissingRocalError, RocalLoader, celeba, external_source
-from readers.rocal.ahead import Ahead
 from readers.rocal.source import PADDING_BATCHES
 from readers.rocal.vet import Limits, vet
 
@@ -143,13 +143,13 @@ def test_ahead_hands_out_what_came_before_an_error() -> None:
             raise KeyError("two")
         return step
 
-    ahead = Ahead(make, 5, 4)
+    ahead = Ahead(make, 5, 4, "test")
     assert (ahead.take(), ahead.take()) == (0, 1)
     for _ in range(2):
         with pytest.raises(KeyError, match="two"):
             ahead.take()
     ahead.stop()
-    done = Ahead(lambda step: step, 1, 4)
+    done = Ahead(lambda step: step, 1, 4, "test")
     assert done.take() == 0
     with pytest.raises(RuntimeError, match="no further batch"):
         done.take()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from remote_servers import FileServer
 from suites.stores import NAMES, SIZES, StoreSuite
 
-from cache.remote.url import parse_url
-from cache.stores import Files, Shards, Store
+import cache
+from cache.remote import parse_url
+from cache.stores import Files, Shards
 from cache.stores.copied import Copied
+from cache.stores.joined import Joined, Part
 from cache.stores.remote import RemoteFiles
-from readers.errors import RemoteError, StaleIndexError
+from readers.cached.form import Encoded
+from readers.cached.store import Cached, Slots, Terms
+from readers.cached.subset import EVERYTHING, Subset
+from readers.columns import MemoryColumns
+from readers.errors import StaleIndexError
 
-SHARDS = Shards(NAMES, SIZES)
+LISTED = Shards(NAMES, SIZES)
 
 
-class Smallest(Store):
+class Smallest:
     """A whole file for each extent."""
 
     def __init__(self, root: Path) -> None:
@@ -34,54 +38,96 @@ class Smallest(Store):
             raise StaleIndexError(f"{NAMES[shard]}: {length} bytes at {offset} are not in its {len(data)}")
         return data[offset : offset + length]
 
+    def read(self, extents: Any) -> list[bytes]:
+        return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
+
+    def prefetch(self, extents: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> Smallest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class TestSmallest(StoreSuite):
-    def open(self, root: Path) -> Store:
+    def open(self, root: Path) -> Any:
         return Smallest(root)
 
 
+@pytest.mark.parametrize("options", [{}, {"mapped": True}, {"open_shards": 1}, {"mapped": True, "open_shards": 2}])
 class TestFiles(StoreSuite):
-    def open(self, root: Path) -> Store:
-        return Files(root, SHARDS)
+    @pytest.fixture(autouse=True)
+    def _options(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def open(self, root: Path) -> Any:
+        return Files(root, LISTED, **self.options)
 
 
-class TestMappedFiles(StoreSuite):
-    def open(self, root: Path) -> Store:
-        return Files(root, SHARDS, mapped=True)
-
-
-class TestFilesOfWhichOneIsOpen(StoreSuite):
-    def open(self, root: Path) -> Store:
-        return Files(root, SHARDS, open_shards=1)
-
-
+@pytest.mark.parametrize("there", [[], [0, 2], [0, 1, 2, 3]])
 class TestCopied(StoreSuite):
-    """A copy of some shards over its source."""
-
-    def open(self, root: Path) -> Store:
-        copy = root.parent / "copy"
-        copy.mkdir(exist_ok=True)
-        shutil.copy(root / NAMES[0], copy)
-        return Copied(Files(copy, SHARDS), Files(root, SHARDS))
-
-
-class TestCopiedOverSomebodysOwn(StoreSuite):
-    def open(self, root: Path) -> Store:
-        return Copied(Files(root.parent / "nothing", SHARDS), Smallest(root))
-
-
-class TestRemote(StoreSuite):
-    """From a web server."""
-
-    beyond = (StaleIndexError, RemoteError)  # fewer bytes than were asked for may be a cut connection
+    """A copy that has none, some or all of the shards; one that is gone there is read from its source."""
 
     @pytest.fixture(autouse=True)
-    def served(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setenv("PACKER_REMOTE_RETRIES", "1")
-        server = FileServer(root)
-        self.url = parse_url("http://{}:{}".format(*server.address))
-        yield
-        server.close()
+    def _copy(self, there: list[int], tmp_path: Path, root: Path) -> None:
+        self.copy = tmp_path / "copy"
+        for name in (NAMES[number] for number in there):
+            (self.copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.copy / name).write_bytes((root / name).read_bytes())
 
-    def open(self, root: Path) -> Store:
-        return RemoteFiles(self.url, SHARDS)
+    def open(self, root: Path) -> Any:
+        return Copied(Files(self.copy, LISTED), Files(root, LISTED))
+
+    @pytest.mark.parametrize("damage", ["gone"])
+    def test_a_shard_that_is_not_the_one_it_was(self, root: Path, bytes_at: Any, damage: str, there: list[int]) -> None:
+        if 1 not in there:
+            super().test_a_shard_that_is_not_the_one_it_was(root, bytes_at, damage)
+            return
+        expected = bytes_at([(1, 5, 10)])
+        (root / NAMES[1]).unlink()
+        with self.open(root) as store:
+            assert [bytes(store.read_one(1, 1, 5, 10))] == expected, "the copy has it"
+
+
+class TestRemoteFiles(StoreSuite):
+    @pytest.fixture(autouse=True)
+    def _server(self, web: Any, root: Path, tmp_path: Path) -> None:
+        self.url = web.url
+        assert (tmp_path / "shards").is_dir()
+
+    @pytest.fixture
+    def packed(self, root: Path) -> Path:
+        return root
+
+    def open(self, root: Path) -> Any:
+        return RemoteFiles(parse_url(f"{self.url}/{root.name}"), LISTED)
+
+
+class TestJoined(StoreSuite):
+    """The first two shards by one store, the others by another."""
+
+    def open(self, root: Path) -> Any:
+        parts = [Files(root, Shards(NAMES[:2], SIZES[:2])), Files(root, Shards(NAMES[2:], SIZES[2:]))]
+        return Joined([Part(store, 2, 1 << 40) for store in parts])
+
+
+@pytest.mark.parametrize("check", ["never", "first", "always"])
+class TestCached(StoreSuite):
+    """Of which some rows have a place."""
+
+    @pytest.fixture(autouse=True)
+    def _check(self, check: Any) -> None:
+        self.check: Any = check
+
+    def open(self, root: Path) -> Any:
+        slots = Slots(("image",), (0,), 1, Subset(range(1_200_000)))
+        shared = cache.SharedByteCache.open(
+            fingerprint=str(root), kind="contract", slots=len(slots), capacity_bytes=1 << 20, directory=root.parent
+        )
+        columns = MemoryColumns([], {})
+        return Cached(Files(root, LISTED), shared, slots, Terms(EVERYTHING), Encoded(), columns, self.check)

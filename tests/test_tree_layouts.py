@@ -65,7 +65,7 @@ def test_a_tree_that_is_none_is_refused_with_the_command_that_is_right(tmp_path:
     with pytest.raises(SourceError) as refusal:
         packer.convert(root, "tar", tmp_path / "out", workers=1)
     message = str(refusal.value)
-    assert what in message and command.format(root=root) in message and "--layout tree" in message, message
+    assert what in message and command.format(root=root) in message and "layout='tree'" in message, message
     assert not (tmp_path / "out").exists()
 
     right = message.partition("packer convert ")[2].partition(";")[0].split(" --split ")

@@ -29,7 +29,7 @@ from PIL import Image
 
 from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
-from readers.decode.raw import with_header
+from readers.decode.region import with_header
 from readers.errors import BadSampleError
 from readers.headers import read_header
 

@@ -1,4 +1,4 @@
-"""What lies below one address, for a process and all its threads: also where it was forked, or got this pickled.
+"""What is below one address, for a process and all its threads: also where it was forked, or got this pickled.
 
     with Remote("s3://bucket/set") as remote:
         text, facts = remote.whole("dataset.json", 1 << 20)

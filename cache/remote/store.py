@@ -39,7 +39,7 @@ from cache.remote.url import RemoteUrl, client_options
 __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span", "translated"]
 
 _T = TypeVar("_T")
-CRC_ATTRIBUTE = "crc32c"  # what our uploads write beside an object: 8 hex digits, the CRC32C of its bytes
+CRC_ATTRIBUTE = "crc32c"  # metadata that uploads give an object: 8 hex digits, the CRC32C of its bytes
 _BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
@@ -95,7 +95,7 @@ class Span:
 
 
 class ObjectStore:
-    """What lies below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
+    """What is below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
@@ -181,7 +181,7 @@ class ObjectStore:
                 raise
 
     def delete(self, path: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object; one that is not there is fine."""
         with self._asking("DELETE", path), suppress(FileNotFoundError):
             self._obs.delete(self._store, path)
 
@@ -316,7 +316,7 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
 
 
 def translated(error: BaseException, where: str, says: str) -> RemoteError:
-    """The error of ours for one of obstore's. where: printable address and range. says: its text without secrets."""
+    """This project's error for one of obstore's. where: printable address and range. says: its text without secrets."""
     detail, scheme = _detail(says), where.partition("://")[0]
     set_these = _CREDENTIALS.get(scheme, _CREDENTIALS["https"])
     if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:

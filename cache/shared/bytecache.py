@@ -1,10 +1,10 @@
 """A cache of opaque bytes that all processes of a node share: a fixed number of slots, nothing is ever evicted.
 
-A slot is filled once, by whoever comes first, and read from then on as a view of the shared memory: without a lock, a
-copy or a system call. What does not fit is not taken, and nobody ever waits for anybody else's fill. The bytes are
-laid out as in `cache.shared.layout`; the rules of filling in `cache.shared.segment`.
+A slot is filled once, by the first process that does so, and read from then on as a view of the shared memory: without
+a lock, a copy or a system call. What does not fit is not taken, and no process ever waits for the fill of another. The
+bytes are laid out as in `cache.shared.layout`; the rules of filling in `cache.shared.segment`.
 
-Whoever opens a segment owns it together with all others who have: it is removed with its last user, unless it persists.
+All processes that have opened a segment own it together: it is removed with its last user, unless it persists.
 Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
 """
 
@@ -71,7 +71,7 @@ class SharedByteCache:
         kept of it; together with `job` (default: of the batch system, else "0") they have at most some 800
         characters. backend: "file" (in `directory`, a tmpfs), "memfd" (a new one, for this process and its children),
         "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own. title: what
-        people call the data set, for `list_caches`.
+        users call the data set, for `list_caches`.
 
         Where something else stands in its place, or a process that was stopped is making it, it is made under another
         name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where files
@@ -107,7 +107,7 @@ class SharedByteCache:
         return self._user().segment.slots.present()
 
     def put(self, slot: int, data: Buffer) -> bool:
-        """Fill the slot with a copy of the bytes. False: no room, or somebody else has it or is filling it."""
+        """Fill the slot with a copy of the bytes. False: no room, or another process has filled it or is filling it."""
         table, member = self._table(slot), self._user()
         view = memoryview(cast("bytes", data))
         view = view.cast("B") if view.nbytes else memoryview(b"")
@@ -185,8 +185,8 @@ class SharedByteCache:
         return _attach_again, (self._backend, spec, ticket)
 
     def __repr__(self) -> str:
-        told = "closed" if self._member is None else f"{self.used_bytes} of {self.capacity_bytes} bytes used"
-        return f"<SharedByteCache {self._backend.name} {self._spec.identity.kind!r}, {self.slots} slots, {told}>"
+        state = "closed" if self._member is None else f"{self.used_bytes} of {self.capacity_bytes} bytes used"
+        return f"<SharedByteCache {self._backend.name} {self._spec.identity.kind!r}, {self.slots} slots, {state}>"
 
     def _user(self) -> Membership:
         member = self._member
@@ -203,7 +203,7 @@ class SharedByteCache:
         """What `get` does when there is no word that it can use."""
         table = self._table(slot)
         word = table.words[slot]
-        if word and table.span(word) is None:  # no process of ours has written that
+        if word and table.span(word) is None:  # damage: no process writes that
             self.drop(slot)
         return self._settled(slot) if table.owners[slot] == SUSPECT else None
 

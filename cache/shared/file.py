@@ -1,13 +1,13 @@
 """Segments as files of a tmpfs, shared by everything of one user and job on the node.
 
 `packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a name of its own (the
-same and 16 digits more), locked, linked to where others look, and only then given its space and its header: whoever
-opens it meanwhile waits for the lock, so two that begin at once agree on one and only one of them takes memory. A
+same and 16 digits more), locked, linked to where others look, and only then given its space and its header: a process
+that opens it meanwhile waits for the lock, so two that begin at once agree on one and only one of them takes memory. A
 maker that dies leaves a file without magic, which the next one of any segment removes.
 
 Space is reserved when the segment is made, so touching a page never fails (SIGBUS). The capacity is that of its
-making: who finds a segment in use takes it as it is. One that nobody uses is replaced if it is smaller than asked for
-or damaged, and taken over otherwise.
+making: who finds a segment in use takes it as it is. One that no process uses is replaced if it is smaller than
+asked for or damaged, and taken over otherwise.
 
 Everybody can tell the name, and make something there first. Files of other users, links, and files that begin like
 something else are left alone, and the next of four names is tried; so it is where a segment's maker has been stopped.
@@ -109,8 +109,8 @@ class MemfdBackend:
         try:
             lock = ByteLocks(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
-            told = f"the process that pickled the cache must still have it open ({error.strerror})"
-            raise ForeignCacheError(error.errno, told, path) from error
+            what = f"the process that pickled the cache must still have it open ({error.strerror})"
+            raise ForeignCacheError(error.errno, what, path) from error
         facts = os.fstat(lock.number)
         found = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
         if found is None or found[2] != spec.identity.digest:
@@ -120,7 +120,7 @@ class MemfdBackend:
 
 
 def open_file(path: Path) -> ByteLocks | None:
-    """A file of ours at that path; None without one. Raises ForeignCacheError for what is not ours."""
+    """The segment file at that path; None without one. Raises ForeignCacheError for any other file."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         found = ByteLocks(os.open(path, flags))
@@ -130,13 +130,13 @@ def open_file(path: Path) -> ByteLocks | None:
         raise ForeignCacheError(error.errno, f"not a segment that we may open: {error.strerror}", str(path)) from error
     facts = os.fstat(found.number)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        told = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
-        raise ForeignCacheError(f"{path} is {told}, expected -rw------- of user {os.geteuid()}")
+        what = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
+        raise ForeignCacheError(f"{path} is {what}, expected -rw------- of user {os.geteuid()}")
     return found
 
 
 def remove_unused(path: Path, *, persistent: bool = False) -> bool:
-    """Remove a segment of ours that nobody uses, even one that persists if so told; whether that was done."""
+    """Remove a segment that no process uses, with `persistent` even one that persists; whether that was done."""
     lock = open_file(path)
     if lock is None or not begins_like_ours(lock.number):
         return False
@@ -153,17 +153,17 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
 def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -> None:
     """Give a file its pages. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
-    if size > room:  # the kernel would look for it by killing somebody
-        told = f"no room for a cache segment of {size} bytes: {room} bytes of memory are left"
-        raise CacheFullError(errno.ENOMEM, told, where)
+    if size > room:  # the kernel would look for it by killing a process
+        what = f"no room for a cache segment of {size} bytes: {room} bytes of memory are left"
+        raise CacheFullError(errno.ENOMEM, what, where)
     try:
         for start in range(0, size, _STEP_BYTES):  # in steps: a signal makes tmpfs begin the call afresh
             os.posix_fallocate(descriptor.number, start, min(_STEP_BYTES, size - start))
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        told = f"no room for a cache segment of {size} bytes ({error.strerror}): ask for a smaller capacity"
-        raise CacheFullError(error.errno, told, where) from error
+        what = f"no room for a cache segment of {size} bytes ({error.strerror}): ask for a smaller capacity"
+        raise CacheFullError(error.errno, what, where) from error
 
 
 def _names(spec: Spec) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _attached(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
 
 
 def _attached_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
-    for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round somebody has got on
+    for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round one of them has progressed
         lock = open_file(path)
         if lock is None:
             lock = _linked(path)
@@ -213,7 +213,7 @@ def _wait_for_maker(lock: ByteLocks, path: Path) -> None:
 
 
 def _linked(path: Path) -> ByteLocks | None:
-    """A new empty file there, locked alone before anybody can see it; None where another was quicker."""
+    """A new empty file there, locked alone before any other process can see it; None where one was quicker."""
     nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         lock = ByteLocks(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -221,7 +221,7 @@ def _linked(path: Path) -> ByteLocks | None:
         raise _unusable(path.parent, error) from error
     try:
         if not lock.try_alone(USE):
-            return None  # somebody who cleans up has it
+            return None  # a process that cleans up has it
         os.link(nonce, path)
     except (FileExistsError, FileNotFoundError):
         return None
@@ -235,12 +235,12 @@ def _linked(path: Path) -> ByteLocks | None:
 def _unusable(directory: Path, error: OSError) -> CacheError:
     if error.errno in _NO_ROOM:
         return CacheFullError(error.errno, f"no room for a cache segment ({error.strerror})", str(directory))
-    told = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
-    return CacheDirectoryError(error.errno, told, str(directory))
+    what = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
+    return CacheDirectoryError(error.errno, what, str(directory))
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what makers that were killed have left: files of this user without a magic, which nobody holds."""
+    """Remove what makers that were killed have left: files of this user without a magic, which no process holds."""
     for path in directory.glob(f"packer-cache-{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
             lock = open_file(path) if NAME.fullmatch(path.name) else None
@@ -269,7 +269,7 @@ def _made(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
 
 
 def _taken_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
-    """What nobody uses any more; None where it was of no use and has been removed."""
+    """What no process uses any more; None where it was of no use and has been removed."""
     try:
         found = read_header(lock.number, str(path))
     except ForeignCacheError:

@@ -14,7 +14,7 @@
     128       896         text: uid, job, fingerprint, kind and title as a JSON object, for people and listings
     1024      8           state: 1 in use or left by a crash, 2 closed by its last user
     1032      8           tail: where the free part of the arena begins; it only grows
-    1040      8           1 where the segment stays when nobody uses it
+    1040      8           1 where the segment stays when no process uses it
     1048      8           how often it was found after a crash
     1056      8           CRC32C of tail and slot table when it was closed
     1064      16          boot id of the kernel that state 2 was written under
@@ -23,7 +23,7 @@
     69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last: who sees a word sees the bytes
     …         8 · slots   pending: a word that is not out yet: being filled, to be checked, or room left from a fill
     …         4 · slots   CRC32C of the bytes
-    …         4 · slots   owner:   who is filling; 0 nobody; 0xFFFFFFFF the bytes must be checked before use
+    …         4 · slots   owner:   who is filling; 0 no process; 0xFFFFFFFF the bytes must be checked before use
     …         capacity    arena: samples, each at a multiple of 64, in the order they came; never moved or reused
 
 Each column begins at a multiple of 64, the arena and its end at a multiple of the page. A sample has fewer than 2^30
@@ -134,14 +134,14 @@ class Identity:
     @property
     def text(self) -> bytes:
         """What the header tells people."""
-        told = {"uid": self.uid, "job": self.job, "fingerprint": self.fingerprint, "kind": self.kind}
-        return json.dumps(told, separators=(",", ":")).encode()
+        content = {"uid": self.uid, "job": self.job, "fingerprint": self.fingerprint, "kind": self.kind}
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @property
     def digest(self) -> bytes:
         """SHA-256; segments of another version of the layout are others."""
-        told = [VERSION, self.uid, self.job, self.fingerprint, self.kind, self.slots]
-        return hashlib.sha256(json.dumps(told).encode()).digest()
+        content = [VERSION, self.uid, self.job, self.fingerprint, self.kind, self.slots]
+        return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Layout:
 def make_header(identity: Identity, layout: Layout, title: str = "") -> bytes:
     """The fixed part of the header, without the magic: that is stored when everything else is.
 
-    title: what people call the data set; its end, where there is no room for all of it.
+    title: the name of the data set for users; its end, where there is no room for all of it.
     """
     text, sizes = _titled(identity, title), (layout.slots, layout.capacity_bytes, layout.total_bytes)
     fixed = _FIXED.pack(MAGIC, VERSION, _ORDER_MARK, *sizes, time.time_ns(), identity.digest, len(text), 0)
@@ -214,7 +214,7 @@ def begins_like_ours(descriptor: int) -> bool:
 def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], bytes] | None:
     """(layout, what the text tells with "created_ns", digest); None where the making was never finished.
 
-    Raises ForeignCacheError where this is no segment, not of this version and machine, damaged or of another size.
+    Raises ForeignCacheError where this is not a segment, not of this version and machine, damaged or of another size.
     """
     head = os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0")
     magic, version, mark, slots, capacity, total, created, digest, length, checksum = _FIXED.unpack_from(head)
@@ -226,13 +226,13 @@ def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], byt
     if _checksum(head[: _FIXED.size], text) != checksum:
         raise ForeignCacheError(f"{name}: the header is damaged (CRC32C); run  packer cache clean")
     try:
-        layout, told = Layout(slots, capacity), dict(json.loads(text))
+        layout, content = Layout(slots, capacity), dict(json.loads(text))
     except (TypeError, ValueError) as error:
         raise ForeignCacheError(f"{name}: the header makes no sense ({error})") from error
     size = os.fstat(descriptor).st_size
     if layout.total_bytes != total or size != total:
         raise ForeignCacheError(f"{name} has {size} bytes, expected {layout.total_bytes}; run  packer cache clean")
-    return layout, {**told, "created_ns": created}, digest
+    return layout, {**content, "created_ns": created}, digest
 
 
 def _checksum(fixed: bytes, text: bytes) -> int:

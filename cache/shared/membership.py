@@ -66,8 +66,12 @@ class Membership:
     def fill(self, slot: int, data: memoryview) -> bool:
         """Claim the slot, write, publish. False where it is taken, the arena is full or the lock stuck."""
         mutex, users, table = self.mutex, self.users, self.segment.slots
-        with mutex.hold() as held:
-            start = table.claim(slot, len(data), users) if held else None
+        if not mutex.acquire():
+            return False
+        try:
+            start = table.claim(slot, len(data), users)
+        finally:
+            mutex.release()
         if start is None:
             return False
         word = word_of(start, len(data))
@@ -77,18 +81,30 @@ class Membership:
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        with mutex.hold():  # for the order of stores; a claimed slot is its claimant's, so it works without, too
+        held = mutex.acquire()  # for the order of stores; a claimed slot is its claimant's, so it works without, too
+        try:
             return table.publish(slot, word, crc, users.owner)
+        finally:
+            if held:
+                mutex.release()
 
     def erase(self, slot: int) -> None:
         """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
-        with self.mutex.hold():
+        held = self.mutex.acquire()
+        try:
             self.segment.slots.erase(slot)
+        finally:
+            if held:
+                self.mutex.release()
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
         """What came of checking a word that a crash had left. False where another process has settled it."""
-        with self.mutex.hold() as held:
-            return held and self.segment.slots.settle(slot, word, right)
+        if not self.mutex.acquire():
+            return False
+        try:
+            return self.segment.slots.settle(slot, word, right)
+        finally:
+            self.mutex.release()
 
     def fork(self) -> None:
         """In the child: leave the parent's locks to the parent."""
@@ -193,7 +209,7 @@ def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
 
 
 def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
-    """Remove the segments of this user that nobody uses, with `all` those that persist too; which they were."""
+    """Remove the segments of this user that no process uses, with `all` those that persist too; which they were."""
     found = _files(Path(directory))
     return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
 
@@ -217,19 +233,19 @@ def _described(path: Path, file: ByteLocks) -> CacheInfo:
         age = max(0.0, time.time() - facts.st_mtime)
         held, nothing = file.is_held(USE), CacheStats()
         return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
-    layout, told, _ = found
+    layout, content, _ = found
     segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
     users = Users(segment.table, file)
     return CacheInfo(
         name=path.name,
         uid=facts.st_uid,
-        **{name: str(told.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
+        **{name: str(content.get(name, "")) for name in ("job", "fingerprint", "kind", "title")},
         slots=layout.slots,
         capacity_bytes=layout.capacity_bytes,
         used_bytes=segment.slots.tail - layout.arena_at,
         in_use=file.is_held(USE),
         users=tuple(users.pids()),
         stats=users.stats(),
-        age_s=max(0.0, time.time() - told["created_ns"] / 1e9),
+        age_s=max(0.0, time.time() - content["created_ns"] / 1e9),
         persist=segment.persist,
     )

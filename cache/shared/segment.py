@@ -1,7 +1,7 @@
 """A segment as one process has it mapped, and what provides such segments.
 
 A backend makes or finds the memory; everything above works on `Segment` and does not know which one it came from. The
-table is mapped for writing, the arena for reading only: nobody scribbles over samples through a view. Samples go in by
+table is mapped for writing, the arena for reading only: no view can overwrite samples. Samples go in by
 `pwrite`, which is several times cheaper than faulting in the pages of a mapping; memory without a file is copied into.
 
 Nobody closes a segment. Views keep its mapping, `put` keeps its descriptor, and each goes with its last reference.
@@ -17,7 +17,7 @@ is ordered so that a process killed after any store leaves a state of this list:
     w     any      any       out; until it is dropped
 
 Words go out last and arena space is never given to two fills that both came to an end, so a reader that has seen a
-word may slice at leisure. Dropped bytes are lost space until the segment goes, since somebody may still look at them;
+word may slice at leisure. Dropped bytes are lost space until the segment goes, since a process may still look at them;
 room of a dead fill goes to the next fill of the same slot, which is nearly always of the same size. A user killed
 between taking space and noting it down loses one sample's space.
 
@@ -142,7 +142,7 @@ class SlotTable:
         self.words[slot] = 0
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """A checked word goes out, or leaves its room to the next fill: nobody alive has seen the bytes."""
+        """A checked word goes out, or leaves its room to the next fill: no living process has seen the bytes."""
         if self.owners[slot] != SUSPECT or self.pending[slot] != word:
             return False
         if right:
@@ -265,7 +265,7 @@ class Segment:
 
     @property
     def persist(self) -> bool:
-        """Whether the segment stays when nobody uses it."""
+        """Whether the segment stays when no process uses it."""
         return bool(self._head[_PERSIST])
 
     def keep(self) -> None:

@@ -1,4 +1,4 @@
-"""One of the processes of a node copies, the others wait; whoever finds the leader gone leads.
+"""One of the processes of a node copies, the others wait; a process that finds the leader gone leads.
 
     take `leader` ── got it ──► look at what is here ──► room? ──► copy the rest ──► ready.json
           │
@@ -164,7 +164,7 @@ class _Leader:
         return self.copy.has(file) and (known is not None or file.crc32c is not None)
 
     def _check(self, files: Sequence[StagedFile]) -> None:
-        """Read files that nobody checked lately; those with another checksum are copied again."""
+        """Read files that were not checked lately; those with another checksum are copied again."""
         from cache.checksums import file_checksum
 
         def check(file: StagedFile) -> None:

@@ -27,7 +27,7 @@ _TICK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """What lies below an address. here: a directory that has some of its files; those in `from_here`."""
+    """What is below an address. here: a directory that has some of its files; those in `from_here`."""
 
     remote: Remote
     here: Path
@@ -46,7 +46,7 @@ class RemoteSource:
             return
         starts = deque(range(0, file.bytes, _GET_BYTES))
         pending: deque[Future[tuple[Any, Facts]]] = deque()
-        etag, at_once = "", 1  # until the first answer, as nobody knows the ETag to ask for
+        etag, at_once = "", 1  # until the first answer, which gives the ETag to ask for
         try:
             while starts or pending:
                 while starts and len(pending) < at_once:

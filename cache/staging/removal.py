@@ -1,8 +1,8 @@
 """Taking staged copies away: on request, when a quota is full, when their source has changed.
 
 Only files that a copy's own record names are removed, only from a directory that carries our marker, and only where
-nobody holds the copy. A copy is first renamed inside the store, so that nobody opens it half gone; if there are files
-of others in it, those stay, in that directory, and are told of. Symbolic links are never followed.
+no process holds the copy. A copy is first renamed inside the store, so that no process opens it half gone; if there are
+files of others in it, those stay, in that directory, and are reported. Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Removed:
 
 
 def remove_copies(store: Store, chosen: Callable[[Copy], bool], dry_run: bool = False) -> list[Removed]:
-    """Remove the copies that `chosen` says yes to, unless somebody holds them; under the lock of the store."""
+    """Remove the copies that `chosen` says yes to, unless a process holds them; under the lock of the store."""
     return [_remove(copy, dry_run) for copy in store.copies() if chosen(copy)]
 
 
@@ -63,7 +63,7 @@ def make_room(
 
 
 def evictable_bytes(store: Store, but: str) -> int:
-    """Bytes of copies that nobody holds, other than the one in the directory called `but`."""
+    """Bytes of copies that no process holds, other than the one in the directory called `but`."""
     return sum(copy.stored_bytes() for copy in store.copies() if copy.path.name != but and not copy.in_use())
 
 

@@ -4,8 +4,8 @@ An extent is one run of bytes in one shard. A store knows no samples, fields, im
 the bytes of a sample are, and a store gets them, from files, from a server, from a copy with its source behind it, or
 from a cache over any other store. So stores stack, and one that is made elsewhere needs a single method, `read_one`.
 
-Extents are inside their shards, as whoever made them has checked against the sizes of the shards. A store whose shard
-is gone, or ends earlier, raises StaleIndexError and never gives other bytes. Stores pickle by what they were opened
+An extent that is not inside its shard, a shard that is gone, and one that is not as large as it was are a
+StaleIndexError, never other bytes. Stores pickle by what they were opened
 with, their threads share them, and they work in forked children.
 """
 
@@ -48,6 +48,12 @@ class Shards(NamedTuple):
 
     paths: Sequence[str]
     bytes: Sequence[int]
+
+    def outside(self, extents: Extents) -> int | None:
+        """The first extent that is not inside its shard."""
+        size = np.asarray(self.bytes, np.int64)[extents.shard]
+        bad = (extents.offset < 0) | (extents.length < 0) | (extents.length > size - extents.offset)
+        return int(bad.argmax()) if bad.any() else None
 
 
 class Store(ABC):

@@ -28,7 +28,7 @@ from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
 from cache.stores.blocks import BlockPool
 from cache.stores.ranges import GAP_BYTES, ReadPlan, plan_reads
 
-__all__ = ["Files", "LooseFiles", "OpenFile", "unreadable"]
+__all__ = ["Files", "LooseFiles", "OpenFile", "check_inside", "unreadable"]
 
 _REBUILD = "rebuild the index with  packer index"
 
@@ -57,11 +57,10 @@ class Files(Store):
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         """`bytes`, or of a mapped file a read-only memoryview."""
         file = self._files[shard] or self._open(shard)
+        if not 0 <= offset <= offset + length <= file.bytes or length < 0:
+            raise file.too_short(offset, length)
         if file.view is not None:
-            view = file.view[offset : offset + length]
-            if len(view) != length:
-                raise file.too_short(offset, length)
-            return view
+            return file.view[offset : offset + length]
         try:
             data = os.pread(file.descriptor, length, offset)
         except OSError as error:
@@ -123,14 +122,8 @@ class Files(Store):
         self._setup()
 
     def _plan(self, extents: Extents) -> ReadPlan:
-        plan = plan_reads(extents.shard, extents.offset, extents.length, GAP_BYTES)
-        for shard, offset, length, _ in plan.runs():
-            if offset < 0 or offset + length > self.shards.bytes[shard]:
-                raise StaleIndexError(
-                    f"{self.place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
-                    f"{self.shards.bytes[shard]}; {_REBUILD}"
-                )
-        return plan
+        check_inside(self, self.shards, extents)
+        return plan_reads(extents.shard, extents.offset, extents.length, GAP_BYTES)
 
     def _open(self, shard: int) -> OpenFile:
         with self._lock:
@@ -280,6 +273,17 @@ class LooseFiles(Store):
             return False
         found = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         return found == (int(self.sizes[shard]), *self.times[shard].tolist())
+
+
+def check_inside(store: Store, shards: Shards, extents: Extents) -> None:
+    """Raise StaleIndexError for an extent that is not inside its shard."""
+    i = shards.outside(extents)
+    if i is not None:
+        shard, offset, length = (int(column[i]) for column in extents[1:])
+        raise StaleIndexError(
+            f"{store.place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
+            f"{shards.bytes[shard]}; {_REBUILD}"
+        )
 
 
 def unreadable(path: str, error: OSError) -> StaleIndexError:

@@ -19,6 +19,7 @@ from cache.errors import MissingError, StaleIndexError
 from cache.remote import Facts, Remote, RemoteUrl, Span
 from cache.stores.ahead import Ahead, Run
 from cache.stores.base import Buffer, Extents, Shards, Store
+from cache.stores.files import check_inside
 from cache.stores.ranges import ReadPlan, plan_reads
 
 __all__ = ["RemoteFiles"]
@@ -48,6 +49,8 @@ class RemoteFiles(Store):
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        if not 0 <= offset <= offset + length <= self.shards.bytes[shard] or length < 0:
+            check_inside(self, self.shards, Extents(*(np.array([value]) for value in (row, shard, offset, length))))
         data = self._announced.take((shard, offset, length)) if self._announced else None
         if data is None:
             data = self._get([(shard, offset, offset + length)])[0]
@@ -80,7 +83,8 @@ class RemoteFiles(Store):
             start = place - int(plan.run_place[run])
             parts.setdefault(run, {})[key] = (start, start + key[2])
         for number, (shard, offset, length, _) in enumerate(plan.runs()):
-            announced.add(Run(self._beginner(shard, offset, offset + length), length, parts[number]))
+            if number in parts:  # a run of no bytes is part of its neighbour
+                announced.add(Run(self._beginner(shard, offset, offset + length), length, parts[number]))
 
     def check(self, shard: int) -> None:
         path, size = self.shards.paths[shard], self.shards.bytes[shard]
@@ -118,6 +122,7 @@ class RemoteFiles(Store):
         return self._ahead
 
     def _plan(self, extents: Extents) -> ReadPlan:
+        check_inside(self, self.shards, extents)
         return plan_reads(extents.shard, extents.offset, extents.length, _GAP_BYTES)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from cache.text import plural
-from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import bar, human_bytes, human_seconds, json_option, print_json, show
+from packer.cli.text import (
+    SetPlace,
+    bar,
+    human_bytes,
+    human_seconds,
+    json_option,
+    show_result,
+    split_option,
+    threads_option,
+)
 from packer.node import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 
 __all__ = ["command"]
@@ -20,7 +30,7 @@ directory_option = click.option(
 )  # fmt: skip
 
 
-@click.group("cache", short_help="Caches of this node: list, fill, remove.")
+@click.group("cache")
 def command() -> None:
     """Shared-memory caches that `readers.cached` makes on this node: what there is, filling one ahead, cleaning up."""
 
@@ -31,10 +41,7 @@ def command() -> None:
 def list_command(directory: str, as_json: bool) -> None:
     """List the caches: job, set, what is kept, size, how full, hit rate, who uses it."""
     reports = list_caches(directory)
-    if as_json:
-        print_json([report.to_dict() for report in reports])
-    else:
-        show(*(table(reports) if reports else [f"{directory}: no caches"]))
+    show_result(reports, as_json, lambda: table(reports) if reports else [f"{directory}: no caches"])
 
 
 @command.command("stats")
@@ -44,51 +51,28 @@ def list_command(directory: str, as_json: bool) -> None:
 def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None:
     """Tell what each cache was worth so far. NAME: a part of its name, its set or of what it keeps."""
     reports = list_caches(directory, names)
-    if as_json:
-        print_json([report.to_dict() for report in reports])
-    else:
-        lines = [line for report in reports for line in (*details(report), "")]
-        show(*(lines[:-1] if lines else [f"{directory}: no caches"]))
+    lines = [line for report in reports for line in (*details(report), "")]
+    show_result(reports, as_json, lambda: lines[:-1] if lines else [f"{directory}: no caches"])
 
 
 @command.command("warm")
 @click.argument("path", metavar="DIR", type=SetPlace())
-@click.option("--split", metavar="NAME", help="Default: the only split, or train.")
+@split_option("Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
 @click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, recoded:256@90 (short "
               "side and JPEG quality), or decoded:256.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Default: one per CPU.")
+@threads_option("Default: one per CPU.")
 @click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
 @directory_option
 @json_option
-def warm_command(
-    path: str, split: str | None, capacity: str, keep: str, threads: int | None, job: str | None, directory: str,
-    as_json: bool,
-) -> None:  # fmt: skip
+def warm_command(path: str, as_json: bool, **options: Any) -> None:
     """Fill a cache for the set in DIR, which then stays until `packer cache clean --all`.
 
     In training: readers.cached(reader, keep=…, persist=True).
     """
-    try:
-        result = warm_cache(
-            path,
-            split,
-            capacity=capacity,
-            keep=keep,
-            threads=threads,
-            directory=directory,
-            job=job,
-            watcher=watcher(as_json),
-        )
-    except ValueError as error:
-        if type(error) is ValueError:
-            raise click.UsageError(str(error)) from error
-        raise
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        show(*warmed(result).split("\n"))
+    result = warm_cache(path, watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: warmed(result))
 
 
 @command.command("clean")
@@ -98,13 +82,10 @@ def warm_command(
 def clean_command(everything: bool, directory: str, as_json: bool) -> None:
     """Remove caches that nobody uses, such as those of jobs that were killed."""
     reports = clean_caches(directory, everything=everything)
-    if as_json:
-        print_json([report.to_dict() for report in reports])
-        return
     size = human_bytes(sum(report.capacity_bytes for report in reports))
-    show(f"{directory}: {plural(len(reports), 'cache')} removed, {size}")
-    for report in reports:
-        show(f"  {report.name}  {_named(report)}  {report.kept}")
+    lines = [f"{directory}: {plural(len(reports), 'cache')} removed, {size}"]
+    lines += [f"  {report.name}  {_named(report)}  {report.kept}" for report in reports]
+    show_result(reports, as_json, lambda: lines)
 
 
 def table(reports: list[CacheReport]) -> list[str]:
@@ -112,9 +93,9 @@ def table(reports: list[CacheReport]) -> list[str]:
     rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
     for report in reports:
         full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
-        told = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
+        shares = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
         rows.append(
-            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *told, _users(report))
+            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *shares, _users(report))
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -138,15 +119,14 @@ def details(report: CacheReport) -> list[str]:
     ]
 
 
-def warmed(result: WarmResult) -> str:
+def warmed(result: WarmResult) -> list[str]:
     """What was done, in two lines."""
     rate = result.present / max(result.seconds, 1e-9)
-    samples = plural(result.samples, "sample")
-    return (
-        f"{result.path}: {result.present:,} of {samples} of {result.split} kept as {result.kept_as}, "
-        f"{human_bytes(result.used_bytes)} of {human_bytes(result.capacity_bytes)}\n"
-        f"  {human_seconds(result.seconds)}, {rate:,.0f} samples/s; it stays until  packer cache clean --all"
-    )
+    return [
+        f"{result.path}: {result.present:,} of {plural(result.samples, 'sample')} of {result.split} kept as "
+        f"{result.kept_as}, {human_bytes(result.used_bytes)} of {human_bytes(result.capacity_bytes)}",
+        f"  {human_seconds(result.seconds)}, {rate:,.0f} samples/s; it stays until  packer cache clean --all",
+    ]
 
 
 def _named(report: CacheReport) -> str:

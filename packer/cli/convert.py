@@ -7,15 +7,15 @@ from typing import Any
 import click
 
 from cache.text import plural
-from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
 from packer.cli.text import (
     Emphasis,
+    SetPlace,
+    Size,
     human_bytes,
     human_seconds,
     json_option,
-    print_json,
-    show,
+    show_result,
     split_name,
     workers_option,
 )
@@ -25,10 +25,10 @@ from packer.conversion.options import (
     DECODES,
     ON_ERROR,
     Reencode,
-    parse_size,
 )
 from packer.conversion.run import ConvertResult, convert
 from packer.formats import format_aliases, resolve_format, writable_formats
+from packer.sources import open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.errors import BadNameError
 from readers.names import FieldName
@@ -36,13 +36,7 @@ from readers.names import FieldName
 __all__ = ["command", "field_columns", "summary"]
 
 _REASONS_SHOWN = 10
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+_OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
 
 
 def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -75,7 +69,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one of {names} ({format_aliases()})", param, ctx)
 
 
-@click.command("convert", short_help="Pack a source into shards.")
+@click.command("convert")
 @click.argument("source", type=SetPlace(local=True))
 @click.option("--to", type=_Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
@@ -84,7 +78,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
 @click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the "
               "name of a source without splits.")  # fmt: skip
-@click.option("--shard-size", callback=_size, metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
+@click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
@@ -130,17 +124,7 @@ def command(
     output: str | None,
     as_json: bool,
     reencode: str | None,
-    max_side: int | None,
-    resize_short: int | None,
-    quality: int | None,
-    path_column: str | None,
-    label_column: str | None,
-    fields: dict[str, str],
-    folder: str | None,
-    image_key: str | None,
-    label_key: str | None,
     source_label_offset: int,
-    layout: str,
     **options: Any,
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
@@ -150,31 +134,12 @@ def command(
 
     The bytes of the images are kept exactly. Killed at any moment, the same command goes on where it was.
     """
-    from packer.sources import open_source
-
-    opened = open_source(
-        source,
-        path_column=path_column,
-        label_column=label_column,
-        fields=fields or None,
-        folder=folder,
-        image_key=image_key,
-        label_key=label_key,
-        label_offset=source_label_offset,
-        layout=layout,
-    )
-    changes = reencode or max_side or resize_short or quality
-    try:
-        how = Reencode(reencode or "keep", max_side, resize_short, quality) if changes else None
-        result = convert(opened, to, output, reencode=how, watcher=watcher(as_json), **options)
-    except ValueError as error:
-        if type(error) is ValueError:
-            raise click.UsageError(str(error)) from error
-        raise
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        show(*summary(result))
+    how = {name: options.pop(name) for name in _OF_THE_SOURCE}
+    opened = open_source(source, label_offset=source_label_offset, **how)
+    changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
+    smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None
+    result = convert(opened, to, output, reencode=smaller, watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: summary(result))
 
 
 def summary(result: ConvertResult) -> list[str]:

@@ -1,4 +1,7 @@
-"""The group of all commands, and how they end: errors become one line, or JSON, and an exit status."""
+"""The group of all commands, and how they end: errors become one line, or JSON, and an exit status.
+
+The library names arguments (overwrite=True); the flags are put in their place here (--overwrite).
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,24 @@ import click
 
 from cache.errors import PackerError
 from cache.text import printable
+from packer.cli.flags import learn_flags, with_flags
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 from packer.version import VERSION
 
 __all__ = ["cli", "message_of", "run"]
 
+# Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
-    "convert": "Pack a source into HDF5, TFRecord or tar shards.",
-    "index": "Adopt shards made elsewhere, or rebuild an index.",
-    "inspect": "Show what a packed set is.",
-    "verify": "Check every byte of a packed set.",
-    "extract": "Write the original files back.",
-    "export-index": "Write the index files of other readers.",
-    "stage": "Copy a packed set to this node's own disk.",
-    "order": "Compare ways to shuffle a packed set.",
-    "parity": "Compare decoders and resizers with Pillow.",
-    "cache": "Caches of this node: list, fill, remove.",
+    "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
+    "index": ("Adopt shards made elsewhere, or rebuild an index.", "index", "command"),
+    "inspect": ("Show what a packed set is.", "inspect", "command"),
+    "verify": ("Check every byte of a packed set.", "verify", "command"),
+    "extract": ("Write the original files back.", "verify", "extract_command"),
+    "export-index": ("Write the index files of other readers.", "index", "export_command"),
+    "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
+    "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
+    "parity": ("Compare decoders and resizers with Pillow.", "parity", "command"),
+    "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }
 _ADVICE = {
     errno.ENOSPC: "make room there and run the same command again; what is whole is kept",
@@ -52,19 +57,21 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"packer.cli.{cmd_name.replace('-', '_')}").command
+        _, module, name = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"packer.cli.{module}"), name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         found = super().resolve_command(ctx, args)
+        learn_flags(found[1])
         started()
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, help) for name, (help, _, _) in _COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -88,7 +95,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _status_of(arguments: list[str], as_json: bool) -> int:
-    """Run a command; its exit status. A failure has been told."""
+    """Run a command; its exit status. A failure has been reported."""
     try:
         status: Any = cli.main(args=arguments, prog_name="packer", standalone_mode=False)
         sys.stdout.flush()
@@ -105,7 +112,10 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
-        return _fail(type(error).__name__, message_of(error), 1, as_json)
+        message = with_flags(message_of(error))
+        if type(error) is ValueError:  # an argument that the library refuses
+            return _fail("UsageError", message, 2, as_json)
+        return _fail(type(error).__name__, message, 1, as_json)
     return int(status or 0)
 
 

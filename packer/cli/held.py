@@ -7,7 +7,7 @@
 Some senders signal every process of a job: a terminal, `kill -- -PGID`, Slurm with some of its plugins. Others signal
 only the one that they started: Slurm with proctrack/cgroup, `docker stop`. What COMMAND has already got is not passed
 on, because programs such as torchrun take a second SIGTERM as an order to leave their children alone. Which of both it
-was is told by a witness: a process beside COMMAND that does nothing, so a signal which ends it was sent to all.
+was shows a witness: a second process next to COMMAND that does nothing, so a signal which ends it was sent to all.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""`packer index`."""
+"""`packer index` and `packer export-index`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from cache.text import plural
 from packer.adoption import index
 from packer.cli.convert import field_columns
+from packer.cli.flags import with_flags
 from packer.cli.progress import watcher
-from packer.cli.text import json_option, print_json, show, split_name, workers_option
+from packer.cli.text import json_option, show_result, split_name, split_option, workers_option
+from packer.exported_index import TARGETS, Target, export_index
 
-__all__ = ["command"]
+__all__ = ["command", "export_command"]
 
 
-@click.command("index", short_help="Adopt shards made elsewhere, or rebuild an index.")
+@click.command("index")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
               "beside the shards.")  # fmt: skip
@@ -34,46 +37,23 @@ __all__ = ["command"]
               "lose samples, splits, classes or fields.")  # fmt: skip
 @workers_option
 @json_option
-def command(
-    shards: tuple[str, ...],
-    output: str | None,
-    split: str | None,
-    image_key: str | None,
-    label_key: str | None,
-    fields: dict[str, str],
-    label_offset: int | None,
-    classes: str | None,
-    accept_loss: bool,
-    workers: int | None,
-    as_json: bool,
-) -> None:
+def command(shards: tuple[str, ...], output: str | None, classes: str | None, as_json: bool, **options: Any) -> None:
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
     Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
     index is lost or stale. A set that is there is compared first: what would lose samples, splits or classes of it is
     refused, and nothing is changed.
     """
-    result = index(
-        shards,
-        output,
-        split=split,
-        image_key=image_key,
-        label_key=label_key,
-        fields=fields,
-        label_offset=label_offset,
-        classes=None if classes is None else _class_names(Path(classes)),
-        accept_loss=accept_loss,
-        workers=workers,
-        watcher=watcher(as_json),
-    )
-    if as_json:
-        print_json(result.to_dict())
-        return
-    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    shown = plural(result.shards, f"{result.format} shard")
-    show(f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}")
-    for warning in result.warnings:
-        show(f"  warning: {warning}")
+    names = None if classes is None else _class_names(Path(classes))
+    result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
+
+    def lines() -> list[str]:
+        splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+        shown = plural(result.shards, f"{result.format} shard")
+        first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
+        return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
+
+    show_result(result, as_json, lines)
 
 
 def _class_names(path: Path) -> list[str]:
@@ -83,3 +63,26 @@ def _class_names(path: Path) -> list[str]:
     if "" in names:
         raise click.BadParameter(f"line {names.index('') + 1} of {path} is empty; a label would have no name")
     return names
+
+
+@click.command("export-index")
+@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(file_okay=False), help="Where the files go. Default: beside the shards."
+)
+@split_option()
+@json_option
+def export_command(path: str, target: Target, output: str | None, split: str | None, as_json: bool) -> None:
+    """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards in DIR themselves.
+
+    Tar and TFRecord shards have such readers, HDF5 shards do not. The shards are not changed.
+    """
+    result = export_index(path, target, output=output, split=split, watcher=watcher(as_json))
+
+    def lines() -> list[str]:
+        where = result.files[0].parent if result.files else result.path
+        return [f"{where}: {plural(len(result.files), 'index file')} for {target}, {plural(result.samples, 'sample')}"]
+
+    show_result(result, as_json, lines)

@@ -1,30 +1,29 @@
-"""`packer inspect`."""
+"""`packer inspect` and `packer order`."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from cache.text import plural
-from packer.cli.place import SetPlace
-from packer.cli.text import bar, human_bytes, json_option, print_json, show
-from packer.inspection import InspectResult, SplitReport, inspect
+from packer.cli.text import SetPlace, bar, human_bytes, json_option, show_result, split_option
+from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
+from readers.units import parse_size
 
-__all__ = ["command"]
+__all__ = ["command", "describe", "order_command"]
 
 _CLASSES_SHOWN = 20
 
 
-@click.command("inspect", short_help="Show what a packed set is.")
+@click.command("inspect")
 @click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--classes", "all_classes", is_flag=True, help="Show every class, not the first 20.")
 @json_option
 def command(path: str, all_classes: bool, as_json: bool) -> None:
     """Show splits, counts, classes, sizes, dimensions, duplicates and origin of the set in DIR."""
     result = inspect(path)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        show(*describe(result, all_classes))
+    show_result(result, as_json, lambda: describe(result, all_classes))
 
 
 def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
@@ -100,3 +99,37 @@ def _duplicate_line(result: InspectResult) -> str:
     if not result.duplicates:
         return "duplicates: none (by size and CRC32C)"
     return f"duplicates: {plural(result.duplicates, 'sample')} with the bytes of another (by size and CRC32C)"
+
+
+@click.command("order")
+@click.argument("path", metavar="DIR", type=SetPlace())
+@split_option("Default: the only split, or train.")
+@click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
+@click.option(
+    "--window", "windows", multiple=True, type=click.IntRange(min=1), help="Blocks in memory at a time; repeatable."
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@json_option
+def order_command(path: str, block_bytes: str, windows: tuple[int, ...], as_json: bool, **options: Any) -> None:
+    """Tell what each order of the samples in DIR costs in bytes read, and how well it mixes them.
+
+    Local disks read samples one by one nearly for free; slow and remote storage wants a block shuffle.
+    """
+    options |= {"windows": windows} if windows else {}
+    reports = compare_orders(path, block_bytes=parse_size(block_bytes), **options)
+    show_result(reports, as_json, lambda: _order_lines(reports, block_bytes))
+
+
+def _order_lines(reports: list[OrderReport], block_bytes: str) -> list[str]:
+    """The comparison as lines."""
+    lines = [
+        "                     bytes read per byte used                 mixes, against",
+        "order                4 KiB reads   1 MiB reads   memory      a global shuffle",
+    ]
+    for report in reports:
+        small, large = report.amplification.values()
+        memory = human_bytes(report.memory_bytes) if report.memory_bytes else ""
+        costs = f"{report.name:20s} {small:11.2f} {large:13.2f}   {memory:9s}"
+        lines.append(f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}")
+    use = "readers.order.block_shuffled(reader, seed, window=…)"
+    return [*lines, f"Blocks hold {block_bytes} and are read once. In training: {use}"]

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from cache.progress import Done, Silent, Watcher
 from cache.text import printable
+from packer.cli.flags import with_flags
 from packer.cli.text import human_bytes, human_seconds
 
 __all__ = ["ProgressDisplay", "watcher"]
@@ -35,7 +36,7 @@ class ProgressDisplay:
         self._thread: threading.Thread | None = None
 
     def note(self, text: str) -> None:
-        print(f"packer: {printable(text)}", file=self._stream, flush=True)
+        print(f"packer: {printable(with_flags(text))}", file=self._stream, flush=True)
 
     def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
         self._stop.clear()

@@ -19,10 +19,8 @@ from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
 from cache.text import plural
 from packer.cli.held import HeldSignals, undisturbed
-from packer.cli.place import SetPlace
 from packer.cli.progress import ProgressDisplay
-from packer.cli.text import human_bytes, human_seconds, json_option, print_json, show
-from packer.conversion.options import parse_size
+from packer.cli.text import SetPlace, Size, human_bytes, human_seconds, json_option, print_json, show_result
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
 __all__ = ["command", "copies_lines"]
@@ -76,13 +74,6 @@ class _Shown:
         self._display.end()
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    try:
-        return None if value is None else parse_size(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | str | None:
     if value is None or value == "node":
         return value
@@ -103,7 +94,7 @@ _to_option = click.option(
 )  # fmt: skip
 
 
-@click.group("stage", cls=_Stage, short_help="Copy a packed set to this node's own disk.",
+@click.group("stage", cls=_Stage,
              options_metavar="", subcommand_metavar="DATASET [OPTIONS] [-- COMMAND…] | ls | clean")  # fmt: skip
 def command() -> None:
     """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
@@ -120,12 +111,12 @@ def command() -> None:
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
               "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
-@click.option("--quota", "quota_bytes", callback=_size, metavar="SIZE", help="For all copies in DIR: those that nobody "
+@click.option("--quota", "quota_bytes", type=Size(), metavar="SIZE", help="For all copies in DIR: those that nobody "
               "uses are removed, least recently used first.")  # fmt: skip
 @click.option("--verify", is_flag=True, help="Also read what is there already, and compare checksums.")
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
               "and nobody else uses it: atexit. Default: never.")  # fmt: skip
-@click.option("--bandwidth", "bytes_per_second", callback=_size, metavar="SIZE", help="At most this much a second.")
+@click.option("--bandwidth", "bytes_per_second", type=Size(), metavar="SIZE", help="At most this much a second.")
 @click.option("--threads", "--workers", "threads", type=click.IntRange(min=1), metavar="N", help="Default: 2 to 8, as "
               "CPUs allow.")  # fmt: skip
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
@@ -184,10 +175,7 @@ def _stage_and_run(
 def _ls(to: str | None, as_json: bool) -> None:
     """List the staged copies of this node."""
     copies = staged_copies(to)
-    if as_json:
-        print_json([copy.to_dict() for copy in copies])
-    else:
-        show(*(copies_lines(copies) or ["no staged copies"]))
+    show_result(copies, as_json, lambda: copies_lines(copies) or ["no staged copies"])
 
 
 @command.command("clean")
@@ -199,10 +187,7 @@ def _clean(dataset: str | None, to: str | None, dry_run: bool, as_json: bool) ->
     """Remove staged copies that nobody uses; DATASET: only those of this set."""
     with undisturbed():
         result = clean_staged(dataset, to, dry_run=dry_run)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        show(*_cleaned(result, "would remove" if dry_run else "removed"))
+    show_result(result, as_json, lambda: _cleaned(result, "would remove" if dry_run else "removed"))
 
 
 def copies_lines(copies: list[StagedCopy]) -> list[str]:

@@ -1,30 +1,40 @@
-"""Numbers for people, and results for machines."""
+"""What all commands share: options, numbers for people, results for machines."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 
+from cache.remote import RemoteError, parse_url
 from cache.text import json_printable, printable
 from readers.errors import BadNameError
 from readers.names import SplitName
+from readers.units import parse_size
 
 __all__ = [
     "Emphasis",
+    "SetPlace",
+    "Size",
     "bar",
     "human_bytes",
     "human_seconds",
     "json_option",
     "print_json",
     "show",
+    "show_result",
     "split_name",
+    "split_option",
+    "target_option",
+    "threads_option",
     "workers_option",
 ]
 
+F = TypeVar("F", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
     "--workers",
@@ -34,12 +44,64 @@ workers_option = click.option(
 )
 
 
+def threads_option(help: str) -> Callable[[F], F]:
+    """--threads N."""
+    return click.option("--threads", type=click.IntRange(min=1), metavar="N", help=help)
+
+
+def split_option(help: str = "Only this split.") -> Callable[[F], F]:
+    """--split NAME, of a set that is there."""
+    return click.option("--split", metavar="NAME", help=help)
+
+
+def target_option(help: str, **more: Any) -> Callable[[F], F]:
+    """--target DIR."""
+    return click.option("--target", metavar="DIR", help=help, **more)
+
+
 def split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """The name of a split that is to be made; a callback of click."""
     try:
         return None if value is None else SplitName(value)
     except BadNameError as error:
         raise click.BadParameter(str(error)) from error
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes, as 1GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class SetPlace(click.ParamType):  # type: ignore[type-arg]
+    """Hands on a path of this machine, which must exist unless `missing`; or an address of ours.
+
+    local: no address will do, and the message says what will.
+    """
+
+    name = "set"
+
+    def __init__(self, *, missing: bool = False, local: bool = False) -> None:
+        self._path, self._local = click.Path(exists=not missing), local
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "://" not in str(value):
+            return self._path.convert(value, param, ctx)
+        try:
+            url = parse_url(value)
+        except RemoteError as error:
+            self.fail(str(error), param, ctx)
+        if self._local:
+            self.fail(
+                f"the files of {url} are needed here: run  packer stage {url}  and name its directory", param, ctx
+            )
+        return value
 
 
 def human_bytes(size: float) -> str:
@@ -83,6 +145,14 @@ def bar(share: float, width: int = 30) -> str:
     if share > 0:
         eighths = max(1, eighths)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
+    """A result, or a list of them: as JSON, or as the lines that tell people of it."""
+    if as_json:
+        print_json([item.to_dict() for item in result] if isinstance(result, list) else result.to_dict())
+    else:
+        show(*lines())
 
 
 def print_json(value: Any) -> None:

@@ -1,50 +1,70 @@
-"""`packer verify`."""
+"""`packer verify` and `packer extract`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 from cache.text import plural
-from packer.cli.place import SetPlace
 from packer.cli.progress import watcher
-from packer.cli.text import human_bytes, json_option, print_json, show, workers_option
-from packer.verification import verify
+from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, workers_option
+from packer.extraction import LABELS_FILE, extract
+from packer.verification import VerifyResult, verify
 
-__all__ = ["command"]
+__all__ = ["command", "extract_command"]
 
 _SHOWN = 50
 
 
-@click.command("verify", short_help="Check every byte of a packed set.")
+@click.command("verify")
 @click.argument("path", metavar="DIR", type=SetPlace())
 @click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
               "full decode of every image.")  # fmt: skip
 @click.option("--against", type=SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
 @workers_option
 @json_option
-def command(path: str, deep: bool, against: str | None, workers: int | None, as_json: bool) -> None:
+def command(path: str, as_json: bool, **options: Any) -> None:
     """Check the set in DIR: size of every shard, structure, CRC32C of every sample, index against shards.
 
     DIR may be an address; then the CRC32C of every shard and the index are checked.
 
     Exits with 1 and names each damaged sample where anything is wrong.
     """
-    result = verify(path, deep=deep, against=against, workers=workers, watcher=watcher(as_json))
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        for problem in result.problems[:_SHOWN]:
-            show(f"DAMAGED {problem}")
-        if result.problem_count > _SHOWN:
-            show(f"… and {result.problem_count - _SHOWN:,} more; --json lists them")
-        state = "OK" if result.ok else plural(result.problem_count, "problem")
-        what = (
-            f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
-        )
-        same = f", compared with {result.against}" if result.against else ""
-        left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
-        show(f"{result.path}: {state}: {what}{same}{left}")
+    result = verify(path, watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: _verified(result))
     if not result.ok:
         sys.exit(1)
+
+
+def _verified(result: VerifyResult) -> Iterator[str]:
+    yield from (f"DAMAGED {problem}" for problem in result.problems[:_SHOWN])
+    if result.problem_count > _SHOWN:
+        yield f"… and {result.problem_count - _SHOWN:,} more; --json lists them"
+    state = "OK" if result.ok else plural(result.problem_count, "problem")
+    what = f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+    same = f", compared with {result.against}" if result.against else ""
+    left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
+    yield f"{result.path}: {state}: {what}{same}{left}"
+
+
+@click.command("extract")
+@click.argument("path", metavar="DIR", type=SetPlace(local=True))
+@click.option("-o", "--output", type=click.Path(), required=True, help="Where the tree goes.")
+@split_option()
+@click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there with other bytes.")
+@json_option
+def extract_command(path: str, output: str, as_json: bool, **options: Any) -> None:
+    """Write the files of the set in DIR, with their original names and bytes, every checksum verified."""
+    result = extract(path, output, watcher=watcher(as_json), **options)
+
+    def lines() -> Iterator[str]:
+        kept = f", {result.kept:,} were there already" if result.kept else ""
+        yield f"{result.output}: {plural(result.files, 'file')}, {human_bytes(result.bytes)}{kept}"
+        if result.labels_file:
+            yield f"  labels: {result.output}/{LABELS_FILE}"
+
+    show_result(result, as_json, lines)

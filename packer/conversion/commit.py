@@ -103,13 +103,12 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
                 return ReplacedSet(journal.place, read_dataset_info(where))
             except DatasetError as error:
                 raise OutputError(
-                    f"{error}. So nobody can say what --overwrite would remove; repair the set with  packer index "
-                    f"{journal.out}, remove the directory yourself, or choose another output with -o"
+                    f"{error}. So there is no telling what overwrite=True would remove; repair the set with  "
+                    f"packer index {journal.out}, remove the directory yourself, or choose another output"
                 ) from error
             except PathError as error:
                 raise OutputError(
-                    f"{error}; the set in {journal.out} names it. Remove that set yourself, or choose another output "
-                    f"with -o"
+                    f"{error}; the set in {journal.out} names it. Remove that set yourself, or choose another output"
                 ) from error
     return None
 
@@ -138,8 +137,8 @@ class ReplacedSet:
         for name in [*staying, *(f"{split}.index" for split in plan.specs)]:
             if name in staying or not is_index(place, name):
                 raise OutputError(
-                    f"{place.path / name}: is in the way of the new set, and --overwrite removes nothing that packer "
-                    f"did not write; move it, or choose another output with -o"
+                    f"{place.path / name}: is in the way of the new set, and overwrite=True removes nothing that "
+                    f"packer did not write; move it, or choose another output"
                 )
         removed = set(self._identities())
         for path in read:
@@ -149,11 +148,11 @@ class ReplacedSet:
                 continue
             if (found.st_dev, found.st_ino) in removed:
                 raise OutputError(
-                    f"{os.fspath(path)}: belongs to the set in {place.path}, which --overwrite would remove before "
-                    f"its source is safe; choose another output with -o"
+                    f"{os.fspath(path)}: belongs to the set in {place.path}, which overwrite=True would remove before "
+                    f"its source is safe; choose another output"
                 )
 
-    def told(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
+    def changes(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
         """What goes and what stays, for the user."""
         info = self._info
         samples = sum(split.samples for split in info.splits.values())

@@ -12,7 +12,6 @@ that needs no change keeps its bytes.
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,15 +20,14 @@ import numpy as np
 from cache.text import plural
 from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
+from readers.decode.cpu import without_all_bits
 from readers.decode.jpeg import check_coding
 from readers.decode.orient import upright_size
 from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
 from readers.decode.region import check_pixels
-from readers.decode.unchanged import without_all_bits
 from readers.errors import BadSampleError, SourceError
-from readers.headers import SUFFIX, ImageHeader, parse_header, read_header, sniff
+from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.exif import PREFIX
-from readers.headers.frames import frames
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.sample import Buffer
@@ -112,7 +110,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
             reason = without_rgb(picture) if decode == "RGB" else without_all_bits(picture)
             if reason:
                 other = decode == "RGB" and not without_all_bits(picture)
-                raise BadSampleError(reason + ("; --decode unchanged packs such images" if other else ""))
+                raise BadSampleError(reason + ("; decode='unchanged' packs such images" if other else ""))
             bits = max(bits, bits_of(picture))
     if bits > 8 and decode == "RGB":
         remarks += (_DEEP,)
@@ -194,14 +192,16 @@ def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode
     codec = "png" if options.codec == "keep" else options.codec
     count = len(names)
 
-    def new_names() -> Iterator[str]:
+    def all_names() -> Iterator[str]:
+        """The names as they are, then as they would be; what cannot be in the way is a string of its own."""
+        for i, name in enumerate(names):
+            yield name or f"\0\0{i}"
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
             new = _renamed(name, key, codec)
             yield new if name and new != name else f"\0{i}"
 
-    old = (name or f"\0\0{i}" for i, name in enumerate(names))
     taken: dict[str, str] = {}
-    for i in repeated(itertools.chain(old, new_names()), 2 * count).tolist():
+    for i in repeated(all_names, 2 * count).tolist():
         name = names[i % count]
         new = name if i < count else _renamed(name, keys[i % count], codec)
         other = taken.setdefault(new, name)

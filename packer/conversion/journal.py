@@ -7,7 +7,7 @@
     <shard>.part      its columns; written after the shard, so that a part vouches for its shard
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
-    replaced/         dataset.json of the set that --overwrite is replacing, while its files are removed
+    replaced/         dataset.json of the set that is being replaced, while its files are removed
 
 Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves it all up and writes
 `dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up. Neither the
@@ -49,7 +49,7 @@ class Journal:
         self.out = out
         self.folder = out / WORK_FOLDER
         if out.exists() and not out.is_dir():
-            raise OutputError(f"{out}: is a file; choose another output with -o")
+            raise OutputError(f"{out}: is a file; choose another output")
         if not beside_shards and not self.folder.is_dir():
             self._check_names(set())
         self.place = Folder(out, create=True)
@@ -78,7 +78,7 @@ class Journal:
                 continue
             except BusyError as error:
                 raise OutputError(
-                    f"{self.out}: another conversion is writing here; wait for it, or choose another output with -o"
+                    f"{self.out}: another conversion is writing here; wait for it, or choose another output"
                 ) from error
 
     def _is_replacing(self) -> bool:
@@ -94,7 +94,7 @@ class Journal:
         if foreign:
             raise OutputError(
                 f"{self.out}: is not empty and not a packed set, so nothing is written into it (there is "
-                f"{foreign[0]!r}); choose another with -o"
+                f"{foreign[0]!r}); choose another output"
             )
 
     def _moved_up(self) -> set[str]:
@@ -124,7 +124,7 @@ class Journal:
             if not start_over:
                 raise OutputError(
                     f"{self.out}: holds an unfinished conversion of another source or with other options (the "
-                    f"source may have changed since); repeat that command, or add --overwrite to start over"
+                    f"source may have changed since); repeat that command, or pass overwrite=True to start over"
                 )
             self._start_over()
         for left in self.work.names():

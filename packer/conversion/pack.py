@@ -122,7 +122,7 @@ class _Packing:
             except MemoryError as error:
                 raise SourceError(
                     f"{self._task.source.title}: {_name(samples, i)}: takes more memory than there is; remove it, or "
-                    f"free memory (fewer --workers need less)"
+                    f"free memory (fewer workers need less)"
                 ) from error
             except BadSampleError as error:
                 self._leave_out(samples, i, payloads, error)
@@ -176,7 +176,7 @@ class _Packing:
         if on_error == "raise":
             raise BadSampleError(
                 f"{task.source.title}: {name}: {error}; repair or remove it, or leave such files out with "
-                f"--on-error skip|quarantine"
+                f"on_error='skip' or on_error='quarantine'"
             ) from error
         if on_error == "quarantine" and image is not None:
             set_aside(self._work, task.spec.split, name, image)

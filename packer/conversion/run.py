@@ -173,12 +173,12 @@ class _Conversion:
             if finished is not None and not overwrite:
                 raise OutputError(
                     f"{self._out}: holds a set made from another source or with other options; "
-                    f"add --overwrite to replace it, or choose another output with -o"
+                    f"pass overwrite=True to replace it, or choose another output"
                 )
             old = replaced_set(journal)
             if old is not None:
                 old.check(plan, self._source.paths(listing))
-                for line in old.told(plan, listing):
+                for line in old.changes(plan, listing):
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
             metas, resumed = self._pack(journal, plan, listing)
@@ -200,7 +200,7 @@ class _Conversion:
             return
         source, out = Path(root).resolve(), self._out.resolve()
         if source == out or (source.is_dir() and source in out.parents):
-            raise OutputError(f"{self._out}: lies inside the source {root}; choose another output with -o")
+            raise OutputError(f"{self._out}: lies inside the source {root}; choose another output")
 
     def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
         metas: list[PartMeta | None] = [journal.done(shard, self._options.on_error) for shard in plan.shards]
@@ -235,8 +235,7 @@ class _Conversion:
         free = shutil.disk_usage(self._out).free
         if self._options.reencode is None and needed > free:
             raise OutputError(
-                f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another "
-                f"output with -o"
+                f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )
 
     def _made(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:

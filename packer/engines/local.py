@@ -98,7 +98,7 @@ def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tup
         except (OSError, ImportError) as error:  # ImportError: a system without semaphores
             note(
                 f"no worker processes can be started without a /dev/shm that can be written to ({error}), so this "
-                f"process does all the work; mount a tmpfs there, or give --workers 1 to say that this is meant"
+                f"process does all the work; mount a tmpfs there, or pass workers=1 to say that this is meant"
             )
     counters = Counters((ctypes.c_uint64 * numbers)())
     _share(counters.array)
@@ -145,7 +145,7 @@ def run_shards(
     except BrokenExecutor as error:
         raise WorkerError(
             "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
-            "run the same command again (fewer --workers need less memory): what is whole is kept"
+            "run the same command again (fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
         counters.stop()

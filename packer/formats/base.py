@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from packer.formats.window import Window
 from readers.errors import BadNameError, FormatError
@@ -191,6 +191,10 @@ class Format(ABC):
     """One container format. Only `locate` has to be there; what can be written has `shard_name` and `open_writer`."""
 
     name: str
+    exports: ClassVar[Mapping[str, str]] = {}
+    """What other libraries call the index that they want of such a shard: target -> its suffix."""
+    unindexed: ClassVar[Mapping[str, str]] = {}
+    """What to do for targets that read such shards without an index."""
 
     @abstractmethod
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
@@ -215,6 +219,14 @@ class Format(ABC):
     def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
         """(name, reason) of what in the file should hold a sample and does not."""
         return []
+
+    def index_head(self, target: str, samples: int) -> str:
+        """What stands above the lines of an index for `target`."""
+        return ""
+
+    def index_lines(self, target: str, window: Window) -> Iterator[str]:
+        """A line for each sample, of an index for one of `exports`. Raises FormatError where it cannot be spelled."""
+        raise FormatError(f"{window.path}: {target} has no index of {self.name} shards")
 
     def open_places(self, path: Path) -> AbstractContextManager[PlaceReader]:
         """A reader of the images that `locate` gave with a place."""

@@ -14,9 +14,8 @@ the end of the archive stands what the shard says of its set, where no reader of
 
     … members · two blocks of zeros · header of "__packer__" · the record · zeros up to a full tar record
 
-Every tar program stops at the two blocks of zeros; one that reads on (`tar --ignore-zeros`) finds a member of that
-name. The record has two lines. The first is a JSON object with split, fields, classes, label_offset and shards (how
-many the split has). The second, {"crc32c": "0a1b2c3d", "position": 12345}, has the CRC32C of the first and the byte at
+Tar programs stop at the zeros. The record has two lines: a JSON object with split, fields, classes, label_offset and
+shards (how many the split has); and {"crc32c": "0a1b2c3d", "position": 12345}, the CRC32C of the first and the byte at
 which the header is, so that a shard in which another shard is a member is not taken for that one.
 """
 
@@ -25,9 +24,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from crc32c import crc32c
 
@@ -55,13 +55,13 @@ from readers.sample import NO_LABEL, Buffer
 __all__ = ["FORMAT", "TarFormat", "member_stem", "sample_members"]
 
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff"
-_NAME_EXTENSION = "__name__"
-_LABEL_EXTENSION = "cls"
+_NAME_EXTENSION, _LABEL_EXTENSION = "__name__", "cls"
 _NAME_SUFFIX, _LABEL_SUFFIX = b".__name__", b".cls"
 _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdataset/tariterators.py, base_plus_ext
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
 _MAX_NAME_MEMBER_BYTES = 1 << 20
+_INDEX_VERSION = {"dali": "v1.2", "rocal": "v1.0"}  # rocAL reads names in no other version
 _RECORD_NAME = b"__packer__"
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
 _LAST_LINE = re.compile(rb'\n\{"crc32c": "([0-9a-f]{8})", "position": ([0-9]{1,18})\}\n\Z')
@@ -123,7 +123,7 @@ class TarWriter:
             members.append((_LABEL_SUFFIX, -1, b"%d" % (sample.label + self._spec.label_offset)))
         if not derived or not members:
             members.append((_NAME_SUFFIX, -1, _name_payload(sample, self._fields)))
-        members.sort(key=_by_extension)
+        members.sort(key=itemgetter(0))
         self._write(stem.encode(), members)
 
     def _write(self, stem: bytes, members: list[tuple[bytes, int, Buffer]]) -> None:
@@ -165,10 +165,6 @@ class TarWriter:
         self._file.abort()
 
 
-def _by_extension(member: tuple[bytes, int, Buffer]) -> bytes:
-    return member[0]
-
-
 def _extension(field: str, kind: str, sample: PackedSample, number: int) -> str:
     if kind == "json":
         return "json" if field == "json" else f"{field}.json"
@@ -193,6 +189,7 @@ class TarFormat(WalkedFormat):
     """WebDataset tars."""
 
     name = "tar"
+    exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json"}
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:06d}.tar"
@@ -220,6 +217,26 @@ class TarFormat(WalkedFormat):
             group.add(member, extension)
         if group.members:
             yield group.sample()
+
+    def index_head(self, target: str, samples: int) -> str:
+        return f"{_INDEX_VERSION[target]} {samples}\n"
+
+    def index_lines(self, target: str, window: Window) -> Iterator[str]:
+        """<extension> <offset> <bytes> <name> of each member; blanks separate these, so no name may hold one."""
+        stem, parts = "", list[str]()
+        for member, member_stem, extension in sample_members(window):
+            if any(character.isspace() for character in member.name):
+                raise FormatError(
+                    f"{window.path}: member {member.name!r} has a blank in its name, which no index for DALI or rocAL "
+                    f"can hold; repack it with  packer convert {window.path} --to tar"
+                )
+            if member_stem != stem and parts:
+                yield " ".join(parts) + "\n"
+                parts = []
+            stem = member_stem
+            parts.append(f"{extension} {member.offset} {member.size} {member.name}")
+        if parts:
+            yield " ".join(parts) + "\n"
 
 
 def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
@@ -254,8 +271,7 @@ class _Group:
     def __init__(self, stem: str, window: Window, options: LocateOptions) -> None:
         self.stem, self.members = stem, dict[str, Member]()
         self._window, self._options = window, options
-        self._label = NO_LABEL
-        self._key: str = stem
+        self._label, self._key = NO_LABEL, stem
         self._names: dict[str, str] | None = None  # of a sample that says them
 
     def add(self, member: Member, extension: str) -> None:
@@ -271,10 +287,10 @@ class _Group:
             self._key, self._names = _read_name(self._window, member)
 
     def sample(self) -> Located:
-        options, ranges, names = self._options, dict[str, tuple[int, int]](), dict(self._names or {})
+        options, ranges, left_behind = self._options, dict[str, tuple[int, int]](), list[str]()
+        names = dict(self._names or {})
         wanted = (options.image_key or IMAGE_EXTENSIONS).split(";")
         image_extension = next((extension for extension in wanted if extension in self.members), None)
-        left_behind = []
         for extension, member in self.members.items():
             if extension in (options.label_key or _LABEL_EXTENSION, _NAME_EXTENSION):
                 continue
@@ -291,18 +307,12 @@ class _Group:
 
 
 def _field_of(extension: str, options: LocateOptions) -> str:
-    for field, key in options.extra_fields.items():
-        if key == extension:
-            return field
-    return extension.rpartition(".")[0] or extension
+    named = (field for field, key in options.extra_fields.items() if key == extension)
+    return next(named, "") or extension.rpartition(".")[0] or extension
 
 
 def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or text.encode(errors="replace").decode() == text  # not so with a lone surrogate
 
 
 def _label(window: Window, member: Member) -> int:
@@ -312,9 +322,8 @@ def _label(window: Window, member: Member) -> int:
             raise ValueError(f"{member.size} bytes are too many for an int64")
         return int(text)
     except ValueError as error:
-        raise FormatError(
-            f"{window.path}: label {member.name!r} at byte {member.offset} is {text[:32]!r}, expected a whole number"
-        ) from error
+        where = f"{window.path}: label {member.name!r} at byte {member.offset}"
+        raise FormatError(f"{where} is {text[:32]!r}, expected a whole number") from error
 
 
 def _read_name(window: Window, member: Member) -> tuple[str, dict[str, str]]:
@@ -332,7 +341,6 @@ def _read_name(window: Window, member: Member) -> tuple[str, dict[str, str]]:
     return key, names
 
 
-# --- what a shard says of its set ---
 def _end_with_record(position: int, spec: ShardSpec) -> bytes:
     """The end of an archive of `position` bytes, with the record of its set."""
     content = {

@@ -21,9 +21,10 @@ first of NAME_FEATURES and the class the first of CLASS_FEATURES that a record h
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from struct import Struct
+from typing import ClassVar
 
 import numpy as np
 from crc32c import crc32c
@@ -57,11 +58,12 @@ from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer
 from readers.tree import key_of_name
 
-__all__ = ["FORMAT", "TFRecordFormat", "record_ranges"]
+__all__ = ["FORMAT", "TFRecordFormat"]
 
 _LENGTH = Struct("<Q")
 _CRC = Struct("<I")
 _COLORSPACE = {1: b"Grayscale", 3: b"RGB", 4: b"CMYK"}
+_FRAME_BYTES = 16
 _MAX_RECORD_BYTES = 1 << 31  # that of a protocol buffer
 _DERIVED = ("image/format", "image/height", "image/width", "image/channels", "image/colorspace", "image/key")
 
@@ -178,6 +180,10 @@ class TFRecordFormat(WalkedFormat):
     """TFRecords of tf.train.Example."""
 
     name = "tfrecord"
+    exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "tfrecord": ".tfindex"}
+    unindexed: ClassVar[Mapping[str, str]] = {
+        "rocal": "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
+    }
 
     def shard_name(self, split: str, number: int, count: int) -> str:
         return f"{split}-{number:05d}-of-{count:05d}.tfrecord"
@@ -202,13 +208,10 @@ class TFRecordFormat(WalkedFormat):
                 sample = sample._replace(fault=f"the record at byte {position} has no image")
             yield sample if sample.key else sample._replace(key=key_by_number(window.path, number))
 
-
-def record_ranges(window: Window) -> Iterator[tuple[int, int]]:
-    """(start, length) of the data of each record; the record begins 12 bytes before and ends 4 after.
-
-    Raises FormatError, NotFlatError.
-    """
-    return ((start, length) for start, length, _ in _records(window, check_payload=False))
+    def index_lines(self, target: str, window: Window) -> Iterator[str]:
+        """<offset> <bytes> of each record, its length and checksums included."""
+        for start, length, _ in _records(window, check_payload=False):
+            yield f"{start - RECORD_HEAD_BYTES} {length + _FRAME_BYTES}\n"
 
 
 def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, str]]:

@@ -311,10 +311,21 @@ class Source(Protocol):
 
 def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names that no container can keep: not UTF-8, NUL, absolute, or with a `..` in them."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise SourceError(f"{where}: the name {name!r} is not UTF-8; rename it (see convmv)") from error
-        if not name or "\0" in name or name[0] == "/" or (".." in name and ".." in PurePosixPath(name).parts):
-            raise SourceError(f"{where}: {name!r} is no name for a sample: empty, absolute, or leads out of its folder")
+    waiting = iter(names)
+    while block := list(itertools.islice(waiting, _BLOCK_SAMPLES)):
+        text = "\0".join(["", *block, ""])
+        doubtful = not text.isascii() or ".." in text or "\0/" in text or "\0\0" in text
+        if doubtful or text.count("\0") != len(block) + 1:
+            for name in block:
+                _check_name(name, where)
+
+
+def _check_name(name: str, where: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{where}: the name {name!r} is not UTF-8; rename it (see convmv)") from error
+    if not name or "\0" in name or name[0] == "/" or (".." in name and ".." in PurePosixPath(name).parts):
+        raise SourceError(
+            f"{where}: {name!r} cannot be the name of a sample: empty, absolute, or leads out of its folder"
+        )

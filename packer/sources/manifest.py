@@ -24,8 +24,7 @@ from crc32c import crc32c
 from packer.conversion.arena import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.files import read_file
-from packer.sources.manifest_columns import Columns, choose_columns, is_missing
-from packer.sources.manifest_values import json_payload, number_labels
+from packer.sources.manifest_columns import Columns, choose_columns, is_missing, json_payload, number_labels
 from packer.sources.names import name_in_folder
 from packer.sources.tables import Row, Table, open_table
 from readers.errors import BadNameError, BadSampleError, SourceError

@@ -41,7 +41,7 @@ from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder, Strings, repeated
 from readers.tree import SPLIT_NAMES
 
-__all__ = ["ClassNames", "ShardSource", "field_kinds", "located_samples", "split_of_name"]
+__all__ = ["ClassNames", "ShardSource", "classes_in_order", "field_kinds", "located_samples", "split_of_name"]
 
 # Why a sample cannot be had, or where the format finds its image, or None; then (offset, length, field) as in the file.
 Place: TypeAlias = tuple[Any, ...]
@@ -88,17 +88,19 @@ class ClassNames:
                 self.conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
 
     def in_order(self) -> tuple[tuple[str, ...], str]:
-        """The names of all labels from 0 on, () where there are none; and what is wrong with them, "" for nothing."""
-        names = tuple(self.names[label] for label in sorted(self.names))
-        if self.conflict:
-            return (), self.conflict
-        missing = next((label for label in range(len(names)) if label not in self.names), None)
-        if missing is not None:
-            return (), f"the shards have none for label {missing}"
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            return (), f"two labels are {twice!r}"
-        return names, ""
+        """See `classes_in_order`."""
+        return ((), self.conflict) if self.conflict else classes_in_order(self.names)
+
+
+def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
+    """The names of all labels from 0 on, () where there are none; and why they are left out, "" where they are not."""
+    found = tuple(names[label] for label in sorted(names))
+    missing = next((label for label in range(len(found)) if label not in names), None)
+    if missing is not None:
+        return (), f"the shards have none for label {missing}"
+    if len(set(found)) < len(found):
+        return (), f"two labels are called {next(name for name in found if found.count(name) > 1)!r}"
+    return found, ""
 
 
 class ShardSource:
@@ -245,7 +247,7 @@ class _Shard:
 
     def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
         n = len(part)
-        if len(repeated(part.keys, n)):
+        if len(repeated(lambda: part.keys, n)):
             listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
             nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
             part.keys = Strings.of(key_by_number(self._path, number) for number in range(n))

@@ -50,8 +50,8 @@ def check_layout(
         if found is not None:
             what, folder = found
             raise SourceError(
-                f"{where}: {what}; {_command(where, folder)}; to take its folders for classes all the same, add  "
-                f"--layout tree  (in Python: packer.open_source(path, layout='tree'))"
+                f"{where}: {what}; {_command(where, folder)}; to take its folders for classes all the same, pass  "
+                f"layout='tree'"
             )
     return [f"{where}: {warning}" for warning in _warnings(splits, classes, where, whole)]
 
@@ -152,7 +152,7 @@ def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: st
         yield f"one class only, {classes[0]!r}; if that folder is no class, {_command(where, str(folder))}"
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
-        yield f"taken for classes: {_listed(strange)}; --layout tree  says that they are"
+        yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
     for name, count in unlabelled.items():
         if not count or not labelled:
             continue

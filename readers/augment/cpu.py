@@ -7,6 +7,7 @@ costs some 10 µs and two hand-overs of the interpreter's lock, as much as a ten
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from readers.augment.ops.normalize import Normalize
 from readers.augment.pixels import window
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
-from readers.decode.raw import lent
+from readers.decode.region import lent
 from readers.errors import BadSampleError
 from readers.sample import Buffer
 
@@ -114,10 +115,20 @@ class Renderer:
 
     def chunk(self, count: int, height: int, width: int) -> torch.Tensor:
         """uint8 [count, 3, height, width], channels last; valid until the next call."""
-        values = count * height * width * 3
+        return self.chunks([(count, 3, height, width)])[0]
+
+    def chunks(self, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """The same for several of these shapes, [count, 3, height, width], at once."""
+        values = sum(map(math.prod, shapes))
         if self._chunk.numel() < values:
             self._chunk = torch.empty(values, dtype=torch.uint8)
-        return self._chunk[:values].view(count, height, width, 3).permute(0, 3, 1, 2)
+        chunks, start = [], 0
+        for shape in shapes:
+            count, channels, height, width = shape
+            part = self._chunk[start : start + math.prod(shape)]
+            chunks.append(part.view(count, height, width, channels).permute(0, 3, 1, 2))
+            start += math.prod(shape)
+        return chunks
 
     def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
         """One image into out, uint8 [1, 3, out_height, out_width], channels last. A job without pixel ops is left

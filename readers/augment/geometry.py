@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from readers.augment.draws import Draws
     from readers.augment.ops.base import Op
 
-__all__ = ["Boxes", "Job", "Plan", "Planner", "Step", "plan_boxes", "plan_ops"]
+__all__ = ["Boxes", "Job", "Plan", "Planner", "Step", "plan_ops"]
 
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
@@ -228,11 +228,6 @@ class Planner:
 def _on_grid(start: _Ints, length: _Ints, limit: _Ints, step: int) -> _Bools:
     end = start + length
     return np.asarray((start % step == 0) & ((end % step == 0) | (end == limit)))
-
-
-def plan_boxes(ops: Sequence[Op], heights: _Ints, widths: _Ints, draws: Draws) -> Boxes:
-    """Where the pixels of images of these sizes (int64 [n]) come from, by the ops on geometry."""
-    return plan_ops(ops, heights, widths, draws).boxes
 
 
 def plan_ops(ops: Sequence[Op], heights: _Ints, widths: _Ints, draws: Draws) -> Plan:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from readers.augment.ops.normalize import Normalize
 
-__all__ = ["Job", "Plan", "Recipe", "Step"]
+__all__ = ["Job", "Plan", "Recipe", "Step", "recipes_of_views"]
 
 _Ints = npt.NDArray[np.int64]
 _OUT_OF_ORDER = {
@@ -76,6 +76,30 @@ class Recipe:
             if op.stage is Stage.BATCH:
                 images, labels = op.mix(images, labels, draws.uniform(stream, op.draws)[0])
         return images, labels
+
+
+def recipes_of_views(augment: Sequence[Op], views: int | Sequence[Sequence[Op]]) -> tuple[Recipe, ...]:
+    """A recipe for each view of a sample. views: how many, all by `augment`; or the ops of each, without `augment`.
+
+    Raises ValueError for views that cannot be made together.
+    """
+    if isinstance(views, int):
+        if views < 1:
+            raise ValueError(f"views is 1 or more, or a list of ops for each view, not {views!r}")
+        recipes = (Recipe(augment),) * views
+    else:
+        if augment or not views:
+            raise ValueError("views names the ops of each of one or more views: leave augment out, or give a number")
+        recipes = tuple(Recipe(ops) for ops in views)
+    for name in ("normalize", "interpolation"):
+        found = {getattr(recipe, name) for recipe in recipes}
+        if len(found) > 1:
+            raise ValueError(f"all views have one {name}, not {' and '.join(sorted(map(str, found)))}")
+    if len(recipes) > 1 and any(recipe.batch_ops for recipe in recipes):
+        raise ValueError(
+            "MixUp and CutMix mix labels, which several views of a sample do not have: leave one of them out"
+        )
+    return recipes
 
 
 def _check(ops: Sequence[Op]) -> None:

@@ -22,7 +22,8 @@ from readers.cached.store import Slots
 from readers.cached.subset import Weights
 from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.headers import MEDIA
-from readers.reader import Reader, headers_of
+from readers.reader import Reader
+from readers.sample import headers_of
 from readers.units import parse_size
 
 __all__ = ["SAMPLE_ERRORS", "Capacity", "Measures", "budget", "measure", "read_good"]

@@ -1,8 +1,8 @@
 """Make the kept form of an image: decode it, resize it with antialiasing, and encode it again or keep the pixels.
 
 Images are decoded as augmenting decodes them: a JPEG is first scaled in the DCT where that leaves enough to resize.
-Then Pillow resizes: Lanczos for what is encoded again, as packing does it; bilinear for pixels, with results within 2
-of 255 of those of torch's kernel, which augmenting uses (docs/cache.md).
+Then Pillow resizes: Lanczos for what is encoded again, as packing does it; as the ops say for pixels, with results
+within 2 of 255 of those of torch's kernels, which augmenting uses (docs/cache.md).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from readers.augment.draws import Draws
-from readers.augment.geometry import Boxes, plan_boxes
+from readers.augment.geometry import Boxes
 from readers.augment.ops import Op
+from readers.augment.recipe import Recipe
 from readers.decode import Region, decode_image
 from readers.decode.orient import upright_size
-from readers.decode.raw import with_header
+from readers.decode.region import with_header
 from readers.errors import BadSampleError
 from readers.headers import read_header
 from readers.sample import Buffer
@@ -56,14 +56,15 @@ def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
         int(side[0]) for side in (boxes.top, boxes.left, boxes.height, boxes.width, boxes.reduce)
     )
     pixels = decode_image(image, Region(top, left, rows, columns, reduce, bool(boxes.coarse[0])))
-    pixels = _resized(pixels, (int(boxes.resized_height[0]), int(boxes.resized_width[0])), "BILINEAR")
+    filter_name = "BICUBIC" if Recipe(ops).interpolation == "bicubic" else "BILINEAR"
+    pixels = _resized(pixels, (int(boxes.resized_height[0]), int(boxes.resized_width[0])), filter_name)
     top, left = int(boxes.crop_top[0]), int(boxes.crop_left[0])
     return with_header(pixels[top : top + int(boxes.out_height[0]), left : left + int(boxes.out_width[0])])
 
 
 def boxes_of(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> Boxes:
     """Where the pixels come from, for upright images of these sizes; `ops` draw nothing."""
-    return plan_boxes(ops, heights, widths, Draws(0, 0, np.zeros(len(heights), np.int64)))
+    return Recipe(ops).plan(0, 0, np.zeros(len(heights), np.int64), heights, widths).boxes
 
 
 def _resized(pixels: _Pixels, size: tuple[int, int], filter_name: str) -> _Pixels:

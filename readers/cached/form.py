@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+import readers.table as tables
 from cache.stores import Buffer, Int64s
-from readers import table as tables
 from readers.headers import MEDIA
 from readers.headers.pixels import HEADER_BYTES
 from readers.sample import ImageInfo
@@ -127,16 +127,17 @@ class Decoded:
     ops: tuple[Op, ...] = ()
 
     def __init__(self, ops: Sequence[Op] = ()) -> None:
-        from readers.augment.ops import CenterCrop, Crop, Resize
+        from readers.augment.ops import Stage
         from readers.augment.recipe import Recipe
 
-        for op in ops:
-            if not isinstance(op, Resize | CenterCrop | Crop):
+        recipe = Recipe(ops)
+        for op in recipe.ops:
+            if op.stage is not Stage.GEOMETRY or op.draws:
                 raise ValueError(
                     f"Decoded: {op!r} is not the same in every epoch, or comes after what is kept; keep the "
                     f"leading Resize, CenterCrop and Crop, and give the rest to the loader"
                 )
-        object.__setattr__(self, "ops", Recipe(ops).ops)
+        object.__setattr__(self, "ops", recipe.ops)
 
     @property
     def kind(self) -> str:

@@ -25,7 +25,7 @@ from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
 from readers.cached.compression import compress, decompress
 from readers.cached.form import Form
 from readers.cached.subset import Subset
-from readers.table import Columns
+from readers.columns import Columns
 
 __all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Slots", "Terms", "agree"]
 

@@ -9,11 +9,10 @@ itself.
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.util
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -69,7 +68,8 @@ class Run(Protocol):
 
 def start_run(pipeline: Any, outputs: Sequence[str], output: Output, workers: int) -> Run:
     """Start a pipeline with these outputs. Raises MissingExtraError."""
-    return _WatchedRun(pipeline, outputs, output) if workers else _open(pipeline, outputs, output)
+    iterator = _torch_iterator() if output == "torch" else None
+    return _WatchedRun(pipeline, outputs, iterator) if workers else _open(pipeline, outputs, iterator)
 
 
 def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:
@@ -81,23 +81,29 @@ def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str)
     return torch.empty((0, *shape), dtype=getattr(torch, dtype), device=device), torch.empty(0, dtype=torch.int64)
 
 
-def _open(pipeline: Any, outputs: Sequence[str], output: Output) -> Run:
-    return _TorchRun(pipeline, outputs) if output == "torch" else _ArrayRun(pipeline)
+def _torch_iterator() -> Any:
+    """DALI's iterator that gives torch tensors. Raises MissingExtraError."""
+    try:
+        import torch  # noqa: F401  the plug-in below would only say that a module is missing
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", "DaliLoader(output='torch')") from error
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    return DALIGenericIterator
+
+
+def _open(pipeline: Any, outputs: Sequence[str], iterator: Any) -> Run:
+    """iterator: the class that gives torch tensors, None for arrays."""
+    return _ArrayRun(pipeline) if iterator is None else _TorchRun(pipeline, outputs, iterator)
 
 
 class _TorchRun:
     """Through DALI's own iterator. Images are on the pipeline's device, all else on the CPU."""
 
-    def __init__(self, pipeline: Any, outputs: Sequence[str]) -> None:
-        try:
-            import torch  # noqa: F401  the plug-in below would only say that a module is missing
-        except ImportError as error:
-            raise MissingExtraError("torch", "torch", "DaliLoader(output='torch')") from error
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
+    def __init__(self, pipeline: Any, outputs: Sequence[str], iterator: Any) -> None:
         self._device_id = pipeline.device_id
         self._outputs = tuple(outputs)
-        self._iterator = DALIGenericIterator([pipeline], list(outputs), size=-1, prepare_first_batch=False)
+        self._iterator = iterator([pipeline], list(outputs), size=-1, prepare_first_batch=False)
 
     def take(self) -> tuple[Any, ...]:
         (batch,) = next(self._iterator)
@@ -139,20 +145,23 @@ _Call = tuple[AbstractContextManager[Any], Callable[[Run], Any]]
 
 
 class _WatchedRun:
-    """A run whose workers are started at once. Dropping it ends the pipeline and the workers."""
+    """A run whose workers are started at once. Dropping it ends the pipeline and the workers.
 
-    def __init__(self, pipeline: Any, outputs: Sequence[str], output: Output) -> None:
+    So does the end of the interpreter, before `multiprocessing` joins all processes that were started.
+    """
+
+    def __init__(self, pipeline: Any, outputs: Sequence[str], iterator: Any) -> None:
         before = multiprocessing.active_children()
         pipeline.start_py_workers()
         self._workers = [child for child in multiprocessing.active_children() if child not in before]
-        self._run = _open(pipeline, outputs, output)
+        self._run = [_open(pipeline, outputs, iterator)]  # empty once it has ended
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        thread = threading.Thread(
-            target=_serve, args=(self._run, self._calls, self._answers), name="packer-dali", daemon=True
-        )
+        given = (self._run, self._calls, self._answers)
+        thread = threading.Thread(target=_serve, args=given, name="packer-dali", daemon=True)
         thread.start()
-        self._stop = weakref.finalize(self, _stop, thread, self._calls, self._workers)
+        ending = (self._run, thread, self._calls, self._workers)
+        multiprocessing.util.Finalize(self, _stop, ending, exitpriority=10)
 
     def take(self) -> tuple[Any, ...]:
         result: tuple[Any, ...] = self._call(_take)
@@ -162,11 +171,11 @@ class _WatchedRun:
         self._call(_reset)
 
     def here(self) -> AbstractContextManager[Any]:
-        return self._run.here()
+        return self._run[0].here()
 
     def _call(self, function: Callable[[Run], Any]) -> Any:
         """Have the thread do it. Raises WorkerError where a worker has died."""
-        self._calls.put((self._run.here(), function))
+        self._calls.put((self.here(), function))
         dead_since: float | None = None
         while True:
             try:
@@ -204,7 +213,7 @@ def _reset(run: Run) -> None:
     run.reset()
 
 
-def _serve(run: Run, calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
+def _serve(runs: list[Run], calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
     while True:
         call = calls.get()
         if call is None:
@@ -213,14 +222,14 @@ def _serve(run: Run, calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[A
         answer: tuple[Any, BaseException | None]
         try:
             with context:
-                answer = (function(run), None)
+                answer = (function(runs[0]), None)
         except BaseException as error:
             answer = (None, error.with_traceback(None))  # whose frames would keep the pipeline alive
         answers.put(answer)
         del call, context, function, answer
 
 
-def _stop(thread: threading.Thread, calls: queue.SimpleQueue[Any], workers: list[BaseProcess]) -> None:
+def _stop(runs: list[Run], thread: threading.Thread, calls: queue.SimpleQueue[Any], workers: list[BaseProcess]) -> None:
     calls.put(None)
     stuck = any(not worker.is_alive() for worker in workers)
     thread.join(_LOOK_SECONDS if stuck else _JOIN_SECONDS)
@@ -228,3 +237,5 @@ def _stop(thread: threading.Thread, calls: queue.SimpleQueue[Any], workers: list
         for worker in workers:
             worker.kill()
             worker.join(_JOIN_SECONDS)
+    else:
+        runs.clear()

@@ -1,4 +1,8 @@
-"""Which decoder of batches is used on a device."""
+"""The registry of decoders of batches by optional packages, and which decoder is used on a device.
+
+A new one is a file with a function of a device, which raises MissingExtraError where its package is missing, and its
+entry in `_REGISTRY`, in the order in which "auto" tries them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ __all__ = ["DECODERS", "DecoderName", "open_decoder"]
 
 DecoderName: TypeAlias = Literal["auto", "cpu", "torchcodec", "torchvision"]
 DECODERS: tuple[DecoderName, ...] = get_args(DecoderName)
-_OPEN = {"torchcodec": open_torchcodec, "torchvision": open_torchvision}
+_REGISTRY = {"torchcodec": open_torchcodec, "torchvision": open_torchvision}
 
 
 def open_decoder(name: DecoderName, device: torch.device) -> Decoder:
@@ -24,16 +28,16 @@ def open_decoder(name: DecoderName, device: torch.device) -> Decoder:
     warns of, on a CUDA device, and the CPU elsewhere. Raises MissingExtraError for one that is named and cannot be
     had.
     """
-    if name in _OPEN:
+    if name in _REGISTRY:
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"{name} decodes on cpu and cuda devices, not on {device}; use decoder='cpu'")
-        return _OPEN[name](device)
+        return _REGISTRY[name](device)
     if name not in DECODERS:
         raise ValueError(f"decoder is one of {', '.join(DECODERS)}, not {name!r}")
     if name == "cpu" or device.type != "cuda":
         return CpuDecoder(device)
     reasons = []
-    for open_one in _OPEN.values():
+    for open_one in _REGISTRY.values():
         try:
             return open_one(device)
         except MissingExtraError as error:

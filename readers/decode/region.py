@@ -1,13 +1,22 @@
-"""What part of an image to decode, and the memory to decode it into."""
+"""What part of an image to decode, the memory to decode it into, and images that are decoded already.
+
+The latter (`readers.headers.pixels`) are looked at where they are, whatever part is wanted.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from readers.errors import BadSampleError
+from readers.headers import ImageHeader
 from readers.headers.header import MAX_PIXELS
+from readers.headers.pixels import HEADER_BYTES, header
+from readers.sample import Buffer
 
-__all__ = ["MAX_PIXELS", "Region", "Scratch", "check_pixels"]
+__all__ = ["MAX_PIXELS", "Region", "Scratch", "check_pixels", "lent", "pixels_of", "with_header"]
 
 _KEPT_BYTES = 64 << 20
 
@@ -68,3 +77,32 @@ def check_pixels(height: int, width: int) -> None:
 
 def _rounded(size: int) -> int:
     return -(-size // (1 << 20)) << 20
+
+
+def pixels_of(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
+    """The pixels behind the header, uint8 [height, width, 3]: a view, read-only where `data` is."""
+    count = header.height * header.width * 3
+    return np.frombuffer(data, np.uint8, count, HEADER_BYTES).reshape(header.height, header.width, 3)
+
+
+def with_header(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Pixels, uint8 [height, width, 3], as an image that `decode_image` takes."""
+    height, width, _ = pixels.shape
+    return header(height, width) + pixels.tobytes()
+
+
+def lent(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The same pixels, marked writable for a library that takes no others and will only read; writing would fault.
+
+    torch warns of a read-only array even where it does not write to it.
+    """
+    return pixels if pixels.flags.writeable else np.asarray(_Lent(pixels))
+
+
+class _Lent:
+    """An array under other flags; keeps it alive for as long as anybody looks."""
+
+    def __init__(self, pixels: npt.NDArray[np.uint8]) -> None:
+        self._pixels = pixels
+        interface: dict[str, Any] = dict(pixels.__array_interface__)
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -68,7 +68,7 @@ def exif_orientation(data: Buffer) -> int:
 
 
 def frames(data: Buffer) -> int:
-    """What acTL says, which comes before the pixels; 1 without it."""
+    """What acTL says, which comes before the pixels (W3C PNG, third edition, 11.3.6.1); 1 without it."""
     at = 8 + _FIRST_CHUNK.size
     for _ in range(_MAX_CHUNKS):
         length, kind = unpack("png", _CHUNK, data, at)

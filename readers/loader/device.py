@@ -41,7 +41,7 @@ class DeviceWork(EpochWork):
     decodes: bool = True
 
     def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipe.interpolation)
+        return _BoxRenderer(self.recipes[0].interpolation)
 
     def plan(self, step: int) -> Batch:
         batch = EpochWork.plan(self, step)
@@ -51,9 +51,12 @@ class DeviceWork(EpochWork):
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode what is the CPU's, unflipped; of the others, check that the header is what the index says."""
-        some, out = slice(start, stop), batch.images[start:stop]
+        some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
-        if alone and tools.render_alike(batch.data[some], batch.jobs[some], batch.sizes[some], out):
+        if alone and all(
+            tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images[some])
+            for jobs, images in zip(batch.jobs, batch.images, strict=True)
+        ):
             return
         for row in range(start, stop):
             data = batch.data[row]
@@ -62,7 +65,7 @@ class DeviceWork(EpochWork):
                 if header is not None:
                     batch.headers[row] = header
                     continue
-            self.render_row(batch, row, batch.images[row : row + 1], tools)
+            self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
 
     def complete(self, batch: Batch) -> None:
         """Not yet: the device has still to decode."""
@@ -96,9 +99,9 @@ class DevicePath:
     def decodes(self) -> bool:
         return not isinstance(self.decoder, CpuDecoder)
 
-    def work(self, feed: Feed, recipe: Recipe, finish: Finish, memory: ImageMemory) -> DeviceWork:
+    def work(self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, memory: ImageMemory) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipe, finish, memory, decodes=self.decodes)
+        return DeviceWork(feed, recipes, finish, memory, decodes=self.decodes)
 
     def stage(self, crew: Crew, work: EpochWork) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -141,7 +144,7 @@ class DeviceStage(Ahead[Batch]):
     def take(self) -> Batch:
         """The next batch, its images on the device, for the current stream of the calling thread to use."""
         batch = super().take()
-        DecodeStream.hand_over([batch.images], batch.ready)
+        DecodeStream.hand_over(batch.images, batch.ready)
         return batch
 
     def stop(self) -> None:
@@ -154,39 +157,44 @@ class DeviceStage(Ahead[Batch]):
         if batch.error is None:
             with self._stream.decoding():
                 self._render(batch)
+                self._work.combine(batch)
                 batch.ready = self._stream.mark()
         batch.data = ()
         return batch
 
     def _render(self, batch: Batch) -> None:
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
-        size = (batch.images.shape[2], batch.images.shape[3])
-        pictures, jobs = self._uploaded(batch), [_rest_of(job, size) for job in batch.jobs]
-        rows = sorted(batch.headers)
+        rows, device = sorted(batch.headers), self._path.renderer.device
         decoded = self._path.decoder.decode(
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are no exceptions
             [batch.headers[row] for row in rows],
         )
-        for row, found in zip(rows, decoded, strict=True):
-            if isinstance(found, Picture):
-                pictures[row], jobs[row] = found, batch.jobs[row]
+        whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
+        boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
+        for row in rows:
+            if row in whole:
                 continue
-            place = torch.zeros((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+            shapes = [(1, *images.shape[2:], 3) for images in batch.images]
+            places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
             try:
-                self._work.render_row(batch, row, place, self._tools)
+                self._work.render_row(batch, row, places, self._tools)
             except Exception as error:
                 batch.error = error
                 return
-            pictures[row], jobs[row] = Picture(place[0].to(self._path.renderer.device)), _rest_of(batch.jobs[row], size)
-        batch.images = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
+            boxes[row] = [place[0].to(device) for place in places]
+        for view, (images, jobs) in enumerate(zip(batch.images, batch.jobs, strict=True)):
+            size = (images.shape[2], images.shape[3])
+            pictures = self._uploaded(images, batch) | {row: Picture(some[view]) for row, some in boxes.items()} | whole
+            jobs = [job if row in whole else _rest_of(job, size) for row, job in enumerate(jobs)]
+            batch.images[view] = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
 
-    def _uploaded(self, batch: Batch) -> dict[int, Picture]:
-        """The rows that the CPU decoded, on the device; one copy where that is all of them."""
+    def _uploaded(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
+        """The rows of a view that the CPU decoded, on the device; one copy where that is all of them."""
         device = self._path.renderer.device
         if not batch.headers:
-            return {row: Picture(image) for row, image in enumerate(batch.images.to(device, non_blocking=True))}
-        rows = [row for row in range(len(batch.jobs)) if row not in batch.headers]
-        return {row: Picture(batch.images[row].to(device, non_blocking=True)) for row in rows}
+            return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}
+        rows = [row for row in range(len(images)) if row not in batch.headers]
+        return {row: Picture(images[row].to(device, non_blocking=True)) for row in rows}
 
 
 def _box_of(job: Job) -> Job:

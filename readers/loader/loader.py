@@ -10,7 +10,7 @@ import torch
 from cache.node import usable_cpus
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
-from readers.augment.recipe import Recipe
+from readers.augment.recipe import recipes_of_views
 from readers.decode import DECODER
 from readers.feed import (
     BadSample,
@@ -23,7 +23,7 @@ from readers.feed import (
     choose_tail,
 )
 from readers.loader.crew import Crew
-from readers.loader.work import Batch, EpochWork, ImageMemory, IndexWork, checked_dtype, numbered
+from readers.loader.work import Batch, EpochWork, ImageMemory, IndexWork, checked_dtype, class_count, numbered
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -49,7 +49,10 @@ class ImageLoader(FeedLoader):
         for images, labels in loader:       # uint8 [256, 3, 224, 224], int64 [256]
             ...
 
-    augment: ops of `readers.augment`, drawn by (seed, epoch, position).
+    augment: ops of `readers.augment`, drawn by (seed, epoch, position). With MixUp or CutMix labels are shares of the
+        classes, float32 [n, classes].
+    views: how many times each sample is augmented, each time with draws of its own; or a list of ops for each view, in
+        place of `augment`. With more than one, "image" is a tuple of tensors, one for each view.
     order: positions to samples (default: a global shuffle, or as stored with shuffle=False).
     seed: of the order and of the augmentation; by default that of `order`, or 0.
     rank, world_size: when not given, found in torch.distributed or the launcher's variables each time a loop begins.
@@ -81,6 +84,7 @@ class ImageLoader(FeedLoader):
         batch_size: int,
         *,
         augment: Sequence[Op] = (),
+        views: int | Sequence[Sequence[Op]] = 1,
         order: Order | None = None,
         shuffle: bool = True,
         seed: int | None = None,
@@ -97,7 +101,10 @@ class ImageLoader(FeedLoader):
         device: torch.device | str = "cpu",
         decoder: DecoderName = "auto",
     ) -> None:
-        self.recipe = Recipe(augment)
+        self._recipes = recipes_of_views(augment, views)
+        self.recipe = self._recipes[0]
+        if self.recipe.batch_ops:
+            class_count(reader)  # says at once where there are no labels
         order = choose_order(len(reader), order, shuffle, seed)
         self._fields = Fields(fields, reader)
         self.dtype = checked_dtype(dtype, self.recipe)
@@ -118,7 +125,7 @@ class ImageLoader(FeedLoader):
         else:
             stored = (self.dtype, planar, normalize)
         self._finish_images = Finish(*stored)
-        self._memory = ImageMemory(*stored[:2], pinned, prefetch + 2)
+        self._memory = ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, self.decoder)
         super().__init__(Feed(reader, order, batch_size, options))
 
@@ -135,7 +142,7 @@ class ImageLoader(FeedLoader):
     def _open(self, feed: Feed) -> Maker:
         if "image" not in self.fields:
             return IndexWork(feed)
-        given = (feed, self.recipe, self._finish_images, self._memory)
+        given = (feed, self._recipes, self._finish_images, self._memory)
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
         crew = Crew(work, self.threads, self.prefetch, self._rows_at_once())
         return crew if self._path is None else self._path.stage(crew, work)
@@ -144,16 +151,16 @@ class ImageLoader(FeedLoader):
         """The fields of a finished batch."""
         if batch.error is not None:
             raise batch.error
-        rows = batch.kept()
-        images, indices = batch.images, batch.indices
-        if rows is not None:
-            images, indices = images[rows], indices[rows]
 
         def field(name: str) -> Any:
             if name == "image":
-                value = images.permute(0, 2, 3, 1) if self.layout == "NHWC" else images
+                views = [v.permute(0, 2, 3, 1) if self.layout == "NHWC" else v for v in batch.images]
+                views = [v.to(self.device, non_blocking=True) for v in views]
+                return tuple(views) if len(views) > 1 else views[0]
+            if name == "label" and batch.labels is not None:
+                value: Any = batch.labels
             else:
-                value = Fields.column(self.reader, indices, name)
+                value = Fields.column(self.reader, batch.indices, name)
                 if name not in ("label", "index"):
                     return value
                 value = torch.from_numpy(value)
@@ -163,7 +170,7 @@ class ImageLoader(FeedLoader):
 
     def _rows_at_once(self) -> int:
         height, width = self.recipe.out_size or (224, 224)
-        rows = max(_LEAST_ROWS, min(_MOST_ROWS, _VALUES_AT_ONCE // (height * width * 3)))
+        rows = max(_LEAST_ROWS, min(_MOST_ROWS, _VALUES_AT_ONCE // (height * width * 3 * len(self._recipes))))
         return max(1, min(rows, -(-self.batch_size // self.threads)))
 
 

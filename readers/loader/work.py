@@ -21,12 +21,12 @@ from readers.errors import BadSampleError
 from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
 from readers.headers import ImageHeader
 from readers.order.base import Int64s
-from readers.sample import Buffer
+from readers.sample import Buffer, Reader
 
 if TYPE_CHECKING:
     from readers.decode.streams import Ready
 
-__all__ = ["Batch", "EpochWork", "ImageMemory", "IndexWork", "checked_dtype", "numbered"]
+__all__ = ["Batch", "EpochWork", "ImageMemory", "IndexWork", "checked_dtype", "class_count", "numbered"]
 
 # A read slower than this waits for a disk: from then on the kernel is told which batches come next.
 _SLOW_READ_SECONDS = 0.0004
@@ -36,20 +36,22 @@ _SLOW_READ_SECONDS = 0.0004
 class Batch:
     """One batch on its way: what it will hold, the memory it is made in, and how far it has come.
 
-    positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: what happens to each.
-    bad_boxes: images that the recipe does not fit, by row. data: the encoded images, or why one could not be read.
-    images: [n, 3, height, width]. routed: which images a device may decode; headers: of those that it is to, by row.
-    ready: on a device, what the images are to be waited for.
+    positions, indices: int64 [n]. sizes: (height, width) of the upright images. jobs: by view, what happens to each.
+    bad_boxes: images that a recipe does not fit, by row. data: the encoded images, or why one could not be read.
+    images: by view, [n, 3, height, width]. labels: float32 [n, classes], where images have been mixed. routed: which
+    images a device may decode; headers: of those that it is to, by row. ready: on a device, what the images are to be
+    waited for.
     """
 
     step: int
     positions: Int64s
     indices: Int64s
     sizes: list[tuple[int, int]]
-    jobs: list[Job]
+    jobs: list[list[Job]]
     bad_boxes: Mapping[int, BadSampleError]
     data: Sequence[Buffer | Exception]
-    images: torch.Tensor
+    images: list[torch.Tensor]
+    labels: torch.Tensor | None = None
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
     ready: Ready = None
@@ -59,84 +61,108 @@ class Batch:
     error: BaseException | None = None
     error_row: int = 0
 
-    def kept(self) -> Sequence[int] | None:
-        """The rows that are left when bad samples are skipped, None if all are."""
-        if not self.skipped:
-            return None
-        gone = set(self.skipped)
-        return [row for row in range(len(self.indices)) if row not in gone]
+    def leave_out_skipped(self) -> None:
+        """Keep only the rows that are left when bad samples are skipped."""
+        if self.skipped:
+            rows = sorted({*range(len(self.indices))} - {*self.skipped})
+            self.images, self.indices = [images[rows] for images in self.images], self.indices[rows]
+            self.skipped = []
 
 
 @dataclass(slots=True)
 class EpochWork:
-    """The batches of a feed's first epoch. finish: how values are stored. One thread plans at a time."""
+    """The batches of a feed's first epoch. recipes: one for each view of a sample. finish: how values are stored.
+    One thread plans at a time.
+
+    A sample is good or bad, and replaced by another, in all its views at once.
+    """
 
     feed: Feed
-    recipe: Recipe
+    recipes: tuple[Recipe, ...]
     finish: Finish
     memory: ImageMemory
     steps: int = field(init=False)
+    _classes: int = field(init=False)
     _read_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.steps = self.feed.steps()
+        self._classes = class_count(self.feed.reader) if self.recipes[0].batch_ops else 0
 
     def tools(self) -> Renderer:
-        return Renderer(self.recipe.interpolation)
+        return Renderer(self.recipes[0].interpolation)
 
     def plan(self, step: int) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
             self.feed.reader.prefetch(self.feed.rows(self._epoch, step + 1)[1])
-        plan, sizes = self._plan_samples(positions, indices)
-        height, width = self._size(plan, sizes, positions, indices)
-        images = self.memory.images(len(indices), height, width)
+        plans, sizes = self._plan_samples(positions, indices)
+        shapes = [self._size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
+        images = [self.memory.images(len(indices), *shape) for shape in shapes]
+        jobs = [plan.jobs() for plan in plans]
+        bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        return Batch(step, positions, indices.copy(), sizes, plan.jobs(), plan.boxes.bad, self._read(indices), images)
+        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(indices), images)
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the images of rows [start, stop) into their places. Raises what on_error="raise" lets through."""
-        out = batch.images[start:stop]
-        pixels = out if self.finish.in_place else tools.chunk(stop - start, out.shape[2], out.shape[3])
-        places = pixels.unsafe_split(1)  # unsafe for gradients only, and half as quick again
-        if batch.bad_boxes or not tools.render_alike(
-            batch.data[start:stop], batch.jobs[start:stop], batch.sizes[start:stop], pixels
+        some = slice(start, stop)
+        out = [images[some] for images in batch.images]
+        pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
+        places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and half as quick again
+        if batch.bad_boxes or not all(
+            tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
+            for jobs, images in zip(batch.jobs, pixels, strict=True)
         ):
-            for row, place in enumerate(places, start):
+            for row, place in enumerate(zip(*places, strict=True), start):
                 self.render_row(batch, row, place, tools)
-        self.finish.store(pixels, places, batch.jobs[start:stop], out)
+        for view, jobs in enumerate(batch.jobs):
+            self.finish.store(pixels[view], places[view], jobs[some], out[view])
 
-    def render_row(self, batch: Batch, row: int, place: torch.Tensor, tools: Renderer) -> None:
-        """Decode one image into `place`, [1, 3, height, width], or do with it what on_error says."""
+    def render_row(self, batch: Batch, row: int, places: Sequence[torch.Tensor], tools: Renderer) -> None:
+        """Decode one image into `places`, [1, 3, height, width] for each view, or do with it what on_error says."""
         try:
             data = batch.data[row]
             if isinstance(data, Exception):
                 raise data
             if row in batch.bad_boxes:
                 raise batch.bad_boxes[row]
-            tools.render(data, batch.jobs[row], batch.sizes[row], place)
+            for jobs, place in zip(batch.jobs, places, strict=True):
+                tools.render(data, jobs[row], batch.sizes[row], place)
         except SAMPLE_ERRORS as error:
-            self._bad_sample(batch, row, error, tools, place)
+            self._bad_sample(batch, row, error, tools, places)
 
     def complete(self, batch: Batch) -> None:
-        """All rows are filled: the place for what is done to a whole batch.
-
-        The encoded images give their memory back for the batches that follow.
-        """
+        """All rows are filled. The encoded images give their memory back for the batches that follow."""
         batch.data = ()
+        self.combine(batch)
+
+    def combine(self, batch: Batch) -> None:
+        """Leave out what is skipped, and carry out the ops on batches."""
+        if batch.error is not None:
+            return
+        batch.leave_out_skipped()
+        recipe = self.recipes[0]
+        if recipe.batch_ops:
+            numbers = torch.from_numpy(np.array(self.feed.reader.labels[batch.indices], np.int64))[:, None]
+            labels = (numbers == torch.arange(self._classes)).to(torch.float32)
+            position = int(batch.positions[0]) if len(batch.positions) else 0
+            images, labels = recipe.mix(self.feed.seed, self._epoch, position, batch.images[0], labels)
+            batch.images, batch.labels = [images], labels
 
     # --- inside ---------------------------------------------------------------------------------------------------
     @property
     def _epoch(self) -> int:
         return self.feed.start.epoch
 
-    def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[Plan, list[tuple[int, int]]]:
-        """What happens to these samples, and the sizes of their upright images."""
+    def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[list[Plan], list[tuple[int, int]]]:
+        """What happens to these samples, by view, and the sizes of their upright images."""
         heights, widths = upright_sides(self.feed.reader.image_info(indices))
         # 0 stands for a header that cannot be read; decoding such a sample says what is wrong with it.
-        plan = self.recipe.plan(self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
-        return plan, list(zip(heights.tolist(), widths.tolist(), strict=True))
+        given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
+        plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
+        return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
         start = time.perf_counter()
@@ -146,15 +172,16 @@ class EpochWork:
         return data
 
     def _size(
-        self, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
+        self, view: int, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
     ) -> tuple[int, int]:
-        """The one size of all images of a batch. Raises BadSampleError where they differ."""
-        if self.recipe.out_size is not None:
-            return self.recipe.out_size
+        """The one size of all images of a view of a batch. Raises BadSampleError where they differ."""
+        size = self.recipes[view].out_size
+        if size is not None:
+            return size
         good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
         heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
         if not good:
-            return self._size_of_substitute(positions[:1])
+            return self._size_of_substitute(view, positions[:1])
         differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
         if len(differ):
             other = int(differ[0])
@@ -166,42 +193,52 @@ class EpochWork:
             )
         return int(heights[0]), int(widths[0])
 
-    def _size_of_substitute(self, position: Int64s) -> tuple[int, int]:
+    def _size_of_substitute(self, view: int, position: Int64s) -> tuple[int, int]:
         """That of a batch without a good sample: of the one that replaces its first."""
         if self.feed.options.on_error != "substitute":
             return 1, 1
         try:
             error = BadSampleError("no sample of a batch is good")
-            _, (_, _, size) = self.feed.substitute(
-                self._epoch, int(position[0]), error, lambda row: self._job(position, row)
+            _, (_, _, sizes) = self.feed.substitute(
+                self._epoch, int(position[0]), error, lambda row: self._jobs(position, row)
             )
         except BadSampleError:
             return 1, 1
-        return size
+        return sizes[view]
 
-    def _bad_sample(self, batch: Batch, row: int, error: Exception, tools: Renderer, place: torch.Tensor) -> None:
+    def _bad_sample(
+        self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
+    ) -> None:
         position = batch.positions[row : row + 1]
         batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
         if self.feed.options.on_error == "skip":
             batch.skipped.append(row)
             return
 
-        def render(index: int) -> Job:
-            job, stored, size = self._job(position, index)
-            if size != place.shape[2:]:
-                raise BadSampleError(f"the batch has another size than {size}")
-            tools.render(self.feed.reader.read(index), job, stored, place)
-            return job
+        def render(index: int) -> list[Job]:
+            jobs, stored, sizes = self._jobs(position, index)
+            data = self.feed.reader.read(index)
+            for job, size, place in zip(jobs, sizes, places, strict=True):
+                if size != place.shape[2:]:
+                    raise BadSampleError(f"the batch has another size than {size}")
+                tools.render(data, job, stored, place)
+            return jobs
 
-        batch.indices[row], batch.jobs[row] = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        batch.indices[row], replaced = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        for jobs, job in zip(batch.jobs, replaced, strict=True):
+            jobs[row] = job
 
-    def _job(self, position: Int64s, index: int) -> tuple[Job, tuple[int, int], tuple[int, int]]:
-        """What happens to a sample at a position, int64 [1], its size, and that of the result. Raises BadSampleError
-        where the recipe does not fit, or its size is unknown."""
-        plan, (stored,) = self._plan_samples(position, np.array([index], np.int64))
-        if plan.boxes.bad or not all(stored):
-            raise plan.boxes.bad.get(0) or BadSampleError("its header cannot be read")
-        return plan.jobs()[0], stored, (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
+    def _jobs(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
+        """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.
+
+        Raises BadSampleError where a recipe does not fit, or its size is unknown.
+        """
+        plans, (stored,) = self._plan_samples(position, np.array([index], np.int64))
+        bad = [error for plan in plans for error in plan.boxes.bad.values()]
+        if bad or not all(stored):
+            raise bad[0] if bad else BadSampleError("its header cannot be read")
+        sizes = [(int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])) for plan in plans]
+        return [plan.jobs()[0] for plan in plans], stored, sizes
 
 
 class IndexWork:
@@ -214,7 +251,7 @@ class IndexWork:
         """The next batch, without images."""
         step, self._step = self._step, self._step + 1
         positions, indices = self._feed.rows(self._feed.start.epoch, step)
-        return Batch(step, positions, indices.copy(), [], [], {}, (), torch.empty((len(indices), 0)))
+        return Batch(step, positions, indices.copy(), [], [], {}, (), [])
 
     def stop(self) -> None:
         """There is nothing to stop."""
@@ -245,6 +282,15 @@ class ImageMemory:
             block: Any = self._blocks.take(size * self._item_bytes)
             images = torch.frombuffer(block, dtype=self._dtype).view(shape)
         return images if self._planar else images.permute(0, 3, 1, 2)
+
+
+def class_count(reader: Reader) -> int:
+    """Classes of a set: those that have names, or else by the largest label. Raises ValueError where there is none."""
+    labels = reader.labels
+    count = max(len(reader.classes), int(labels.max()) + 1 if len(labels) else 0)
+    if not count:
+        raise ValueError("MixUp and CutMix mix labels, and no sample of this set has one: leave them out of augment")
+    return count
 
 
 def checked_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:

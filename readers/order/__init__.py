@@ -9,18 +9,15 @@
 Nothing here holds a list of the samples or remembers anything: an order is a function of (seed, epoch, position).
 """
 
-from readers.order.balanced import ClassBalanced
-from readers.order.base import Order
+from readers.order.base import Order, Sequential, Shuffled
 from readers.order.block import BlockShuffled, block_shuffled
 from readers.order.node_local import NodeLocal
 from readers.order.permutation import Permutation
 from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
 from readers.order.schedule import Schedule
-from readers.order.sequential import Sequential
-from readers.order.shuffled import Shuffled
 from readers.order.staged import StagedFirst, staged_first
 from readers.order.token import ResumeToken
-from readers.order.weighted import Weighted
+from readers.order.weighted import ClassBalanced, Weighted
 
 __all__ = [
     "BlockShuffled",

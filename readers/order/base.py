@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -18,8 +18,19 @@ import numpy.typing as npt
 
 from readers.errors import ResumeError
 from readers.order.keys import check_counter
+from readers.order.permutation import Permutation
 
-__all__ = ["Int64s", "Order", "PlainOrder", "Spec", "check_samples", "checked_positions", "digest_of"]
+__all__ = [
+    "Int64s",
+    "Order",
+    "PlainOrder",
+    "Sequential",
+    "Shuffled",
+    "Spec",
+    "check_samples",
+    "checked_positions",
+    "digest_of",
+]
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Spec: TypeAlias = dict[str, str | int | float]
@@ -110,3 +121,50 @@ def digest_of(*arrays: npt.NDArray[Any]) -> str:
 
 def _shown(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in spec.items())
+
+
+# --- the two plain ones -----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Sequential(PlainOrder):
+    """The samples as they are stored, in every epoch; the seed changes nothing."""
+
+    samples: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        check_counter("seed", self.seed)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        return checked_positions(positions, self.samples)
+
+    def spec(self) -> Spec:
+        return {"kind": "sequential", "samples": self.samples}
+
+
+@dataclass(frozen=True)
+class Shuffled(PlainOrder):
+    """Every sample once an epoch, in an order of (seed, epoch). O(1) memory for any number of samples below 2^62."""
+
+    samples: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_samples(self.samples)
+        check_counter("seed", self.seed)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        return Permutation(self.samples, self.seed, epoch).forward(positions)
+
+    def positions(self, epoch: int, samples: Int64s) -> Int64s:
+        """Where in the epoch these samples come: the inverse of `indices`."""
+        return Permutation(self.samples, self.seed, epoch).inverse(samples)
+
+    def spec(self) -> Spec:
+        return {"kind": "shuffled", "samples": self.samples}

@@ -24,9 +24,8 @@ import numpy as np
 
 from cache.stores.ranges import plan_reads
 from readers.index import ABSENT
-from readers.order.base import Int64s, Order
+from readers.order.base import Int64s, Order, Sequential
 from readers.order.block import BlockShuffled
-from readers.order.sequential import Sequential
 from readers.reader import Reader
 
 __all__ = ["ShuffleReport", "describe", "read_amplification", "shuffle_quality"]

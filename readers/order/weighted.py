@@ -1,4 +1,9 @@
-"""Draws with replacement: a sample is as likely as its weight says, at every position."""
+"""Orders that do not have every sample once: drawn by weight, and every class equally often.
+
+`Weighted` draws with replacement. An epoch of `ClassBalanced` is a sequence of rounds; a round has each class once, in
+an order of its own. A class gives its samples in a permuted cycle: all of them once, then all of them again in another
+order.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,9 @@ import numpy.typing as npt
 
 from readers.order.base import Int64s, PlainOrder, Spec, check_samples, checked_positions, digest_of
 from readers.order.keys import check_counter, derive_keys, uniform
+from readers.order.permutation import permute_each
 
-__all__ = ["Weighted"]
+__all__ = ["ClassBalanced", "Weighted"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,4 +70,69 @@ class Weighted(PlainOrder):
             "samples": len(self._cumulative),
             "length": len(self),
             "weights": self._digest,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBalanced(PlainOrder):
+    """Each class with samples is drawn len / classes times an epoch, give or take one.
+
+    labels: int [n]; samples with a negative one (NO_LABEL) are never drawn. samples: positions in an epoch, by
+    default as many as there are labelled samples. Memory: 8 bytes a sample. Raises ValueError where no sample has a
+    label.
+    """
+
+    labels: npt.ArrayLike = field(repr=False)
+    samples: int | None = None
+    seed: int = 0
+    _members: Int64s = field(init=False, repr=False)  # samples by class
+    _starts: Int64s = field(init=False, repr=False)  # of each class in _members, and their number
+
+    def __post_init__(self) -> None:
+        check_counter("seed", self.seed)
+        if self.samples is not None:
+            check_samples(self.samples)
+        labels = np.asarray(self.labels)
+        if labels.ndim != 1 or (labels.size and labels.dtype.kind not in "iu"):
+            raise ValueError(f"labels must be integers, one for each sample; found {labels.dtype} {labels.shape}")
+        members = np.argsort(labels, kind="stable").astype(np.int64)
+        ranked = labels[members]
+        members, ranked = members[ranked >= 0], ranked[ranked >= 0]
+        if not members.size:
+            raise ValueError(f"no sample to balance: none of the {labels.size} has a label")
+        starts = np.flatnonzero(np.diff(ranked, prepend=-1, append=-1)).astype(np.int64)
+        object.__setattr__(self, "_members", members)
+        object.__setattr__(self, "_starts", starts)
+
+    def __len__(self) -> int:
+        return len(self._members) if self.samples is None else self.samples
+
+    @property
+    def classes(self) -> int:
+        """Classes that have samples."""
+        return len(self._starts) - 1
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        given = checked_positions(positions, len(self))
+        turn, slot = np.divmod(given.ravel(), self.classes)
+        order_keys = derive_keys(self.seed, epoch, "balanced classes")
+        number = permute_each(slot, np.full(slot.shape, self.classes), turn, order_keys)
+        start = self._starts[number]
+        size = self._starts[number + 1] - start
+        cycle, inside = np.divmod(turn, size)
+        cycle_keys = derive_keys(self.seed, epoch, "balanced samples")
+        chosen = permute_each(inside, size, cycle * self.classes + number, cycle_keys)
+        found: Int64s = self._members[start + chosen]
+        return found.reshape(given.shape)
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self._members, self._starts)
+
+    def spec(self) -> Spec:
+        return {
+            "kind": "class-balanced",
+            "samples": int(np.size(self.labels)),
+            "length": len(self),
+            "labels": self._digest,
         }

@@ -9,12 +9,11 @@
 `external_source` needs nothing; the rest needs rocAL, which comes with ROCm. See docs/rocal.md.
 """
 
-from readers.rocal.external import external_source
-from readers.rocal.library import MissingRocalError
+from readers.feed import BadSample
+from readers.rocal.graph import MissingRocalError
 from readers.rocal.loader import RocalLoader
 from readers.rocal.pipelines import celeba, resnet_eval, resnet_train
-from readers.rocal.source import RocalSource
-from readers.rocal.work import BadSample
+from readers.rocal.source import RocalSource, external_source
 
 __all__ = [
     "BadSample",

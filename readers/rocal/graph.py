@@ -1,4 +1,6 @@
-"""A rocAL pipeline from a function that says what happens to the images, with rocAL's own habits taken care of.
+"""rocAL itself: the one place that imports it, and pipelines from a function that says what happens to the images.
+
+rocAL is no package of PyPI: it comes with ROCm, and its Python modules are in /opt/rocm/lib.
 
 `Pipeline.build` leaves the interpreter when it fails, the constructor raises a bare Exception, an operator that fails
 gives None, of which setOutputs makes a segmentation fault, and a GPU backend that was not built is the CPU's without a
@@ -14,21 +16,76 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
-from readers.errors import PipelineError
-from readers.rocal.library import Library, gpu_backend, load_rocal
+from readers.errors import MissingExtraError, PipelineError
 
-__all__ = ["PREFETCH", "Backend", "Graph", "Machine", "built"]
+__all__ = [
+    "PREFETCH",
+    "Backend",
+    "Graph",
+    "Library",
+    "Machine",
+    "MissingRocalError",
+    "built",
+    "gpu_backend",
+    "load_rocal",
+]
 
 Backend: TypeAlias = Literal["cpu", "gpu"]
-Graph: TypeAlias = Callable[[Library], Any]
+Graph: TypeAlias = Callable[["Library"], Any]
 # With deeper queues rocAL's reset waits for a thread that waits for input, and holds the interpreter's lock meanwhile.
 PREFETCH = 2
 _STDOUT, _STDERR = 1, 2
 _redirected = threading.RLock()
+_MAPS = Path("/proc/self/maps")
+_GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # one of which a rocAL with a GPU backend is linked with
+
+
+class MissingRocalError(MissingExtraError):
+    """rocAL cannot be imported; there is no extra that brings it."""
+
+    def __init__(self, purpose: str, reason: str) -> None:
+        ImportError.__init__(
+            self,
+            f"{purpose} needs rocAL ({reason}): no wheel has it, so install ROCm with rocAL and its Python bindings "
+            f"(apt install rocal-dev) and run with  PYTHONPATH=/opt/rocm/lib",
+        )
+
+
+@dataclass(frozen=True)
+class Library:
+    """The modules amd.rocal.fn, .types and .plugin.generic, and the classes that are used of the others."""
+
+    fn: Any
+    types: Any
+    generic: Any
+    pipeline: Any
+
+
+def load_rocal(purpose: str) -> Library:
+    """Import rocAL. Raises MissingRocalError."""
+    try:
+        from amd.rocal import fn, types
+        from amd.rocal.pipeline import Pipeline
+        from amd.rocal.plugin import generic
+    except (ImportError, OSError) as error:  # OSError: a library of ROCm that the extension module needs
+        raise MissingRocalError(purpose, str(error)) from error
+    return Library(fn, types, generic, Pipeline)
+
+
+def gpu_backend() -> bool | None:
+    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown."""
+    try:
+        lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
+        contents = [Path(library).read_bytes() for library in libraries]
+    except OSError:
+        return None
+    return any(name in content for content in contents for name in _GPU_LIBRARIES) if contents else None
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.errors import PipelineError
-from readers.rocal.graph import Machine, built
+from readers.rocal.graph import Library, Machine, built
 from readers.rocal.layouts import Layout
-from readers.rocal.library import Library
 from readers.rocal.pipelines import Ops
 
 __all__ = ["labels_of", "native_batches", "native_pipeline"]

@@ -20,10 +20,9 @@ import numpy as np
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
 from readers.augment.presets import CELEBA_CROP
 from readers.errors import DatasetError
-from readers.rocal.graph import Backend, Machine, built
-from readers.rocal.library import Library
+from readers.feed import upright_sides
+from readers.rocal.graph import Backend, Library, Machine, built
 from readers.rocal.source import RocalSource
-from readers.rocal.vet import upright_sides
 
 __all__ = ["Ops", "celeba", "encoded_images", "resnet_eval", "resnet_eval_ops", "resnet_train", "resnet_train_ops"]
 

@@ -16,50 +16,113 @@ padding. `RocalLoader` takes them off again.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.order import Order, ResumeToken, Schedule
-from readers.rocal.ahead import Ahead
-from readers.rocal.options import SourceOptions
-from readers.rocal.work import BadSample, SourceBatch, SourceWork, padding_batch
+from readers.feed import Feed, FeedOptions, OnError, Start, choose_order, choose_tail
+from readers.loop import Ahead, Position
+from readers.order import Order
+from readers.order.schedule import Tail
+from readers.rocal.graph import PREFETCH
+from readers.rocal.vet import Limits, limits_of
+from readers.rocal.work import SourceBatch, SourceWork, padding_batch
 from readers.sample import Reader
 
-__all__ = ["DECODER", "PADDING_BATCHES", "RocalSource"]
+__all__ = ["DECODER", "PADDING_BATCHES", "RocalSource", "SourceOptions", "external_source"]
 
 DECODER = "rocal"
 # In real runs of the CPU backend, two were enough for every wrong batch of about 120 epochs to be one of them.
 PADDING_BATCHES = 2
 # More than rocAL can have under way: its queues before and behind the decoder, and the batch that is being decoded.
 _HELD_PER_DEPTH, _HELD_MORE = 2, 2
+_MAX_SIDE = 1024
 Fed = tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int32], list[int]]
 
 
-class RocalSource:
+def external_source(
+    reader: Reader,
+    batch_size: int,
+    *,
+    order: Order | None = None,
+    shuffle: bool = True,
+    seed: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: Tail | None = None,
+    on_error: OnError = "raise",
+    convert: bool = True,
+    quality: int = 95,
+    max_height: int | None = None,
+    max_width: int | None = None,
+    ahead: int = 3,
+    prefetch: int = PREFETCH,
+) -> RocalSource:
+    """The samples of `reader` for rocAL, in batches of exactly `batch_size`.
+
+    order, shuffle, seed, rank, world_size, tail, on_error: as in `readers.loader.ImageLoader`, with the same samples in
+    the same order. convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are
+    encoded again as JPEGs of `quality` (95 to 100), 4:4:4; otherwise they are bad samples. max_height, max_width: of
+    decoded images, in pixels; by default the largest of the set, at most 1024: rocAL enlarges smaller ones and keeps
+    batch_size x max_height x max_width x 3 bytes several times. ahead: batches read ahead by a thread. prefetch: the
+    prefetch_queue_depth of the pipeline, for which rocAL leaves 2 alone.
+
+    Raises ValueError, DatasetError where the index knows no sizes. Needs no rocAL itself.
+    """
+    if batch_size < 2:
+        raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
+    order = choose_order(len(reader), order, shuffle, seed)
+    feed = Feed(
+        reader, order, batch_size, FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+    ).ranked()
+    limits = _limits_for(reader, max_height, max_width)
+    return RocalSource(feed, SourceOptions(limits, convert, quality, ahead, prefetch))
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What `external_source` takes besides what a feed is made of. Raises ValueError."""
+
+    limits: Limits
+    convert: bool
+    quality: int
+    ahead: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        if not 95 <= self.quality <= 100:
+            raise ValueError(f"quality is 95 to 100, not {self.quality}: what is encoded again should not show it")
+        if self.ahead < 1:
+            raise ValueError(f"ahead is 1 or more, not {self.ahead}")
+        if self.prefetch != PREFETCH:
+            raise ValueError(
+                f"prefetch is {PREFETCH}, not {self.prefetch}: rocAL hangs at the end of an epoch with deeper queues, "
+                f"and has none of 1; `ahead` says how many batches are read before rocAL asks"
+            )
+        if min(self.limits) < 1:
+            raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
+
+
+class RocalSource(Position):
     """An iterator as rocAL wants it, see `external_source`. One thread at a time may use it."""
 
-    def __init__(self, reader: Reader, batch_size: int, order: Order, options: SourceOptions) -> None:
-        self.reader, self.batch_size, self.order, self.options = reader, batch_size, order, options
-        self.seed = options.seed
+    def __init__(self, feed: Feed, options: SourceOptions) -> None:
+        super().__init__(feed)
+        self.options = options
         self.grey_is_grey = False  # whether the pipeline makes normalised images, and of grey ones grey ones
-        self._epoch = self._cursor = 0
-        self._resumed: Order | None = None
-        self._bad: list[BadSample] = []
         self._converted: Counter[str] = Counter()
         self._ahead: Ahead[SourceBatch] | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self._steps = self._left = 0  # batches of the epoch under way, and those of them that have not been taken
-        self._running = self._begun = False
+        self._steps = self._untaken = 0  # batches of the epoch under way, and those of them that have not been taken
+        self._running = False
         self._ready: SourceBatch | None = None
-        self._padding = padding_batch(batch_size, options.limits)
+        self._padding = padding_batch(feed.batch_size, options.limits)
         self._held: deque[Fed] = deque(maxlen=_HELD_PER_DEPTH * options.prefetch + _HELD_MORE)
-        self._schedule(order)
+        feed.schedule()
 
     # --- what rocAL asks ----------------------------------------------------------------------------------------
     @property
@@ -88,7 +151,7 @@ class RocalSource:
         if batch is not None:
             self._bad.extend(batch.bad)
             self._converted.update(batch.converted)
-            self._cursor = batch.cursor
+            self._place = self._place._replace(cursor=batch.cursor)
         fed = (batch or self._padding).feed()
         self._held.append(fed)
         return fed
@@ -98,27 +161,13 @@ class RocalSource:
         """Begin the next epoch, or go on where `load_state_dict` said; what is left of one under way is given up."""
         self.stop()
         if self._begun:
-            self._seek(self._epoch + 1, 0, None)
-        order, cursor = self._resumed or self.order, self._cursor
-        schedule = self._schedule(order)
-        steps = schedule.steps(cursor)
-        work = SourceWork(
-            self.reader,
-            order,
-            lambda step: schedule.positions(step, cursor),
-            lambda step: schedule.cursor_after(step, cursor),
-            self.batch_size,
-            self.seed,
-            self._epoch,
-            self.options.on_error,
-            self.options.limits,
-            self.options.convert,
-            self.options.quality,
-        )
+            self._seek(Start(self.epoch + 1))
+        feed, options = self._feed.at(self._place), self.options
+        work = SourceWork(feed, options.limits, options.convert, options.quality)
         self._bad, self._converted = [], Counter()
-        self._ahead = Ahead(work.make, steps, self.options.ahead)
+        self._steps = self._untaken = feed.steps()
+        self._ahead = Ahead(work.make, self._steps, options.ahead, "packer-rocal-ahead")
         self._finalizer = weakref.finalize(self, self._ahead.stop)
-        self._steps = self._left = steps
         self._running = self._begun = True
 
     @property
@@ -128,88 +177,48 @@ class RocalSource:
 
     def prepare(self) -> SourceBatch | None:
         """The batch that `next` will give, None for padding. Raises here what is wrong with it, and not under rocAL."""
-        if self._ready is None and self._left and self._ahead is not None:
+        if self._ready is None and self._untaken and self._ahead is not None:
             self._ready = self._ahead.take()
-            self._left -= 1
+            self._untaken -= 1
         return self._ready
 
     def finish(self) -> None:
         """An epoch has been seen to its end; the next `start` begins the one after it."""
         self.stop()
-        self._seek(self._epoch + 1, 0, None)
-        if self._bad:
-            first = self.bad_samples[0]
-            done = "skipped" if self.options.on_error == "skip" else "replaced"
-            warnings.warn(
-                f"epoch {self._epoch - 1}: {len(self._bad)} bad samples were {done}, the first is sample "
-                f"{first.index} ({first.key}): {first.reason}; see bad_samples",
-                stacklevel=3,
-            )
+        self._warn(stacklevel=3)
+        self._seek(Start(self.epoch + 1))
 
     def stop(self) -> None:
         """End the reading thread: from now on `next` gives padding. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
         self._ahead = self._finalizer = self._ready = None
-        self._left, self._running = 0, False
+        self._untaken, self._running = 0, False
 
-    # --- where it is --------------------------------------------------------------------------------------------
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
-        return self._epoch
-
-    @property
-    def bad_samples(self) -> tuple[BadSample, ...]:
-        """The samples skipped or replaced in the current or, between epochs, the last one, on this rank."""
-        return tuple(sorted(self._bad, key=lambda sample: sample.position))
-
+    # --- where it is ----------------------------------------------------------------------------------------------
     @property
     def converted(self) -> dict[str, int]:
         """How many images of the current or last epoch were encoded again for rocAL, by reason."""
         return dict(self._converted)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Begin next at the start of `epoch`."""
-        if epoch < 0:
-            raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        self.stop()
-        self._seek(epoch, 0, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """A resume token, as `ImageLoader.state_dict`: the same on every rank, and good for any number of ranks."""
-        order, epoch, cursor = self._resumed or self.order, self._epoch, self._cursor
-        if not self._schedule(order).steps(cursor):
-            order, epoch, cursor = self.order, epoch + 1, 0
-        samples = len(self.reader)
-        fingerprint = self.reader.fingerprint
-        return ResumeToken(self.seed, epoch, cursor, fingerprint, DECODER, order.spec(), samples).to_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin next where `state` was taken. Raises ResumeError; warns where another decoder made it."""
-        token = ResumeToken.from_dict(state)
-        spec, samples = self.order.spec(), len(self.reader)
-        token.check(fingerprint=self.reader.fingerprint, order_spec=spec, decoder=DECODER, samples=samples)
-        self.stop()
-        self.seed, self.order = token.seed, self.order.with_seed(token.seed)
-        self._seek(token.epoch, token.cursor, token.resumed(self.order))
-
     def __len__(self) -> int:
         """Batches of the epoch under way on this rank, or of the next one; padding does not count."""
         if self._running:
             return self._steps
-        if self._begun:
-            return self._schedule(self.order).steps()
-        return self._schedule(self._resumed or self.order).steps(self._cursor)
+        return self._feed.at(Start() if self._begun else self._place).steps()
 
     def close(self) -> None:
         """Join the reading thread and let go of what was held. Idempotent."""
         self.stop()
         self._held.clear()
 
-    def _schedule(self, order: Order) -> Schedule:
-        options = self.options
-        return Schedule(order, self.batch_size, options.rank, options.world_size, options.tail)
+    def _interrupt(self) -> None:
+        self.stop()
 
-    def _seek(self, epoch: int, cursor: int, order: Order | None) -> None:
-        self._epoch, self._cursor, self._resumed, self._begun = epoch, cursor, order, False
+
+def _limits_for(reader: Reader, max_height: int | None, max_width: int | None) -> Limits:
+    """Limits of decoded images; those not given are the largest of the set, at most 1024. Raises DatasetError."""
+    if max_height is not None and max_width is not None:
+        return Limits(max_height, max_width)
+    found = limits_of(reader, cap=_MAX_SIDE)
+    return Limits(found.height if max_height is None else max_height, found.width if max_width is None else max_width)

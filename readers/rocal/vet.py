@@ -14,27 +14,26 @@ it (`readers.open(…, verify=True)`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from readers.augment.draws import Draws
 from readers.decode import decode_image
 from readers.decode.jpeg import has_clean_header
 from readers.decode.orient import upright_size
 from readers.errors import BadSampleError, DatasetError
+from readers.feed import upright_sides
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.sample import Buffer, ImageInfo, Reader
 from readers.shrink import shrunk
 
-__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "substitutes", "upright_sides", "vet"]
+__all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
 _LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
 _LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; what is larger still, rocAL crops
-_SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20  # those of readers.loader: the same samples take the place of bad ones
 
 
 class Limits(NamedTuple):
@@ -83,22 +82,10 @@ def limits_of(reader: Reader, *, cap: int) -> Limits:
     return Limits(min(int(height.max()), cap), min(int(width.max()), cap))
 
 
-def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(heights, widths) of the upright images, 0 where the index does not know them."""
-    turned = info.orientation >= 5
-    return np.where(turned, info.width, info.height), np.where(turned, info.height, info.width)
-
-
 def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:
     """Which images rocAL decodes as they are, by header facts of the index."""
     jpeg = (info.media == MEDIA.index("jpeg")) & np.isin(info.components, (1, 3)) & np.isin(info.process, _PROCESSES)
     return np.asarray(jpeg & (info.orientation == 1))
-
-
-def substitutes(seed: int, epoch: int, position: int, length: int) -> list[int]:
-    """Positions of the epoch whose samples stand in for a bad one, in the order in which to try them."""
-    draws = Draws(seed, epoch, np.array([position], np.int64)).uniform(_SUBSTITUTE_STREAM, _SUBSTITUTES)[0]
-    return [int(number) for number in (draws * length).astype(np.int64)]
 
 
 def _obstacle(header: ImageHeader, limits: Limits) -> str:

@@ -9,36 +9,21 @@ A bad sample that is skipped leaves no gap: the rows behind it move up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
-from readers.order import Order
+from readers.feed import SAMPLE_ERRORS, BadSample, Feed, read_sample
 from readers.order.base import Int64s
-from readers.rocal.vet import Limits, Vetted, blank, substitutes, vet
-from readers.sample import NO_LABEL, Buffer, Reader
+from readers.rocal.vet import Limits, Vetted, blank, vet
+from readers.sample import NO_LABEL, Buffer
 
-__all__ = ["BadSample", "OnError", "SourceBatch", "SourceWork", "padding_batch"]
+__all__ = ["SourceBatch", "SourceWork", "padding_batch"]
 
-OnError: TypeAlias = Literal["raise", "skip", "substitute"]
-# What is wrong with one sample only. Anything else is wrong with the set, and ends the epoch.
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 _INT32 = np.iinfo(np.int32)
 _SMALL = Limits(16, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class BadSample:
-    """A sample that rocAL did not get: its number in the set, its position in the epoch, and why."""
-
-    index: int
-    position: int
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +52,41 @@ def padding_batch(batch_size: int, limits: Limits) -> SourceBatch:
     return _filled([], [], batch_size, cursor=0, size=limits)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceWork:
-    """One epoch of one rank. positions: of step s, int64 [k], k <= batch_size. cursor_after: of step s."""
+    """The batches of a feed's first epoch. convert, quality: as in `external_source`."""
 
-    reader: Reader
-    order: Order
-    positions: Callable[[int], Int64s]
-    cursor_after: Callable[[int], int]
-    batch_size: int
-    seed: int
-    epoch: int
-    on_error: OnError
+    feed: Feed
     limits: Limits
     convert: bool
     quality: int
 
     def make(self, step: int) -> SourceBatch:
         """The batch of a step. Raises BadSampleError where on_error="raise" lets it through."""
-        positions = self.positions(step)
-        indices = self.order.indices(self.epoch, positions)
-        data, sizes = self._read(indices), self._sizes(indices)
+        epoch = self.feed.start.epoch
+        positions, indices = self.feed.rows(epoch, step)
+        data, sizes = self.feed.read(indices), self._sizes(indices)
         vetted: list[Vetted] = []
         kept: list[int] = []
         bad: list[BadSample] = []
         for row, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
             try:
                 vetted.append(self._vet(data[row], sizes[row]))
-            except _SAMPLE_ERRORS as error:
-                bad.append(self._bad(index, position, error))
-                if self.on_error == "skip":
+            except SAMPLE_ERRORS as error:
+                bad.append(self.feed.bad(index, position, error))
+                if self.feed.options.on_error == "skip":
                     continue
-                index, image = self._substitute(position, error)
+                index, image = self.feed.substitute(epoch, position, error, self._read_and_vet)
                 vetted.append(image)
             kept.append(index)
         labels = self._labels(np.array(kept, np.int64))
         converted = Counter(image.reason for image in vetted if image.reason)
         images = [image.data for image in vetted]
-        return _filled(images, kept, self.batch_size, self.cursor_after(step), labels, bad, converted)
+        cursor = self.feed.after(step + 1).cursor
+        return _filled(images, kept, self.feed.batch_size, cursor, labels, bad, converted)
+
+    def _read_and_vet(self, index: int) -> Vetted:
+        return self._vet(read_sample(self.feed.reader, index), self._sizes(np.array([index]))[0])
 
     def _vet(self, data: Buffer | Exception, size: tuple[int, int]) -> Vetted:
         if isinstance(data, Exception):
@@ -112,42 +94,11 @@ class SourceWork:
         return vet(data, self.limits, size=size, convert=self.convert, quality=self.quality)
 
     def _sizes(self, indices: Int64s) -> list[tuple[int, int]]:
-        info = self.reader.image_info(indices)
+        info = self.feed.reader.image_info(indices)
         return list(zip(info.height.tolist(), info.width.tolist(), strict=True))
 
-    def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
-        try:
-            return self.reader.read_many(indices)
-        except _SAMPLE_ERRORS:
-            return [self._read_one(int(index)) for index in indices]
-
-    def _read_one(self, index: int) -> Buffer | Exception:
-        try:
-            return self.reader.read(index)
-        except _SAMPLE_ERRORS as error:
-            return error
-
-    def _bad(self, index: int, position: int, error: Exception) -> BadSample:
-        key = self.reader.keys[index]
-        if self.on_error == "raise":
-            raise BadSampleError(
-                f"sample {index} ({key}): {error}; find all such samples with `packer verify --deep`, or read on with "
-                f"on_error='skip' or 'substitute'"
-            ) from error
-        return BadSample(index, position, key, str(error))
-
-    def _substitute(self, position: int, error: Exception) -> tuple[int, Vetted]:
-        """Another sample of the epoch for a row; which one follows from the position alone."""
-        others = substitutes(self.seed, self.epoch, position, len(self.order))
-        for index in self.order.indices(self.epoch, np.array(others, np.int64)).tolist():
-            try:
-                return index, self._vet(self._read_one(index), self._sizes(np.array([index]))[0])
-            except _SAMPLE_ERRORS:
-                continue
-        raise BadSampleError(f"{len(others)} samples in place of a bad one were bad as well, the first: {error}")
-
     def _labels(self, indices: Int64s) -> list[int]:
-        labels = self.reader.labels[indices]
+        labels = self.feed.reader.labels[indices]
         if labels.size and not _INT32.min <= int(labels.min()) <= int(labels.max()) <= _INT32.max:
             raise ValueError(f"rocAL takes labels of 32 bits, found {labels.min()} to {labels.max()}")
         return [int(label) for label in labels]

@@ -47,7 +47,7 @@ class ImageDataset(Dataset[Any]):
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
     epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
     transforms are called the way they want to be. decode: "RGB"; "unchanged" for the depth and channels of the file,
-    such as uint16, float32 or the indices of a mask (see `readers.decode.unchanged`); or None for the encoded bytes.
+    such as uint16, float32 or the indices of a mask (see `readers.decode.cpu`); or None for the encoded bytes.
     output: what a callable gets and, without one, what comes out: "tensor" (uint8 [3, h, w], unchanged [channels, h,
     w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms), which
     is RGB only. target_transform: applied to labels.

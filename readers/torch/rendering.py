@@ -47,6 +47,12 @@ class OpRenderer:
     """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
 
     def __init__(self, recipe: Recipe) -> None:
+        for op in recipe.batch_ops:
+            name = type(op).__name__
+            raise ValueError(
+                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"collate_fn of the DataLoader"
+            )
         self._recipe = recipe
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = threading.local()

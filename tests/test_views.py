@@ -1,0 +1,209 @@
+"""Several views of each sample, and batches whose images are mixed: independent draws, the same for any number of
+threads, after a resume and with bad samples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_jpeg
+
+import readers
+from readers import augment
+from readers.augment import (
+    CenterCrop,
+    ColorJitter,
+    CutMix,
+    MixUp,
+    Normalize,
+    Op,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Recipe,
+)
+from readers.loader import ImageLoader
+from readers.torch import ImageDataset
+
+COUNT = 40
+OPS: list[Op] = [RandomResizedCrop(24), RandomHorizontalFlip(), ColorJitter(0.4)]
+FIELDS = ("image", "label", "index")
+
+
+def write_images(folder: Path, bad: tuple[int, ...] = ()) -> readers.Reader:
+    for i in range(COUNT):
+        place = folder / f"class {i % 4}" / f"{i:02d}.jpg"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        encoded = make_jpeg(i, (60, 44))
+        place.write_bytes(encoded[: len(encoded) // 2] if i in bad else encoded)
+    return readers.open_folder(folder)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> readers.Reader:
+    return write_images(tmp_path)
+
+
+def run(loader: ImageLoader) -> list[Any]:
+    return [
+        (tuple(v.clone() for v in batch[0]) if isinstance(batch[0], tuple) else (batch[0].clone(),), *batch[1:])
+        for batch in loader
+    ]
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    return len(ours) == len(theirs) and all(
+        len(a[0]) == len(b[0]) and all(map(torch.equal, [*a[0], *a[1:]], [*b[0], *b[1:]]))
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+def test_views_are_of_the_same_samples_with_draws_of_their_own(reader: readers.Reader) -> None:
+    single = run(ImageLoader(reader, 8, augment=OPS, seed=3, fields=FIELDS))
+    double = run(ImageLoader(reader, 8, augment=OPS, views=2, seed=3, fields=FIELDS))
+    for (one, *rest), ((first, second), *others) in zip(single, double, strict=True):
+        assert torch.equal(one[0], first) and first.shape == second.shape and first.stride() == second.stride()
+        assert all(map(torch.equal, rest, others))
+        assert not any(map(torch.equal, first, second))
+    sides, positions = np.full(4000, 500), np.arange(4000)
+    plans = [Recipe(OPS).plan(1, 0, positions, sides, sides, view=view) for view in range(3)]
+    areas = [plan.boxes.height * plan.boxes.width for plan in plans]
+    assert np.abs(np.corrcoef(areas) - np.eye(3)).max() < 0.05
+    assert abs(np.mean(plans[0].hflip == plans[1].hflip) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "NCHW", "NHWC"])
+def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Reader, layout: Any) -> None:
+    options: dict[str, Any] = {"augment": [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)], "views": 3, "seed": 1}
+    options |= {"fields": FIELDS, "layout": layout}
+    one = run(ImageLoader(reader, 8, threads=1, **options))
+    assert same(one, run(ImageLoader(reader, 8, threads=4, prefetch=1, **options)))
+    half = run(ImageLoader(reader, 4, threads=2, **options))
+    for view in range(3):
+        together = torch.cat([batch[0][view] for batch in one])
+        assert torch.allclose(together, torch.cat([batch[0][view] for batch in half]))
+    begun, resumed = (ImageLoader(reader, 8, threads=2, **options) for _ in range(2))
+    next(iter(begun))
+    resumed.load_state_dict(begun.state_dict())
+    assert same(one[1:], run(resumed))
+
+
+def test_each_view_may_have_ops_of_its_own(reader: readers.Reader) -> None:
+    """As DINO's global and local crops."""
+    views: list[list[Op]] = [OPS, OPS, *[[RandomResizedCrop(12, scale=(0.05, 0.4))]] * 4]
+    ((images, labels), *_) = ImageLoader(reader, 8, views=views)
+    assert [tuple(view.shape) for view in images] == [(8, 3, 24, 24)] * 2 + [(8, 3, 12, 12)] * 4
+    assert labels.shape == (8,) and len({view.numpy().tobytes() for view in images}) == 6
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> None:
+    bad = (3, 4, 17)
+    reader = write_images(tmp_path, bad)
+    numbers = {int(reader.keys[i].rpartition("/")[2].split(".")[0]): i for i in range(COUNT)}
+    options: dict[str, Any] = {"augment": [CenterCrop(32)], "views": 2, "shuffle": False, "fields": FIELDS}
+    options |= {"threads": threads}
+    with pytest.warns(UserWarning, match="3 bad samples were skipped"):
+        skipped = run(loader := ImageLoader(reader, 10, on_error="skip", **options))
+    assert sorted(sample.index for sample in loader.bad_samples) == sorted(numbers[i] for i in bad)
+    assert sum(len(index) for *_, index in skipped) == COUNT - 3
+    with pytest.warns(UserWarning, match="3 bad samples were replaced"):
+        replaced = run(ImageLoader(reader, 10, on_error="substitute", **options))
+    for images, _, indices in [*skipped, *replaced]:
+        assert torch.equal(*images), "these views draw nothing, so both show the sample that index names"
+        assert all(len(view) == len(indices) for view in images)
+    assert not {numbers[i] for i in bad} & {int(i) for *_, index in replaced for i in index}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"views": 0}, "views is 1 or more"),
+        ({"views": []}, "one or more views"),
+        ({"augment": OPS, "views": [OPS]}, "leave augment out"),
+        ({"views": [OPS, [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)]]}, "all views have one normalize"),
+        ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
+    ],
+)
+def test_views_that_cannot_be_made(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImageLoader(reader, 8, **options)
+
+
+# --- mixed batches ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", [MixUp(0.4), CutMix()], ids=["mixup", "cutmix"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_mixed_batches_are_the_formula_of_plain_ones(reader: readers.Reader, op: Op, normalize: bool) -> None:
+    ops = [*OPS, *([Normalize((0.5,) * 3, (0.5,) * 3)] if normalize else [])]
+    plain = run(ImageLoader(reader, 8, augment=ops, seed=6))
+    mixed = run(ImageLoader(reader, 8, augment=[*ops, op], seed=6))
+    owns = []
+    for step, (((before,), labels), ((after,), shares)) in enumerate(zip(plain, mixed, strict=True)):
+        sharp = torch.nn.functional.one_hot(labels, 4).to(torch.float32)
+        images, expected = Recipe([*ops, op]).mix(6, 0, 8 * step, before.clone(), sharp)
+        assert shares.dtype == torch.float32 and torch.equal(shares, expected) and torch.equal(after, images)
+        assert torch.allclose(shares.sum(1), torch.ones(8)) and after.dtype == before.dtype
+        owns.append(float((shares * sharp).sum(1).min()))
+    assert len(set(owns)) > 1, "every batch has a share of its own"
+
+
+@pytest.mark.parametrize("ops", [[MixUp(0.4)], [CutMix(p=0.5), MixUp(0.4, p=0.5)]], ids=["mixup", "both"])
+def test_mixed_batches_do_not_depend_on_threads_or_a_resume(reader: readers.Reader, ops: list[Op]) -> None:
+    options: dict[str, Any] = {"augment": [*OPS, *ops], "seed": 2, "fields": FIELDS}
+    one = run(ImageLoader(reader, 8, threads=1, **options))
+    assert same(one, run(ImageLoader(reader, 8, threads=4, **options)))
+    begun, resumed = (ImageLoader(reader, 8, threads=2, **options) for _ in range(2))
+    under_way = iter(begun)
+    next(under_way), next(under_way)
+    resumed.load_state_dict(begun.state_dict())
+    assert same(one[2:], run(resumed))
+
+
+def test_skipped_samples_are_not_mixed_in(tmp_path: Path) -> None:
+    reader = write_images(tmp_path, (3, 4, 17))
+    options: dict[str, Any] = {"shuffle": False, "on_error": "skip", "fields": FIELDS}
+    with pytest.warns(UserWarning, match="3 bad samples were skipped"):
+        plain = run(ImageLoader(reader, 10, augment=[CenterCrop(32)], **options))
+    with pytest.warns(UserWarning, match="3 bad samples were skipped"):
+        mixed = run(ImageLoader(reader, 10, augment=[CenterCrop(32), MixUp()], **options))
+    for step, (((before,), labels, _), ((after,), shares, _)) in enumerate(zip(plain, mixed, strict=True)):
+        sharp = torch.nn.functional.one_hot(labels, 4).to(torch.float32)
+        images, expected = Recipe([CenterCrop(32), MixUp()]).mix(0, 0, 10 * step, before.clone(), sharp)
+        assert torch.equal(after, images) and torch.equal(shares, expected)
+
+
+def test_ops_on_batches_need_labels_and_a_loader_of_batches(tmp_path: Path, reader: readers.Reader) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for i in range(4):
+        (flat / f"{i}.jpg").write_bytes(make_jpeg(i, (40, 40)))
+    with pytest.raises(ValueError, match="no sample of this set has one: leave them out"):
+        ImageLoader(readers.open_folder(flat), 2, augment=[CenterCrop(32), MixUp()])
+    with pytest.raises(
+        ValueError, match="ImageDataset makes single samples, and MixUp is for batches: use ImageLoader"
+    ):
+        ImageDataset(reader, [CenterCrop(32), MixUp()])
+
+
+def test_the_code_of_the_documentation(reader: readers.Reader) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    seen: list[tuple[int, ...]] = []
+
+    def loader(reader: readers.Reader, batch_size: int, **options: Any) -> ImageLoader:
+        return ImageLoader(reader, 8, **options)
+
+    def cross_entropy(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        seen.append((*outputs.shape, *shares.shape))
+        return torch.nn.functional.cross_entropy(outputs.flatten(1)[:, :4], shares)
+
+    names: dict[str, Any] = {**vars(augment), "ImageLoader": loader, "reader": reader, "run_seed": 3}
+    names |= {"simclr": OPS, "wide": OPS, "small": [RandomResizedCrop(12)], "model": lambda images: images}
+    names |= {"cross_entropy": cross_entropy, "contrastive": lambda a, b: seen.append((*a.shape, *b.shape))}
+    exec(code, names)
+    assert {*seen} == {(8, 3, 224, 224, 8, 4), (8, 3, 24, 24, 8, 3, 24, 24)}
+    assert len(next(iter(names["crops"]))[0]) == 8 and Recipe(names["cifar"]).out_size == (32, 32)
