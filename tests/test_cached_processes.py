@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cached_sources import SlowReader, images
 from PIL import Image
-from shared_cache_suite import HAS_MPI, MPIEXEC
+from suites.shared_caches import HAS_MPI, MPIEXEC
 
 import readers
 from cache import list_caches

@@ -1,4 +1,4 @@
-"""The three formats: the suite of formats_suite.py, and the lies that each format alone can tell."""
+"""The three formats: the suite of `suites.formats`, and the lies that each format alone can tell."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.register_assert_rewrite("formats_suite")
-
-from formats_suite import (  # noqa: E402
+from suites.formats import (
     FIELDS,
     GIB,
     HEADER,
@@ -36,13 +33,12 @@ from formats_suite import (  # noqa: E402
     two_samples,
 )
 
-import packer.formats.checksum  # noqa: E402
-from packer.formats import format_named, format_of_file, writable_formats  # noqa: E402
-from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec  # noqa: E402
-from packer.formats.checksum import JoinedChecksum, crc32c_combine, crc32c_shift, masked_crc  # noqa: E402
-from packer.formats.tar import member_stem  # noqa: E402
-from readers.errors import FormatError, NotFlatError  # noqa: E402
-from readers.sample import NO_LABEL  # noqa: E402
+from packer.formats import format_named, format_of_file, writable_formats
+from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
+from packer.formats.checksum import JoinedChecksum, crc32c_combine, crc32c_shift, masked_crc
+from packer.formats.tar import member_stem
+from readers.errors import FormatError, NotFlatError
+from readers.sample import NO_LABEL
 
 # --- tar ----------------------------------------------------------------------------------------------------------
 BLOCK = 512
@@ -741,7 +737,7 @@ def test_combined_checksums() -> None:
 )
 def test_a_checksum_joined_from_parts(parts: list[tuple[bytes, bool]], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packer.formats.checksum, "_BLOCK_PARTS", block)
+        patch.setattr("cache.checksums._BLOCK_PARTS", block)
         joined = JoinedChecksum()
         for number, (data, known) in enumerate(parts):
             if known:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_jpeg
-from formats_suite import bounded
+from suites.formats import bounded
 
 import packer
 import readers.examine

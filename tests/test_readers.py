@@ -25,6 +25,7 @@ from conftest import make_jpeg
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from suites.formats import bounded
 from suites.programs import run_python
 
 import cache
@@ -45,10 +46,6 @@ from readers.errors import (
 from readers.headers import parse_header
 from readers.packed import open_packed
 from readers.strings import Strings
-
-pytest.register_assert_rewrite("formats_suite")
-
-from formats_suite import bounded  # noqa: E402
 
 Edit = Callable[[Path], None]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, SharedCacheSuite, sample
 from suites.children import in_child
+from suites.shared_caches import CAPACITY, SLOTS, SharedCacheSuite, sample
 
 from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
 from cache.shared.file import open_file

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared_cache_suite import CAPACITY, SLOTS, sample
 from suites.children import in_child
+from suites.shared_caches import CAPACITY, SLOTS, sample
 
 import cache
 from cache import CacheFullError, SharedByteCache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_cache_suite import CAPACITY, HAS_MPI, MPIEXEC, SLOTS, SharedCacheSuite
+from suites.shared_caches import CAPACITY, HAS_MPI, MPIEXEC, SLOTS, SharedCacheSuite
 
 from cache import CacheFullError, SharedByteCache
 

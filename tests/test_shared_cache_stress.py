@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
-from shared_cache_suite import sample
+from suites.shared_caches import sample
 
 import cache
 from cache import SharedByteCache

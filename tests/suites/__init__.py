@@ -8,5 +8,9 @@ is tested next to it, outside of the suite.
     sources   SourceSuite   a listing of samples, and their bytes
     feeds     FeedSuite     batches: every sample once an epoch, resumable on any ranks
     stores    StoreSuite    bytes at ranges of files
-    samples   the samples that all of them read, with what is true of these
+    formats   FormatSuite   what a writer says it wrote is what `locate` finds
+    shared_caches   SharedCacheSuite   memory that processes share
+
+What they have in common: samples (what they read, with what is true of it), children (forked processes) and programs
+(commands, run as users run them).
 """

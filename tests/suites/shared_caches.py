@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from suites.children import in_child
 
 from cache import ClosedCacheError, SharedByteCache
+from suites.children import in_child
 
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

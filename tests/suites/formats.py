@@ -1,4 +1,4 @@
-"""What every format must do. test_formats.py subclasses this once per format and says only what differs.
+"""What every format promises. A subclass names the format and says what differs.
 
 The law: what a writer's `finish` says it wrote is what `locate` finds in the file, and reading a range gives the
 payload. A fault in the file is a FormatError or, where the format has nothing to notice it by, harmless.
