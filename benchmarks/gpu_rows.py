@@ -55,8 +55,8 @@ class Task:
 def _ours(task: Task, reader: Any, decoder: Any) -> MakeBatches:
     import torch
 
+    from cache.errors import MissingExtraError
     from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop
-    from readers.errors import MissingExtraError
     from readers.loader import ImageLoader
 
     if task.device == "cuda":

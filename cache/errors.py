@@ -1,7 +1,7 @@
 """Every error that this project raises on purpose: one tree with one root, each also the builtin that fits it.
 
 Messages say what went wrong, where, what was expected and found, and what to run next. `except PackerError` catches
-all of them. `readers.errors` gives the names that users import.
+all of them.
 
     PackerError
     ├── DatasetError (ValueError)            dataset.json or an index is missing, malformed or of another version

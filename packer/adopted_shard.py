@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from crc32c import crc32c
 
+from cache.errors import FormatError
+from cache.progress import Counter
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
 from packer.conversion.images import adopted_image
 from packer.formats import REGISTRY, format_named
@@ -16,8 +18,6 @@ from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.found_shards import FoundShard, FoundShards
 from packer.sources.shards import ClassNames, classes_in_order, field_kinds, located_samples
-from packer.watch import Counter
-from readers.errors import FormatError
 from readers.index import ABSENT
 from readers.layout import ShardInfo
 from readers.sample import NO_LABEL

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from cache.errors import FormatError, OutputError, SourceError
 from cache.node import usable_cpus
+from cache.progress import Silent, Watcher
 from cache.text import plural
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta
@@ -35,8 +37,6 @@ from packer.index_writer import write_index
 from packer.output import local_output, output_errors
 from packer.sources.shards import field_kinds
 from packer.version import VERSION
-from packer.watch import Silent, Watcher
-from readers.errors import FormatError, OutputError, SourceError
 from readers.layout import AdoptedKeys, DatasetInfo, SplitInfo
 from readers.names import FieldName, SplitName
 

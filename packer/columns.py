@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import DatasetError
 from cache.files import Folder, open_regular
 from packer.formats.base import PackedSample, Payloads
-from readers.errors import DatasetError
 from readers.headers import MEDIA, ImageHeader
 from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
 from readers.layout import ShardInfo

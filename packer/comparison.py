@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import readers
+from cache.errors import BadSampleError, DatasetError
 from cache.files import read_regular
+from cache.progress import Watcher
 from packer.conversion.arena import Arena
 from packer.problems import Problem, Problems
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
-from packer.watch import Watcher
-from readers.errors import BadSampleError, DatasetError
 from readers.index import decode_name
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, read_dataset_info
 from readers.names import REPORT_FILE

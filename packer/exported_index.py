@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
+from cache.progress import Silent, Watcher
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.window import Window
 from packer.output import local_output, output_errors
-from packer.watch import Silent, Watcher
-from readers.errors import FormatError, StaleIndexError
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import readers
+from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
+from cache.progress import Silent, Watcher
 from cache.text import plural
 from packer.index_check import check_columns
 from packer.labels_file import LABELS_FILE, LabelRow, add_labels
 from packer.output import local_output, output_errors
-from packer.watch import Silent, Watcher
-from readers.errors import BadNameError, OutputError, UnknownNameError
 from readers.headers import SUFFIX, sniff
 from readers.index import decode_name
 from readers.layout import DatasetInfo, read_dataset_info

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cache.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
 from cache.text import plural
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.sources.shards import split_of_name
-from readers.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
 from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, read_dataset_info
 from readers.names import ShardPath, SplitName
 

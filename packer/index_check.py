@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 import readers
+from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from packer.adopted_shard import key_prefix
 from packer.columns import header_row
 from packer.formats.base import Located
 from packer.formats.window import Window
 from packer.problems import Problem, Problems
-from readers.errors import BadSampleError, DatasetError, FormatError, PackerError
 from readers.headers import read_header
 from readers.index import Index, encode_name
 from readers.layout import ColumnFile, DatasetInfo, SplitInfo

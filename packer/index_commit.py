@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cache.errors import FormatError, OutputError
 from packer.conversion.commit import write_dataset_info
 from packer.conversion.journal import Journal
 from packer.found_shards import FoundShard, FoundShards
 from packer.index_writer import column_files, is_index, remove_index
-from readers.errors import FormatError, OutputError
 from readers.index import column_names
 from readers.layout import DatasetInfo, ShardInfo
 

@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from cache.errors import OutputError
 from cache.files import Folder
-from readers.errors import OutputError
 
 __all__ = ["LABELS_FILE", "LabelRow", "add_labels"]
 

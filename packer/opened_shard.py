@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from cache.errors import SourceError
 from cache.stores import Files, Shards
 from packer.formats import format_of_file
 from packer.formats.base import LocateOptions, Payloads
 from packer.sources.shards import ClassNames, field_kinds, located_samples
 from readers.columns import MemoryColumns
-from readers.errors import SourceError
 from readers.index import ABSENT, encode_name
 from readers.reader import Reader
 from readers.strings import Strings

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cache.errors import OutputError, PackerError
 from cache.remote import SCHEMES, Remote, is_remote, parse_url
-from readers.errors import OutputError, PackerError
-from readers.remote import RemoteHome, remote_errors
+from readers.remote import RemoteHome
 
 __all__ = ["local_output", "output_errors", "place_told", "set_root"]
 
@@ -47,8 +47,7 @@ def place_told(path: str | os.PathLike[str]) -> Path | str:
     """What results call a set: its directory, or its address without secrets. Raises RemoteError."""
     if not is_remote(path):
         return Path(path)
-    with remote_errors():
-        return str(parse_url(path))
+    return str(parse_url(path))
 
 
 def set_root(path: str | os.PathLike[str]) -> Path:
@@ -58,5 +57,4 @@ def set_root(path: str | os.PathLike[str]) -> Path:
     """
     if not is_remote(path):
         return Path(path)
-    with remote_errors():
-        return RemoteHome(Remote(str(path))).path
+    return RemoteHome(Remote(str(path))).path

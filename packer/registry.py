@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from readers.errors import PackerError
+from cache.errors import PackerError
 
 __all__ = ["HEAD_BYTES", "Entry", "Registry"]
 

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cache.checksums import crc32c, file_checksum
+from cache.errors import DatasetError, OutputError
 from cache.files import Folder, read_regular
+from cache.progress import Silent, Watcher
 from cache.remote import (
     CRC_ATTRIBUTE,
     ExistsError,
@@ -35,11 +37,8 @@ from cache.remote import (
     UnsupportedError,
 )
 from cache.staging import StagedFile, work_off
-from packer.watch import Silent, Watcher
-from readers.errors import DatasetError, OutputError
 from readers.index import column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
-from readers.remote import remote_errors
 from readers.staged_files import set_files
 
 if TYPE_CHECKING:
@@ -78,9 +77,8 @@ def upload(
     Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
     RemoteError, MissingExtraError.
     """
-    with remote_errors():
-        remote = Remote(address)
-        return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
+    remote = Remote(address)
+    return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
 
 
 def committed(remote: Remote) -> bytes | None:
@@ -239,9 +237,8 @@ def convert_to_address(
     The directory is `work`, or a hidden one that is removed when the upload is done. Until then the same command
     continues where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
     """
-    with remote_errors():
-        remote = Remote(address)
-        there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
+    remote = Remote(address)
+    there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
     if there is not None and not overwrite:
         watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
     place = Path(work) if work is not None else default_work(remote)

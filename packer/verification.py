@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 import readers
+from cache.errors import BadSampleError, DatasetError, FormatError, PackerError, RemoteError, StaleIndexError
 from cache.node import usable_cpus
+from cache.progress import Counter, Silent, Watcher
 from cache.remote import ChangedError, MissingError, Remote, TruncatedError, is_remote
 from cache.staging import StagedFile, StagingSourceError, work_off
 from cache.staging.remote import RemoteSource
@@ -31,11 +33,9 @@ from packer.index_check import check_index, header_difference, sample_difference
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
-from packer.watch import Counter, Silent, Watcher
-from readers.errors import BadSampleError, DatasetError, FormatError, PackerError, RemoteError, StaleIndexError
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
-from readers.remote import RemoteHome, remote_errors
+from readers.remote import RemoteHome
 from readers.sample import Buffer
 
 __all__ = ["Problem", "VerifyResult", "verify"]
@@ -230,8 +230,7 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
     A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not looked at one
     by one. What must be looked into (the format's structure, the pixels, the original source) needs the files here.
     """
-    with remote_errors():
-        remote = Remote(address)
+    remote = Remote(address)
     if deep:
         raise RemoteError(
             f"{remote.url}: deep=True and against=SOURCE need the files here; run  packer stage {remote.url} "

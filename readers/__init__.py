@@ -22,8 +22,7 @@ if Path(cache.__file__ or "").resolve().parent.parent != Path(__file__).resolve(
         f"from another directory"
     )
 
-from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
-from readers.errors import (
+from cache.errors import (
     BadSampleError,
     DamagedSampleError,
     DatasetError,
@@ -41,6 +40,7 @@ from readers.errors import (
     UnknownNameError,
     WorkerError,
 )
+from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
 from readers.folder import open_folder
 from readers.packed import Backend, open_copied, open_packed
 from readers.reader import Reader, concat

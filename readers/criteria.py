@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import SourceError, UnknownNameError
+from cache.errors import SourceError, UnknownNameError
 from readers.table import checked_indices
 
 if TYPE_CHECKING:

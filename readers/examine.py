@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from readers.errors import SourceError
+from cache.errors import SourceError
 from readers.listing import TreeFiles
 from readers.strings import Names, NamesBuilder, Strings
 

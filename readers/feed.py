@@ -28,13 +28,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.ranks import rank_and_world_size
 from readers.augment.draws import Draws
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
-from readers.sample import Buffer, ImageInfo, Reader
+from readers.reader import Reader
+from readers.sample import Buffer, ImageInfo
 
 __all__ = [
     "ON_ERROR",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cache.errors import SourceError
 from cache.stores import LooseFiles
 from readers.columns import MemoryColumns
-from readers.errors import SourceError
 from readers.reader import Reader
 from readers.strings import Strings
 from readers.table import Table

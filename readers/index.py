@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import DatasetError
 from cache.files import open_regular
-from readers.errors import DatasetError
 from readers.sample import ImageInfo
 from readers.strings import Strings
 

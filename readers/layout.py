@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import PathError, read_regular
-from readers.errors import BadNameError, DatasetError, UnknownNameError
 from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 

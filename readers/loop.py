@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from cache.errors import TrainerError
 from cache.forks import tell_after_fork
-from readers.errors import TrainerError
 from readers.feed import BadSample, Feed, OnError, Start, summarise
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Reader
+from readers.reader import Reader
 from readers.trainers import LIGHTNING, calling_package, check_epoch, find_trainer
 
 __all__ = ["Ahead", "FeedLoader", "Maker", "Position", "Stopped", "ended_by_fork"]

@@ -15,7 +15,7 @@ import hashlib
 import posixpath
 from pathlib import PurePosixPath
 
-from readers.errors import BadNameError
+from cache.errors import BadNameError
 
 __all__ = [
     "DATASET_FILE",

@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import RandomResizedCrop, Recipe
 from readers.augment.recipe import Job
 from readers.decode.region import with_header
-from readers.errors import BadSampleError, MissingExtraError
-from readers.sample import Buffer, Reader
+from readers.reader import Reader
+from readers.sample import Buffer
 
 try:
     import torch

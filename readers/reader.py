@@ -25,10 +25,10 @@ from typing import Any, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
 from cache.stores.joined import Joined, Part
 from readers.criteria import Criteria
-from readers.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from readers.index import ABSENT as _ABSENT
 from readers.layout import DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cache.errors import DatasetError, StagingError
 from cache.files import read_regular
 from cache.staging import FolderSource, Manifest, StagedFile, total_bytes
-from readers.errors import DatasetError, StagingError
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import staging as node
+from cache.errors import StagingError
 from cache.node import usable_cpus
 from cache.progress import Watcher
 from cache.ranks import detect_ranks
-from readers.errors import StagingError
 from readers.order.staged import StagedFirst
 from readers.order.token import ResumeToken
 from readers.staged_files import Portion, SetFiles, set_files

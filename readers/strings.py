@@ -14,7 +14,7 @@ from typing import Any, ClassVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import DatasetError
+from cache.errors import DatasetError
 
 __all__ = ["Names", "NamesBuilder", "Strings", "repeated"]
 

@@ -22,9 +22,9 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
 from readers.columns import Columns, MemoryColumns
-from readers.errors import DatasetError, StaleIndexError, UnknownNameError
 from readers.index import ABSENT, FIELD_COLUMNS, decode_name, encode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from readers.errors import TrainerError
+from cache.errors import TrainerError
 
 __all__ = ["LIGHTNING", "Trainer", "calling_package", "check_epoch", "find_trainer"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import SourceError
+from cache.errors import SourceError
 from readers.examine import scan
 from readers.layout import same_split
 from readers.listing import (

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from cache.errors import BadSampleError
 from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.orient import upright_size
-from readers.errors import BadSampleError
 from readers.headers import read_header, sniff
 
 LIMIT_BYTES = 2 << 30

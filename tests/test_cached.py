@@ -11,10 +11,10 @@ import pytest
 from cached_sources import SlowReader, images
 
 import readers
+from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.augment import CenterCrop, Resize
 from readers.cached.subset import EVERYTHING, Subset
 from readers.decode import decode_image
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.order import NodeLocal, Shuffled
 
 KEEPS = ("encoded", "recoded:16@80", "decoded:16")

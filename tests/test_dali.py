@@ -24,6 +24,7 @@ from suites.programs import run_python
 
 import packer
 import readers
+from cache.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -37,7 +38,6 @@ from readers.augment import (
 )
 from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classification, external_source, pipeline
 from readers.decode import decode_image
-from readers.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 

@@ -15,9 +15,9 @@ from PIL import Image
 from suites.programs import run_python
 
 import readers
+from cache.errors import BadSampleError, MissingExtraError, ResumeError
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.dali import BatchSource, SampleSource, Source
-from readers.errors import BadSampleError, MissingExtraError, ResumeError
 from readers.order import NodeLocal
 
 

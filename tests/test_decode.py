@@ -9,9 +9,9 @@ import pytest
 from image_cases import SIZE, encoded, picture, pillow_rgb
 from PIL import Image
 
+from cache.errors import BadSampleError
 from readers.decode import MAX_PIXELS, Region, Scratch, decode_image
 from readers.decode.region import lent, with_header
-from readers.errors import BadSampleError
 from readers.headers import parse_held
 
 

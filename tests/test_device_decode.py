@@ -22,6 +22,7 @@ from gpu_doubles import Double, hide, install
 from image_cases import XMP_PREFIX, with_segments, xmp
 from PIL import Image
 
+from cache.errors import BadSampleError, MissingExtraError
 from readers.decode import decode_image
 from readers.decode.backend import CpuDecoder
 from readers.decode.choice import open_decoder
@@ -29,7 +30,6 @@ from readers.decode.picture import Picture, upright_tensor
 from readers.decode.region import with_header
 from readers.decode.route import decode_batch, device_takes, routes, same_as_promised
 from readers.decode.streams import DecodeStream
-from readers.errors import BadSampleError, MissingExtraError
 from readers.headers import MEDIA, ImageHeader, parse_held
 from readers.sample import Buffer, ImageInfo
 

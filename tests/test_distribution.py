@@ -17,6 +17,7 @@ from cache.errors import (
     DISTRIBUTION,
     ChangedError,
     DeniedError,
+    MissingExtraError,
     NoRoomError,
     PackerError,
     RemoteError,
@@ -24,7 +25,6 @@ from cache.errors import (
     UnknownNameError,
     install_command,
 )
-from readers.errors import MissingExtraError
 
 ROOT = Path(packer.__file__).resolve().parent.parent
 TEXTS = [

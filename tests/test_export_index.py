@@ -15,9 +15,9 @@ from suites.programs import run_packer
 
 import packer
 import readers
+from cache.errors import FormatError, OutputError, StaleIndexError, UnknownNameError
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from readers.errors import FormatError, OutputError, StaleIndexError, UnknownNameError
 from readers.headers import parse_header
 
 Content = list[tuple[bytes, int]]

@@ -12,7 +12,7 @@ from conftest import Hanging
 
 import packer
 import readers
-from readers.errors import PackerError
+from cache.errors import PackerError
 from readers.staged_files import set_files
 
 

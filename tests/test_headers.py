@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
 
+from cache.errors import BadSampleError
 from readers import headers
-from readers.errors import BadSampleError
 from readers.headers import MEDIA, SUFFIX, ImageHeader, parse_header, sniff
 from readers.headers.exif import orientation
 

@@ -31,8 +31,8 @@ from crc32c import crc32c
 from suites.children import end_of
 
 import packer
+from cache.errors import PackerError, SourceError
 from packer.formats.checksum import masked_crc
-from readers.errors import PackerError, SourceError
 
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
 MEMORY_BYTES = 2 << 30

@@ -21,9 +21,9 @@ from conftest import make_jpeg
 
 import packer
 import readers
+from cache.errors import FormatError, NotFlatError, SourceError
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
-from readers.errors import FormatError, NotFlatError, SourceError
 from readers.headers import parse_header
 
 wds = pytest.importorskip("webdataset")

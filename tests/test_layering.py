@@ -14,7 +14,7 @@ import pytest
 from suites.programs import run_python
 
 import packer
-from readers.errors import MissingExtraError
+from cache.errors import MissingExtraError
 
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it

@@ -21,12 +21,12 @@ from suites.formats import bounded
 
 import packer
 import readers.examine
+from cache.errors import SourceError
 from packer.conversion.options import ConvertOptions
 from packer.conversion.plan import make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
-from readers.errors import SourceError
 from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
 from readers.tree import TreeFile, TreeFiles, scan
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import packer
 import readers
-from readers.errors import BadSampleError, PackerError, SourceError
+from cache.errors import BadSampleError, PackerError, SourceError
 
 lmdb = pytest.importorskip("lmdb", reason="the package lmdb, which writes the environments, is not installed")
 

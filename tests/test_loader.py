@@ -23,9 +23,9 @@ from suites.children import in_child
 
 import packer
 import readers
+from cache.errors import BadSampleError, ResumeError
 from readers.augment import CenterCrop, ColorJitter, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
-from readers.errors import BadSampleError, ResumeError
 from readers.loader import ImageLoader
 from readers.order import ClassBalanced, NodeLocal, Shuffled
 

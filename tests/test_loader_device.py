@@ -21,6 +21,7 @@ from test_device_decode import jpeg, png, turned
 
 import packer
 import readers
+from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import (
     ColorJitter,
     CutMix,
@@ -31,7 +32,6 @@ from readers.augment import (
     Resize,
 )
 from readers.decode.route import routes
-from readers.errors import BadSampleError, MissingExtraError
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
 from readers.loop import Stopped

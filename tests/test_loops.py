@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import packer
 import readers
-from readers.errors import BadSampleError, ResumeError, TrainerError, UnknownNameError
+from cache.errors import BadSampleError, ResumeError, TrainerError, UnknownNameError
 from readers.loader import ImageLoader
 from readers.order import BlockShuffled, Sequential, Shuffled, Weighted
 from readers.torch import EpochSampler, ImageDataset, ImageStream

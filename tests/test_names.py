@@ -10,10 +10,10 @@ import pytest
 from conftest import files_of
 
 import packer
+from cache.errors import BadNameError, DatasetError, SourceError
 from packer.cli import main
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
-from readers.errors import BadNameError, DatasetError, SourceError
 from readers.layout import parse_dataset_info
 from readers.names import FieldName, IndexPath, RelativePath, ShardPath, SplitName
 

@@ -19,7 +19,7 @@ from suites.programs import run_packer
 
 import packer
 import readers
-from readers.errors import BadSampleError, SourceError
+from cache.errors import BadSampleError, SourceError
 
 AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf" + bytes(200)
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)

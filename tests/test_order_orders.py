@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.errors import ResumeError
+from cache.errors import ResumeError
 from readers.order import (
     BlockShuffled,
     ClassBalanced,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.errors import PackerError, ResumeError
+from cache.errors import PackerError, ResumeError
 from readers.order import NodeLocal, Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.schedule import TAILS
 

@@ -18,8 +18,8 @@ import pytest
 from conftest import Hanging, files_of, make_jpeg
 
 import packer
-from packer.watch import Silent
-from readers.errors import OutputError
+from cache.errors import OutputError
+from cache.progress import Silent
 
 
 class Notes(Silent):

@@ -31,11 +31,7 @@ from suites.programs import run_python
 import cache
 import packer
 import readers
-from cache.node import available_memory_bytes, usable_cpus
-from cache.stores.ranges import plan_reads
-from packer.formats import format_named
-from packer.formats.base import PackedSample, ShardSpec
-from readers.errors import (
+from cache.errors import (
     DamagedSampleError,
     DatasetError,
     PackerError,
@@ -43,6 +39,10 @@ from readers.errors import (
     StaleIndexError,
     UnknownNameError,
 )
+from cache.node import available_memory_bytes, usable_cpus
+from cache.stores.ranges import plan_reads
+from packer.formats import format_named
+from packer.formats.base import PackedSample, ShardSpec
 from readers.headers import parse_header
 from readers.packed import open_packed
 from readers.strings import Strings

@@ -13,9 +13,9 @@ from conftest import make_jpeg
 
 import packer
 import readers
+from cache.errors import FormatError, NotFlatError, PackerError, SourceError
 from packer.formats import format_named, format_of_file
 from packer.formats.base import LocateOptions
-from readers.errors import FormatError, NotFlatError, PackerError, SourceError
 
 MAGIC = struct.pack("<I", 0xCED7230A)
 IMAGES = [make_jpeg(number) for number in range(5)]

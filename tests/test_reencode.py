@@ -16,9 +16,9 @@ from test_unusual_images import DEEP, deep, grey16, patched
 
 import packer
 import readers
+from cache.errors import BadSampleError, SourceError
 from packer import Reencode
 from readers.decode import decode_image, decode_unchanged
-from readers.errors import BadSampleError, SourceError
 from readers.headers import frames, read_header
 
 

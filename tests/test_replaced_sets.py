@@ -14,7 +14,7 @@ import pytest
 from cached_sources import made_set
 
 import readers
-from readers.errors import DatasetError, StaleIndexError
+from cache.errors import DatasetError, StaleIndexError
 
 AGAIN = r"open it again when"
 

@@ -17,8 +17,8 @@ from suites.programs import run_python
 
 import packer
 import readers
+from cache.errors import BadSampleError, DatasetError, PipelineError, UnknownNameError
 from readers.augment import CELEBA_CROP, IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.errors import BadSampleError, DatasetError, PipelineError, UnknownNameError
 from readers.rocal import RocalLoader, celeba, external_source, resnet_eval, resnet_train
 
 pytestmark = pytest.mark.rocal

@@ -12,7 +12,7 @@ from rocal_images import folder_of, numbers_of, solid
 
 import packer
 import readers
-from readers.errors import DatasetError, FormatError, OutputError
+from cache.errors import DatasetError, FormatError, OutputError
 from readers.rocal.layouts import Layout, tar_layout, tfrecord_layout
 from readers.rocal.native import labels_of, native_batches, native_pipeline
 from readers.rocal.pipelines import resnet_eval_ops

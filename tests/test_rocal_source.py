@@ -16,9 +16,9 @@ import pytest
 from rocal_images import colour, folder_of, solid
 
 import readers
+from cache.errors import BadSampleError, DatasetError, MissingExtraError
 from readers.augment import Crop
 from readers.decode import decode_image
-from readers.errors import BadSampleError, DatasetError, MissingExtraError
 from readers.headers import parse_header
 from readers.loop import Ahead
 from readers.rocal import MissingRocalError, RocalLoader, celeba, external_source

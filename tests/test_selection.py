@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readers
-from readers.errors import SourceError, StaleIndexError, UnknownNameError
+from cache.errors import SourceError, StaleIndexError, UnknownNameError
 
 KINDS = ("shards", "folder")
 

@@ -24,10 +24,10 @@ from PIL import Image
 
 import packer
 import readers
+from cache.errors import BadSampleError, SourceError
 from packer.sources import default_output_name, open_source, streams
 from packer.sources.archive import ArchiveSource
 from packer.sources.base import SourceListing
-from readers.errors import BadSampleError, SourceError
 
 LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
 SUFFIXES = ("tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "zip")

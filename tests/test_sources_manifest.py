@@ -24,11 +24,11 @@ from PIL import Image
 
 import packer
 import readers
+from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.sources import default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.sources.manifest import ManifestSource
 from packer.sources.names import name_in_folder, safe_name
-from readers.errors import BadSampleError, MissingExtraError, SourceError
 
 
 def picture(number: int, format: str = "JPEG") -> bytes:

@@ -17,10 +17,10 @@ from PIL import Image
 
 import packer
 import readers
+from cache.errors import BadSampleError, SourceError
 from packer.sources import default_output_name, open_source
 from packer.sources.base import SourceListing
 from packer.sources.shards import ShardSource
-from readers.errors import BadSampleError, SourceError
 
 
 def picture(number: int, format: str = "JPEG") -> bytes:

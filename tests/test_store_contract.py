@@ -9,6 +9,7 @@ import pytest
 from suites.stores import NAMES, SIZES, StoreSuite
 
 import cache
+from cache.errors import StaleIndexError
 from cache.remote import parse_url
 from cache.stores import Files, Shards
 from cache.stores.copied import Copied
@@ -18,7 +19,6 @@ from readers.cached.form import Encoded
 from readers.cached.store import Cached, Slots, Terms
 from readers.cached.subset import EVERYTHING, Subset
 from readers.columns import MemoryColumns
-from readers.errors import StaleIndexError
 
 LISTED = Shards(NAMES, SIZES)
 

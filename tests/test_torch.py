@@ -18,9 +18,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import packer
 import readers
+from cache.errors import BadSampleError, ResumeError
 from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.decode import decode_image
-from readers.errors import BadSampleError, ResumeError
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream, Place

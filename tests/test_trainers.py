@@ -26,7 +26,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import packer
 import readers
-from readers.errors import TrainerError
+from cache.errors import TrainerError
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 from readers.torch import EpochSampler, ImageDataset, ImageStream

@@ -13,7 +13,7 @@ from conftest import make_jpeg
 
 import packer
 import readers
-from readers.errors import SourceError
+from cache.errors import SourceError
 
 PICTURE = make_jpeg(1)
 

@@ -27,10 +27,10 @@ from image_cases import (
 )
 from PIL import Image
 
+from cache.errors import BadSampleError
 from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.decode.region import with_header
-from readers.errors import BadSampleError
 from readers.headers import read_header
 
 JPEG = encoded(picture(48, 64), "JPEG", quality=90)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from cache.errors import BadNameError
 from cache.text import plural
 from packer.cli.progress import watcher
 from packer.cli.text import (
@@ -30,7 +31,6 @@ from packer.conversion.run import ConvertResult, convert
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.sources import open_source
 from packer.sources.tree_layouts import LAYOUTS
-from readers.errors import BadNameError
 from readers.names import FieldName
 
 __all__ = ["command", "field_columns", "summary"]

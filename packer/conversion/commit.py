@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
 from cache.text import plural
 from packer.columns import PartMeta
@@ -25,7 +26,6 @@ from packer.conversion.plan import Plan
 from packer.index_writer import is_index, remove_index, write_index
 from packer.output import output_errors
 from packer.sources.base import SourceListing
-from readers.errors import DatasetError, OutputError
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from cache.errors import BadSampleError, SourceError
 from cache.text import plural
 from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
@@ -25,7 +26,6 @@ from readers.decode.jpeg import check_coding
 from readers.decode.orient import upright_size
 from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
 from readers.decode.region import check_pixels
-from readers.errors import BadSampleError, SourceError
 from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.exif import PREFIX
 from readers.headers.jpeg import parse_frame

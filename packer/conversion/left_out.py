@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from cache.errors import SourceError
 from cache.files import Folder
 from cache.text import plural
 from packer.columns import PartMeta
@@ -13,7 +14,6 @@ from packer.conversion.journal import Journal
 from packer.conversion.plan import Plan, PlannedShard
 from packer.sources.base import SourceListing
 from packer.sources.contents import advice
-from readers.errors import SourceError
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE, RelativePath, shortened
 from readers.sample import Buffer
 from readers.tree import has_image_suffix

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
+from cache.progress import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
@@ -19,8 +21,6 @@ from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
-from packer.watch import Counter
-from readers.errors import BadSampleError, OutputError, SourceError
 from readers.layout import ShardInfo
 from readers.names import WORK_FOLDER
 from readers.sample import Buffer

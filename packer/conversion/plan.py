@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadNameError, SourceError
 from packer.conversion.images import check_new_names
 from packer.conversion.options import ConvertOptions
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
-from readers.errors import BadNameError, SourceError
 from readers.listing import Keys
 from readers.names import FieldName, SplitName
 from readers.strings import repeated

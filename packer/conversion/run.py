@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cache.errors import OutputError, SourceError
 from cache.node import usable_cpus
+from cache.progress import Silent, Watcher
 from cache.remote import is_remote
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
@@ -28,8 +30,6 @@ from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
 from packer.uploading import convert_to_address
 from packer.version import VERSION
-from packer.watch import Silent, Watcher
-from readers.errors import OutputError, SourceError
 from readers.layout import DatasetInfo, read_dataset_info
 
 __all__ = ["ConvertResult", "convert"]

@@ -24,8 +24,8 @@ from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from packer.watch import Counter, Watcher
-from readers.errors import SourceError, WorkerError
+from cache.errors import SourceError, WorkerError
+from cache.progress import Counter, Watcher
 
 __all__ = ["Counters", "InlineExecutor", "no_search_for_cycles", "open_executor", "run_shards"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from cache.errors import FormatError, NotFlatError
 from packer.formats.base import Format
 from packer.formats.checksum import starts_record
 from packer.formats.window import Window
 from packer.registry import HEAD_BYTES, Entry, Registry
-from readers.errors import FormatError, NotFlatError
 
 __all__ = [
     "REGISTRY",

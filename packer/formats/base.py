@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from cache.errors import BadNameError, FormatError
 from packer.formats.window import Window
-from readers.errors import BadNameError, FormatError
 from readers.headers import ImageHeader
 from readers.layout import DatasetInfo
 from readers.names import FieldName

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from readers.errors import FormatError
+from cache.errors import FormatError
 
 __all__ = [
     "Feature",

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from cache.errors import FormatError
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
 from packer.formats.checksum import crc32c_combine
 from packer.formats.gather import GatherFile
@@ -43,7 +44,6 @@ from packer.formats.hdf5_guard import (
     refuse_other_files,
     translated,
 )
-from readers.errors import FormatError
 from readers.index import ABSENT
 from readers.sample import NO_LABEL
 

@@ -24,6 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from cache.errors import FormatError, NotFlatError
 from packer.formats.base import Located, LocateOptions, key_by_number, without_offset
 from packer.formats.hdf5_guard import (
     check_claim,
@@ -32,7 +33,6 @@ from packer.formats.hdf5_guard import (
     read_strings,
     read_table,
 )
-from readers.errors import FormatError, NotFlatError
 from readers.sample import NO_LABEL
 from readers.tree import SPLIT_NAMES, TreeFiles, arrange, has_image_suffix, unique_keys
 

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import BadSampleError, FormatError, NotFlatError, PackerError
+from cache.errors import BadSampleError, FormatError, NotFlatError, PackerError
 
 __all__ = [
     "Hdf5Places",

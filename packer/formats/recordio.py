@@ -17,9 +17,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from cache.errors import BadSampleError, FormatError, NotFlatError
 from packer.formats.base import Located, LocateOptions, WalkedFormat, key_by_number, without_offset
 from packer.formats.window import Window
-from readers.errors import BadSampleError, FormatError, NotFlatError
 
 __all__ = ["FORMAT", "RecordIOFormat"]
 

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 
 from crc32c import crc32c
 
+from cache.errors import BadNameError, FormatError
 from packer.formats.base import (
     Located,
     LocateOptions,
@@ -45,7 +46,6 @@ from packer.formats.base import (
 from packer.formats.gather import GatherFile
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
 from packer.formats.window import Window
-from readers.errors import BadNameError, FormatError
 from readers.headers import SUFFIX
 from readers.index import ABSENT
 from readers.layout import FIELD_KINDS

@@ -29,6 +29,7 @@ from typing import ClassVar
 import numpy as np
 from crc32c import crc32c
 
+from cache.errors import FormatError, NotFlatError
 from packer.formats.base import (
     Located,
     LocateOptions,
@@ -52,7 +53,6 @@ from packer.formats.example import (
 )
 from packer.formats.gather import GatherFile
 from packer.formats.window import Window
-from readers.errors import FormatError, NotFlatError
 from readers.headers import ImageHeader
 from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer

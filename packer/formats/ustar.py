@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cache.errors import FormatError
 from packer.formats.window import Window
-from readers.errors import FormatError
 
 __all__ = [
     "BLOCK_BYTES",

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from crc32c import crc32c
 
-from readers.errors import FormatError
+from cache.errors import FormatError
 
 __all__ = ["Window"]
 

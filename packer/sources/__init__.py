@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from cache.errors import SourceError
 from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.base import Source
 from packer.sources.tree_layouts import LAYOUTS
-from readers.errors import SourceError
 from readers.layout import DATASET_FILE
 
 __all__ = ["REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]

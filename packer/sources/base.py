@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import SourceError
 from packer.conversion.arena import Arena
-from readers.errors import SourceError
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames

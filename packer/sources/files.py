@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from cache.errors import BadSampleError
 from packer.conversion.arena import Arena
-from readers.errors import BadSampleError
 
 __all__ = ["read_file", "read_head"]
 

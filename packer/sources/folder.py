@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
 from packer.conversion.arena import Arena
 from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names
 from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
 from packer.sources.files import read_file, read_head
 from packer.sources.tree_layouts import check_layout
-from readers.errors import BadSampleError, SourceError
 from readers.tree import Keys, TreeFiles, TreeSplit, arrange, scan, unique_keys
 
 __all__ = ["FolderSource", "TreeListing", "list_tree"]

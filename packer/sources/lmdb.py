@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cache.errors import BadSampleError, FormatError, SourceError
 from packer.conversion.arena import Arena
 from packer.formats.example import varint_at
 from packer.sources.base import ListingBuilder, SourceListing, check_names
@@ -39,7 +40,6 @@ from packer.sources.contents import HEAD_BYTES
 from packer.sources.members import ArchiveMember, inner_name, list_members
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile, file_stamp
-from readers.errors import BadSampleError, FormatError, SourceError
 from readers.headers import foreign_medium, sniff
 from readers.sample import NO_LABEL, Buffer
 from readers.tree import SPLIT_NAMES

@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from crc32c import crc32c
 
+from cache.errors import BadNameError, BadSampleError, SourceError
 from packer.conversion.arena import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.files import read_file
 from packer.sources.manifest_columns import Columns, choose_columns, is_missing, json_payload, number_labels
 from packer.sources.names import name_in_folder
 from packer.sources.tables import Row, Table, open_table
-from readers.errors import BadNameError, BadSampleError, SourceError
 from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys

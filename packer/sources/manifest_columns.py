@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from datetime import date, time
 from typing import Any
 
+from cache.errors import SourceError
 from cache.text import plural
 from packer.sources.names import RESERVED_FIELDS, is_field_name
 from packer.sources.tables import Row, Table
-from readers.errors import SourceError
 from readers.sample import NO_LABEL
 
 __all__ = ["LABEL_COLUMNS", "PATH_COLUMNS", "Columns", "choose_columns", "is_missing", "json_payload", "number_labels"]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from cache.errors import SourceError
 from packer.sources.base import Objects, SourceListing, SplitListing
 from packer.sources.folder import TreeListing, list_tree
-from readers.errors import SourceError
 from readers.tree import SPLIT_NAMES, TreeFiles, has_image_suffix
 
 __all__ = ["ArchiveMember", "inner_name", "list_members"]

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cache.errors import BadSampleError, FormatError, SourceError
 from packer.conversion.arena import Arena
 from packer.formats import format_of_head
 from packer.formats.base import Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
@@ -36,7 +37,6 @@ from packer.sources.streams import (
     file_stamp,
     unpacked_head,
 )
-from readers.errors import BadSampleError, FormatError, SourceError
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder, Strings, repeated
 from readers.tree import SPLIT_NAMES

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
+from cache.errors import SourceError
 from packer.formats import REGISTRY
 from packer.formats.window import Window
 from packer.registry import HEAD_BYTES
-from readers.errors import SourceError
 
 __all__ = [
     "ByteFile",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from readers.errors import MissingExtraError, SourceError
+from cache.errors import MissingExtraError, SourceError
 
 __all__ = ["TABLE_SUFFIXES", "Row", "Table", "open_table"]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cache.errors import FormatError, SourceError
 from packer.conversion.arena import Arena
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
 from packer.formats.window import Window
@@ -26,7 +27,6 @@ from packer.sources.streams import (
     UnpackedStream,
     compression_of,
 )
-from readers.errors import FormatError, SourceError
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
 

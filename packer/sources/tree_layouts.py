@@ -21,8 +21,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import SourceError
 from cache.text import plural
-from readers.errors import SourceError
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
 __all__ = ["LAYOUTS", "check_layout"]

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cache.errors import BadSampleError, SourceError
 from packer.conversion.arena import Arena
 from packer.sources.contents import HEAD_BYTES
 from packer.sources.members import ArchiveMember, inner_name
 from packer.sources.streams import PlainFile
-from readers.errors import BadSampleError, SourceError
 from readers.sample import Buffer
 
 __all__ = ["ZipReader", "is_zip", "zip_members"]

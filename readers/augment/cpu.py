@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from cache.errors import BadSampleError
 from readers.augment.ops.base import Interpolation
 from readers.augment.ops.normalize import Normalize
 from readers.augment.pixels import window
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
 from readers.decode.region import lent
-from readers.errors import BadSampleError
 from readers.sample import Buffer
 
 __all__ = ["MAX_STACK_BYTES", "Finish", "Renderer", "Stack", "alike"]

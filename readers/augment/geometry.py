@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import BadSampleError
+from cache.errors import BadSampleError
 
 if TYPE_CHECKING:
     from readers.augment.draws import Draws

@@ -20,7 +20,7 @@ Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it 
 
 from __future__ import annotations
 
-from readers.errors import MissingExtraError
+from cache.errors import MissingExtraError
 
 try:
     import triton

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 import cache
+from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.stores import Buffer
 from readers.cached.compression import may_pay, share_left
 from readers.cached.form import Form, Recoded
 from readers.cached.store import Slots
 from readers.cached.subset import Weights
-from readers.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.sample import headers_of

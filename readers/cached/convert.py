@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from cache.errors import BadSampleError
 from readers.augment.geometry import Boxes
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
 from readers.decode import Region, decode_image
 from readers.decode.orient import upright_size
 from readers.decode.region import with_header
-from readers.errors import BadSampleError
 from readers.headers import read_header
 from readers.sample import Buffer
 from readers.shrink import shrunk

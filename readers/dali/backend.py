@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from readers.errors import MissingExtraError, WorkerError
+from cache.errors import MissingExtraError, WorkerError
 
 __all__ = ["Dali", "Output", "Run", "empty_batch", "load_dali", "start_run"]
 

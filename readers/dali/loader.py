@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from cache.errors import BadSampleError, PackerError, WorkerError
 from readers.augment.ops import Op
 from readers.dali.backend import Output, Run, empty_batch, start_run
 from readers.dali.pipelines import Graph, PipelineOptions, pipeline
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
-from readers.errors import BadSampleError, PackerError, WorkerError
 from readers.feed import BadSample, Feed, OnError, Start, check_choice
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Buffer, Reader
+from readers.reader import Reader
+from readers.sample import Buffer
 
 __all__ = ["DaliLoader"]
 

@@ -10,7 +10,7 @@ from readers.dali.source import BatchSource, SampleSource, Source
 from readers.feed import OnError
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Reader
+from readers.reader import Reader
 
 __all__ = ["Per", "external_source", "source_nodes"]
 

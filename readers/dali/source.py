@@ -37,10 +37,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError
 from readers.augment.ops import Op
 from readers.augment.recipe import Plan, Recipe
 from readers.decode.jpeg import has_clean_header
-from readers.errors import BadSampleError
 from readers.feed import (
     BadSample,
     Feed,
@@ -56,7 +56,8 @@ from readers.headers import MEDIA, exif_orientation, parse_header, read_header
 from readers.order import Order, Schedule
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
-from readers.sample import Buffer, ImageInfo, Reader
+from readers.reader import Reader
+from readers.sample import Buffer, ImageInfo
 
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "refusal"]
 

@@ -15,11 +15,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import torch
 
+from cache.errors import BadSampleError
 from readers.decode.cpu import DECODER, decode_image
 from readers.decode.orient import upright_size
 from readers.decode.picture import Picture
 from readers.decode.region import lent
-from readers.errors import BadSampleError
 from readers.headers import ImageHeader, exif_orientation
 from readers.sample import Buffer
 

@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from cache.errors import MissingExtraError
 from readers.decode.backend import CpuDecoder, Decoder
 from readers.decode.torchcodec import open_torchcodec
 from readers.decode.torchvision import open_torchvision
-from readers.errors import MissingExtraError
 
 __all__ = ["DECODERS", "DecoderName", "open_decoder"]
 

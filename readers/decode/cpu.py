@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError
 from readers.decode.jpeg import check_coding, decode_rows
 from readers.decode.orient import upright, upright_size
 from readers.decode.pillow import EIGHT_BITS, as_stored, bits_of, check_size, decode_whole, layout_of, tiles_of
 from readers.decode.region import Region, Scratch, check_pixels, pixels_of
-from readers.errors import BadSampleError
 from readers.headers import ImageHeader, read_frame, read_header
 from readers.headers.pillow import opened
 from readers.sample import Buffer

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from cache.errors import BadSampleError
 from readers.decode.region import Scratch
-from readers.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.sample import Buffer
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from cache.errors import BadSampleError
 from readers.decode.orient import upright, upright_size
-from readers.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.headers.pillow import opened
 from readers.sample import Buffer

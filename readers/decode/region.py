@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import BadSampleError
+from cache.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.headers.header import MAX_PIXELS
 from readers.headers.pixels import HEADER_BYTES, header

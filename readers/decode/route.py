@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cache.errors import BadSampleError
 from readers.decode.backend import CpuDecoder, Decoded, Decoder
 from readers.decode.orient import upright_size
 from readers.decode.picture import Picture
 from readers.decode.region import MAX_PIXELS
-from readers.errors import BadSampleError
 from readers.headers import MEDIA, ImageHeader, parse_held, read_frame
 from readers.sample import Buffer, ImageInfo
 

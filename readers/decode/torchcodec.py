@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from cache.errors import MissingExtraError
 from readers.decode.backend import ListDecoder
-from readers.errors import MissingExtraError
 
 __all__ = ["open_torchcodec"]
 

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from readers.errors import BadSampleError
+from cache.errors import BadSampleError
 from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
 from readers.headers.foreign import FOREIGN_SUFFIXES, foreign_medium
 from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple, TypeAlias
 
-from readers.errors import BadSampleError
+from cache.errors import BadSampleError
 
 __all__ = ["MAX_PIXELS", "MEDIA", "SUFFIX", "Buffer", "ImageHeader", "bad", "check_size", "truncated", "unpack"]
 

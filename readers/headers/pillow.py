@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from readers.errors import BadSampleError
+from cache.errors import BadSampleError
 from readers.headers.exif import UPRIGHT
 from readers.headers.header import MAX_PIXELS, Buffer, ImageHeader
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from readers.errors import MissingExtraError
+from cache.errors import MissingExtraError
 from readers.feed import BadSample
 
 try:

@@ -27,7 +27,7 @@ from readers.loader.work import Batch, EpochWork, ImageMemory, IndexWork, checke
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Reader
+from readers.reader import Reader
 
 if TYPE_CHECKING:
     from readers.decode.choice import DecoderName

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from cache.errors import BadSampleError
 from cache.stores.blocks import BlockPool
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.errors import BadSampleError
 from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
 from readers.headers import ImageHeader
 from readers.order.base import Int64s
-from readers.sample import Buffer, Reader
+from readers.reader import Reader
+from readers.sample import Buffer
 
 if TYPE_CHECKING:
     from readers.decode.streams import Ready

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import ResumeError
+from cache.errors import ResumeError
 from readers.order.keys import check_counter
 from readers.order.permutation import Permutation
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from readers.errors import ResumeError
+from cache.errors import ResumeError
 
 if TYPE_CHECKING:
     from readers.order.base import Order

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cache.errors import StaleIndexError
 from cache.remote import Remote, RemoteUrl, parse_url
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
-from readers.errors import StaleIndexError
 from readers.index import Index
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.packed import Checked, PackedColumns, shards_of

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from cache.errors import MissingExtraError, PipelineError
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
-from readers.errors import MissingExtraError, PipelineError
 
 __all__ = [
     "PREFETCH",

@@ -24,8 +24,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cache.errors import DatasetError, FormatError, OutputError
 from cache.files import Folder, atomic_write
-from readers.errors import DatasetError, FormatError, OutputError
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.rocal.vet import Limits, decodable, limits_of

@@ -35,7 +35,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import PipelineError
+from cache.errors import PipelineError
 from readers.feed import BadSample, Fields
 from readers.rocal.graph import load_rocal
 from readers.rocal.source import PADDING_BATCHES, RocalSource

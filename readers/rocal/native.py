@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from readers.errors import PipelineError
+from cache.errors import PipelineError
 from readers.rocal.graph import Library, Machine, built
 from readers.rocal.layouts import Layout
 from readers.rocal.pipelines import Ops

@@ -28,10 +28,10 @@ from readers.feed import Feed, FeedOptions, OnError, Start, choose_order, choose
 from readers.loop import Ahead, Position
 from readers.order import Order
 from readers.order.schedule import Tail
+from readers.reader import Reader
 from readers.rocal.graph import PREFETCH
 from readers.rocal.vet import Limits, limits_of
 from readers.rocal.work import SourceBatch, SourceWork, padding_batch
-from readers.sample import Reader
 
 __all__ = ["DECODER", "PADDING_BATCHES", "RocalSource", "SourceOptions", "external_source"]
 

@@ -20,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
+from cache.errors import BadSampleError, DatasetError
 from readers.decode import decode_image
 from readers.decode.jpeg import has_clean_header
 from readers.decode.orient import upright_size
-from readers.errors import BadSampleError, DatasetError
 from readers.feed import upright_sides
 from readers.headers import MEDIA, ImageHeader, read_frame
-from readers.sample import Buffer, ImageInfo, Reader
+from readers.reader import Reader
+from readers.sample import Buffer, ImageInfo
 from readers.shrink import shrunk
 
 __all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "vet"]

@@ -9,7 +9,7 @@ Needs torch: `pip install 'packer-vision[torch]'`.
 
 from __future__ import annotations
 
-from readers.errors import MissingExtraError
+from cache.errors import MissingExtraError
 
 try:
     import torch  # noqa: F401

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from cache.errors import BadSampleError, ResumeError
 from readers.augment import Recipe
 from readers.augment.ops import Op
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
-from readers.errors import BadSampleError, ResumeError
 from readers.feed import (
     ON_ERROR,
     SAMPLE_ERRORS,
@@ -28,7 +28,8 @@ from readers.feed import (
     substitute,
     substitutes,
 )
-from readers.sample import Buffer, Reader
+from readers.reader import Reader
+from readers.sample import Buffer
 from readers.torch.rendering import OpRenderer, Place, Task
 
 __all__ = ["ImageDataset", "Output"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from readers.errors import ResumeError, TrainerError
+from cache.errors import ResumeError, TrainerError
 from readers.feed import Start, choose_tail
 from readers.torch.dataset import ImageDataset
 from readers.torch.rendering import Place

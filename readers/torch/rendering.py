@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Recipe
 from readers.decode.orient import upright_size
-from readers.errors import BadSampleError
 from readers.headers import read_header
 from readers.sample import Buffer
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol, cast
 
 from torch.utils.data import DistributedSampler, get_worker_info
 
+from cache.errors import TrainerError
 from readers.decode import DECODER
-from readers.errors import TrainerError
 from readers.feed import Feed, FeedOptions, Start
 from readers.order import Order
 from readers.order.schedule import Tail
-from readers.sample import Reader
+from readers.reader import Reader
 from readers.torch.dataset import ImageDataset
 from readers.torch.rendering import Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer

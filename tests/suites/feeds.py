@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pytest
 from rocal_images import folder_of, numbers_of, solid
 
-from readers.errors import BadSampleError, ResumeError, TrainerError
+from cache.errors import BadSampleError, ResumeError, TrainerError
 from readers.order import Shuffled
 from readers.order.schedule import Tail
 

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import packer
+from cache.errors import FormatError
 from packer.formats import format_named, format_of_file
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, ShardSpec, ShardWriter, WrittenShard
-from readers.errors import FormatError
 from readers.headers import ImageHeader, parse_header
 from readers.index import ABSENT
 from readers.sample import NO_LABEL

@@ -24,7 +24,7 @@ import pytest
 from crc32c import crc32c
 
 import readers
-from readers.errors import SourceError, UnknownNameError
+from cache.errors import SourceError, UnknownNameError
 from suites.children import forked
 from suites.samples import Truth
 

@@ -22,9 +22,9 @@ import pytest
 
 import packer
 import readers
+from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.conversion.arena import Arena
 from packer.sources.base import SomeSamples, SourceListing
-from readers.errors import BadSampleError, DatasetError, SourceError
 
 __all__ = ["Found", "SourceSuite", "found", "payloads"]
 

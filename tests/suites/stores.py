@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cache.errors import StaleIndexError
 from cache.stores import Extents, Store
-from readers.errors import StaleIndexError
 from suites.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "StoreSuite", "extents"]
