@@ -34,7 +34,7 @@ def test_a_format_by_another_name_on_the_command_line(tmp_path: Path) -> None:
     run = partial(run_packer, "convert", tmp_path / "in", "--to", cwd=tmp_path)
     assert run("H5").stdout.startswith("in-hdf5: 1 sample ")
     wrong = run("lmdb")
-    assert wrong.returncode == 2 and "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 is hdf5, " in wrong.stderr, (
+    assert wrong.returncode == 2 and "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 for hdf5, " in wrong.stderr, (
         wrong.stderr
     )
 

@@ -74,7 +74,7 @@ def test_in_the_background_and_in_the_order_of_training(
         indices = order.indices(0, np.arange(36)).tolist()
         reader.prefetch(indices)
         assert [bytes(reader.read(i)) for i in indices] == [expected[i] for i in indices]
-        assert pickle.loads(pickle.dumps(reader)).patience_seconds == 60
+        assert pickle.loads(pickle.dumps(reader)).store.source.patience_seconds == 60
     assert len(proxy.gets(r"train-.*\.tar")) == 5, "one GET a shard"
 
 

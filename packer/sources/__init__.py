@@ -43,8 +43,11 @@ class SourceEntry(Entry):
 
     def is_folder(self, path: Path) -> bool:
         """Whether a directory is one of these."""
-        if not self.inside or not (path / self.inside).is_file():
+        place = path / self.inside
+        if not self.inside or not place.exists():
             return False
+        if not place.is_file():
+            return not place.is_dir()  # a FIFO, say: opening it says what is wrong
         if not self.magic and self.claims is None:
             return True
         with open(path / self.inside, "rb") as file:
