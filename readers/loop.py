@@ -161,6 +161,11 @@ class FeedLoader(Position, ABC):
         return self
 
     @property
+    def dataset(self) -> Reader:
+        """The reader, under the name by which trainers ask a loader for its samples."""
+        return self.reader
+
+    @property
     def batch_sampler(self) -> None:
         """None: for trainers that look for one."""
 

@@ -200,6 +200,7 @@ class Reader:
         try:
             return self.store.read(extents)
         except StaleIndexError as error:
+            self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
     def prefetch(self, indices: Indices, field: str = "image") -> None:
@@ -338,7 +339,12 @@ class Reader:
         wanted = checked_indices(indices, self)
         self.table.number(field)
         offsets = self.table.columns.field_column(field, "offset")[self.table.at(wanted)]
-        self.store.prefetch(self.table.extents(wanted[offsets != _ABSENT], field), below_bytes)
+        extents = self.table.extents(wanted[offsets != _ABSENT], field)
+        try:
+            self.store.prefetch(extents, below_bytes)
+        except StaleIndexError as error:
+            self.table.check(extents, field)
+            raise self.table.columns.explained(error) from error.__cause__
 
     def _numbered(self, key: str) -> int:
         for number, found in enumerate(self.keys):

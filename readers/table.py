@@ -52,7 +52,6 @@ class Table:
     def __init__(self, columns: Columns, rows: Int64s | None = None, forms: tuple[Form, ...] = ()) -> None:
         self.columns, self.rows, self.forms = columns, rows, forms
         self._labels: npt.NDArray[np.int64] | None = None
-        self._shard_sizes: npt.NDArray[np.uint64] | None = None
         self._fingerprint = ""
         if rows is None:
             self.labels  # noqa: B018  # now: later they may be another set's
@@ -205,32 +204,34 @@ class Table:
         return index if self.rows is None else int(self.rows[index])
 
     def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> Extents:
-        """Where a field of some samples is, in the order asked for.
+        """Where a field of some samples is, in the order asked for; a store checks that it is inside its shard.
 
-        An index is not trusted: what does not end inside its shard is a StaleIndexError. Raises IndexError,
-        UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
+        Raises IndexError, UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
         """
         number = self.number(field)
         rows = self.at(checked_indices(indices, self))
         shard = self.columns.column("shard")[rows].astype(np.int64)
-        offset = self.columns.field_column(field, "offset")[rows]
-        length = self.columns.field_column(field, "length")[rows]
+        offset = self.columns.field_column(field, "offset")[rows].view(np.int64)
+        length = self.columns.field_column(field, "length")[rows].view(np.int64)
+        width = len(self.columns.fields)
+        extents = Extents(rows * width + number if width > 1 else rows, shard, offset, length)
         if len(rows):
-            if self._shard_sizes is None:
-                self._shard_sizes = np.asarray(self.columns.shard_bytes, np.uint64)
-            if int(shard.max()) >= len(self._shard_sizes):
+            if int(shard.max()) >= len(self.columns.shard_bytes):
                 raise self.no_such_shard(int(shard.max()))
-            size = self._shard_sizes[shard]
-            bad = np.flatnonzero((length > size) | (offset > size - np.minimum(length, size)))
-            if len(bad):
-                i = int(bad[0])
-                raise self.bad_extent(int(rows[i]), field, int(offset[i]), int(length[i]), int(shard[i]))
-        return Extents(
-            rows * len(self.fields) + number,
-            shard,
-            offset.astype(np.int64, copy=False),
-            length.astype(np.int64, copy=False),
-        )
+            if offset.min() < 0:  # that of an absent field, or of no file
+                self.check(extents, field)
+        return extents
+
+    def check(self, extents: Extents, field: str) -> None:
+        """Raise for the first extent that is not inside its shard, by the sizes in dataset.json: an index is not
+        trusted. UnknownNameError where a sample lacks the field, StaleIndexError elsewhere."""
+        size = np.asarray(self.columns.shard_bytes, np.uint64)[extents.shard]
+        offset, length = extents.offset.view(np.uint64), extents.length.view(np.uint64)
+        bad = np.flatnonzero((length > size) | (offset > size - np.minimum(length, size)))
+        if len(bad):
+            i = int(bad[0])
+            row = int(extents.row[i]) // len(self.columns.fields)
+            raise self.bad_extent(row, field, int(offset[i]), int(length[i]), int(extents.shard[i]))
 
     def no_such_shard(self, shard: int) -> DatasetError:
         return DatasetError(

@@ -12,6 +12,9 @@ import pytest
 import packer
 import readers
 from cache.stores import Store
+from readers.augment import CenterCrop
+from readers.loader import ImageLoader
+from readers.torch import ImageDataset
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +93,12 @@ def test_a_shard_is_read_without_an_index(sets: dict[str, Path], to: str) -> Non
             assert [bytes(d) for d in pickle.loads(pickle.dumps(few)).stream()] == [bytes(d) for d in few.stream()]
     with pytest.raises(readers.SourceError, match=r"not a file; .*readers\.open"):
         packer.open_shard(sets[to])
+
+
+def test_the_words_of_torchvision(sets: dict[str, Path]) -> None:
+    with readers.open(sets["tar"], "train") as reader:
+        numbers = {"cat": 0, "dog": 1, "owl": 2}
+        assert reader.class_to_idx == numbers == ImageDataset(reader).class_to_idx
+        loader = ImageLoader(reader, 4, augment=[CenterCrop(16)])
+        assert loader.dataset is reader and len(loader.dataset) == 36
+        assert loader.dataset.class_to_idx == numbers and loader.dataset[0].key == reader.keys[0]

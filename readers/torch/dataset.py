@@ -97,6 +97,11 @@ class ImageDataset(Dataset[Any]):
         return self.reader.classes
 
     @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Labels by the names of the classes."""
+        return self.reader.class_to_idx
+
+    @property
     def targets(self) -> list[int]:
         """All labels, as torchvision's data sets have them."""
         return list(np.asarray(self.reader.labels).tolist())
