@@ -75,7 +75,7 @@ class FoundShards:
     def missing(self) -> tuple[int, list[str]]:
         """How many shards are missing by what those that are there say, and some of their names.
 
-        A set that knows its shards is asked instead: see `packer.existing_set.losses`.
+        A set that knows its shards is asked instead: see `losses`.
         """
         if self.known:
             return 0, []

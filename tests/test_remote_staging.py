@@ -87,6 +87,8 @@ def test_patience_for_nothing(address: str, packed: Path, tmp_path: Path) -> Non
         began = time.monotonic()
         with readers.open(local, "train", fallback=address, patience_seconds=1000) as reader:
             assert len(reader.read_many(range(36))) == 36, "nobody brings the other half"
+            counted = reader.store.stats()
+            assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
         assert time.monotonic() - began < 500
 
 

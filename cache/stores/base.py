@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,10 @@ class Store(ABC):
         """Whether the file of a shard is still the one that `state` speaks of."""
         return True
 
+    def stats(self) -> Any:
+        """What was read from where, of a store that counts it (`CopyStats`, `CachedStats`); None elsewhere."""
+        return None
+
     def close(self) -> None:  # noqa: B027
         """Let go of what is open; the next read opens it again."""
 
@@ -123,6 +127,9 @@ class StoreOver(Store):
 
     def is_current(self, shard: int) -> bool:
         return self.source.is_current(shard)
+
+    def stats(self) -> Any:
+        return self.source.stats()
 
     def close(self) -> None:
         self.source.close()
