@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cache.errors import CacheBusyError, StagingError
@@ -139,14 +139,24 @@ class FlockFile:
         return taken
 
     def release(self) -> None:
+        """Let go of the lock: at once, even if another thread is starting a process, which has a copy until its exec.
+
+        A lock that forked children share ends with the last of them.
+        """
+        if self.held and not (self._shared and self.inherited):
+            with suppress(OSError):  # where the filesystem has no locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def after_fork(self) -> None:
+        """In a forked child: the lock is the parent's, unless it is shared."""
+        if not (self._shared and self.inherited):
+            self._close()
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-    def after_fork(self) -> None:
-        """In a forked child."""
-        if not (self._shared and self.inherited):
-            self.release()
 
     def __del__(self) -> None:
         self.release()

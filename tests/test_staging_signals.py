@@ -51,6 +51,21 @@ with signals.taken():
     sys.exit(signals.run(("sleep", "600"), pathlib.Path.cwd()))
 """
 
+# `packer` with the arguments given, in a process where every `cat` but the first takes half a second until its exec.
+SLOW_WITNESS = """
+import subprocess, sys, time
+from packer.cli import main
+popen, started = subprocess.Popen, []
+def slowly(arguments, **options):
+    if arguments == ["cat"]:
+        if started:
+            options["preexec_fn"] = lambda: time.sleep(0.5)
+        started.append(arguments)
+    return popen(arguments, **options)
+subprocess.Popen = slowly
+main()
+"""
+
 
 @pytest.fixture(scope="module")
 def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -86,6 +101,18 @@ def test_no_number_of_signals_ends_the_cleaning_up(source: Path, tmp_path: Path,
         time.sleep(0.002)
     process.communicate()
     assert in_store(tmp_path) == [], "every further signal comes in the middle of something"
+
+
+def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tmp_path: Path) -> None:
+    """A signal to all ends the witness; its successor must not have the copy's locks when COMMAND ends meanwhile."""
+    script = f"trap 'exit 0' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.01; done"
+    arguments = ["stage", source, "--to", tmp_path, "--cleanup", "atexit", "--", "bash", "-c", script]
+    command = [sys.executable, "-c", SLOW_WITNESS, *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for((tmp_path / "began").exists, "the command")
+        os.killpg(process.pid, signal.SIGTERM)
+        _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0 and in_store(tmp_path) == [], errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -109,41 +109,57 @@ def undisturbed() -> Iterator[None]:
 
 
 class _Witness:
-    """A process that does nothing until this one lets go of it, or ends."""
+    """A process that does nothing until this one closes its input, or ends.
+
+    `saw` is asked by a thread. After the end of the `with` block it starts no process: between fork and exec a process
+    has a copy of every descriptor of this one, so the locks of the copy would stay taken while it is cleaned up.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._saw_at = float("-inf")
+        self._lock = threading.Lock()
+        self._ended = False
 
     def __enter__(self) -> _Witness:
-        try:
-            self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        except OSError:  # without a witness all is passed on
-            self._process = None
+        self._start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait()
+        with self._lock:
+            self._ended = True
+            self._stop()
+
+    def _start(self) -> None:
+        try:
+            self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        except OSError:  # without a witness all is passed on
+            self._process = None
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.wait()
 
     def saw(self, number: int, at: float) -> bool:
         """Whether a signal that came here at that time was sent to all."""
-        if at - self._saw_at < _SAME_SECONDS:
-            return True
-        if self._process is None:
-            return False
-        try:
-            ended = self._process.wait(_WITNESS_SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        self.__exit__(None, None, None)
-        self.__enter__()
-        if ended == -number:
-            self._saw_at = at
-        return ended == -number
+        with self._lock:
+            if self._ended or at - self._saw_at < _SAME_SECONDS:
+                return True
+            if self._process is None:
+                return False
+            try:
+                ended = self._process.wait(_WITNESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                return False
+            self._stop()
+            self._start()
+            if ended == -number:
+                self._saw_at = at
+            return ended == -number
 
 
 @contextmanager
