@@ -1,0 +1,91 @@
+"""`diagnose`: a loader and a training step in, a `Diagnosis` out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cache.errors import PipelineError
+from readers.diagnosis.ladder import Diagnosis, climb
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+
+__all__ = ["diagnose"]
+
+
+def diagnose(
+    loader: Iterable[Any],
+    step: Callable[[Any], object] | None = None,
+    *,
+    device: Any = None,
+    copy: Callable[[Any], Any] | None = None,
+    simulate_step: float | None = None,
+    seconds: float = 30.0,
+) -> Diagnosis:
+    """Measure which stage of a loader starves a training step.
+
+    The step is called a few hundred times with real batches, so a model is trained by it; the sampler of the loader is
+    used, too. Do this in a run of its own, not in the middle of one.
+
+    loader: any iterable of batches; a torch DataLoader is rebuilt with its data set, samplers, workers and collate
+        function, and cut into stages.
+    step: what the training does with a batch on its device.
+    device: where batches go before the step, as "cuda"; None leaves them where they are.
+    copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
+    simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
+    seconds: about how long to measure; some seconds more are spent on starting workers.
+
+    Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
+    loader or the step raises is passed on.
+    """
+    if (step is None) == (simulate_step is None):
+        raise ValueError("give either step, a function of a batch, or simulate_step, in seconds")
+    if seconds <= 0 or (simulate_step is not None and simulate_step < 0):
+        raise ValueError(f"seconds={seconds} and simulate_step={simulate_step}: times are positive")
+    if step is None:
+        pause = simulate_step or 0.0
+
+        def step(batch: Any) -> object:
+            return time.sleep(pause)
+
+    if copy is None and device is not None and str(device) != "cpu":
+
+        def copy(batch: Any) -> Any:
+            return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
+
+    pipeline = _pipeline(loader)
+    return climb(
+        pipeline,
+        step,
+        copy,
+        seconds=seconds,
+        synchronize=_synchronize(device),
+        batch_size=_batch_size(next(pipeline.cached(len(pipeline.stages)))),
+    )
+
+
+def _pipeline(loader: Iterable[Any]) -> Pipeline:
+    torch = sys.modules.get("torch.utils.data")  # a DataLoader exists only where it was imported
+    if torch is not None and isinstance(loader, torch.DataLoader):
+        from readers.diagnosis.dataloader import DataLoaderPipeline
+
+        try:
+            return DataLoaderPipeline(loader)
+        except PipelineError as error:
+            pipeline = IterablePipeline(loader)
+            pipeline.notes = (str(error),)
+            return pipeline
+    return IterablePipeline(loader)
+
+
+def _batch_size(batch: Any) -> int | None:
+    sizes = [leaf.shape[0] for leaf in leaves(batch) if len(getattr(leaf, "shape", ())) > 0]
+    return int(sizes[0]) if sizes else None
+
+
+def _synchronize(device: Any) -> Callable[[], object]:
+    torch = sys.modules.get("torch")
+    if torch is not None and device is not None and str(device).startswith("cuda"):
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None

@@ -1,0 +1,95 @@
+"""What a diagnosis asks of a loader: its batches with the first stages of the work replaced by memory.
+
+A pipeline is a list of stages, in the order in which a sample passes through them. `cached(n)` gives the batches that
+the loader would give if its first n stages cost nothing, because their results for a few samples are in memory; what
+follows runs as in training, in the same workers. `cached(0)` is the loader as it is.
+
+    storage | read | transform 1 | … | collate | transfer          a torch DataLoader
+    loading                                                        any other iterable
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cache.errors import PipelineError
+
+__all__ = ["IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step of the work. seconds, cpu_seconds: of one batch in one worker that nothing disturbs, None if unknown."""
+
+    name: str
+    what: str = ""
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+
+
+class Pipeline(ABC):
+    """A loader cut into stages. stages: storage first. workers: processes or threads that share the work."""
+
+    stages: tuple[Stage, ...]
+    workers: int = 1
+    more_workers: bool = False  # whether their number is the user's to choose
+    distinct: int = 1  # different batches that are replayed
+    warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
+    notes: tuple[str, ...] = ()  # what could not be cut, and why
+
+    @abstractmethod
+    def cached(self, count: int) -> Iterator[Any]:
+        """Endless batches for which the first `count` stages cost nothing; closing the iterator ends the workers."""
+
+    def without(self, number: int) -> Iterator[Any] | None:
+        """Endless batches for which stage `number` alone costs nothing; None if it cannot be cut out alone."""
+        return None
+
+
+class IterablePipeline(Pipeline):
+    """Any iterable of batches: a single stage, since nothing is known of what is inside."""
+
+    def __init__(self, loader: Iterable[Any], distinct: int = 4) -> None:
+        self._loader = loader
+        self.distinct = distinct
+        self.stages = (Stage("loading"),)
+        self._batches: list[Any] = []
+
+    def cached(self, count: int) -> Iterator[Any]:
+        if count == 0:
+            return self._epochs()
+        if not self._batches:
+            self._batches = list(itertools.islice(self._epochs(), self.distinct))
+        return itertools.cycle(self._batches)
+
+    def _epochs(self) -> Iterator[Any]:
+        while True:
+            empty = True
+            for batch in self._loader:
+                empty = False
+                yield batch
+            if empty:
+                raise PipelineError(f"{type(self._loader).__name__}: gave no batch; a diagnosis needs at least one")
+
+
+def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Tuples, lists and mappings with `function` of each leaf in place of the leaf."""
+    if isinstance(value, Mapping):
+        mapped = {key: map_tree(item, function) for key, item in value.items()}
+        return mapped if type(value) is dict else type(value)(mapped)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tree(item, function) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(map_tree(item, function) for item in value)
+    return function(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of a tree, from left to right."""
+    found: list[Any] = []
+    map_tree(value, found.append)
+    return found
