@@ -182,7 +182,7 @@ class Staged:
             files.manifest,
             first,
             later=shards if options.background else (),
-            to=self.target,
+            target=self.target,
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,
             cleanup=options.cleanup,
