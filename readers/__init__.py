@@ -40,7 +40,7 @@ from cache.errors import (
     UnknownNameError,
     WorkerError,
 )
-from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
+from readers.caching import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
 from readers.folder import open_folder
 from readers.packed import Backend, open_copied, open_packed
 from readers.reader import Reader, concat

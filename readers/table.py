@@ -33,7 +33,7 @@ __all__ = ["Form", "Table", "checked_indices", "concat"]
 
 
 class Form(Protocol):
-    """What images are handed out as, where that is not how they are stored: see `readers.cached.form`."""
+    """What images are handed out as, where that is not how they are stored: see `readers.caching.form`."""
 
     @property
     def kind(self) -> str:

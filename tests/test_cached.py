@@ -13,7 +13,7 @@ from cached_sources import SlowReader, images
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.augment import CenterCrop, Resize
-from readers.cached.subset import EVERYTHING, Subset
+from readers.caching.subset import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.order import NodeLocal, Shuffled
 

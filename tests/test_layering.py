@@ -54,7 +54,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.convert": "60 ms: decoders",
+    "readers.caching.convert": "60 ms: decoders",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",

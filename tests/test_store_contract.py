@@ -15,9 +15,9 @@ from cache.stores import Files, Shards
 from cache.stores.copied import Copied
 from cache.stores.joined import Joined, Part
 from cache.stores.remote import RemoteFiles
-from readers.cached.form import Encoded
-from readers.cached.store import Cached, Slots, Terms
-from readers.cached.subset import EVERYTHING, Subset
+from readers.caching.form import Encoded
+from readers.caching.store import Cached, Slots, Terms
+from readers.caching.subset import EVERYTHING, Subset
 from readers.columns import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)

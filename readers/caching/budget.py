@@ -17,10 +17,10 @@ import numpy.typing as npt
 import cache
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.stores import Buffer
-from readers.cached.compression import may_pay, share_left
-from readers.cached.form import Form, Recoded
-from readers.cached.store import Slots
-from readers.cached.subset import Weights
+from readers.caching.compression import may_pay, share_left
+from readers.caching.form import Form, Recoded
+from readers.caching.store import Slots
+from readers.caching.subset import Weights
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.sample import headers_of

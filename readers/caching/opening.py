@@ -14,11 +14,11 @@ import numpy as np
 
 import cache
 from cache.stores import Buffer
-from readers.cached.budget import Capacity, budget, measure
-from readers.cached.fill import FillAhead, prefill
-from readers.cached.form import Form, KeepLike, Recoded, as_form
-from readers.cached.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Slots, Terms, agree
-from readers.cached.subset import Subset
+from readers.caching.budget import Capacity, budget, measure
+from readers.caching.fill import FillAhead, prefill
+from readers.caching.form import Form, KeepLike, Recoded, as_form
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Slots, Terms, agree
+from readers.caching.subset import Subset
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader
 from readers.table import Table, checked_indices

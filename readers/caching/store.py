@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
-from readers.cached.compression import compress, decompress
-from readers.cached.form import Form
-from readers.cached.subset import Subset
+from readers.caching.compression import compress, decompress
+from readers.caching.form import Form
+from readers.caching.subset import Subset
 from readers.columns import Columns
 
 __all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Slots", "Terms", "agree"]

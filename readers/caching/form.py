@@ -112,7 +112,7 @@ class Recoded:
         return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
 
     def convert(self, image: Buffer) -> Buffer:
-        from readers.cached.convert import recoded  # loads the codecs
+        from readers.caching.convert import recoded  # loads the codecs
 
         return recoded(image, self.short_side, self.quality)
 
@@ -146,7 +146,7 @@ class Decoded:
         return "decoded-" + "-".join(re.sub(r"\W+", "_", repr(op)).strip("_").lower() for op in self.ops)
 
     def info(self, original: ImageInfo) -> ImageInfo:
-        from readers.cached.convert import boxes_of
+        from readers.caching.convert import boxes_of
 
         height, width = (side.astype(np.int64) for side in (original.height, original.width))
         turned = original.orientation >= 5
@@ -168,7 +168,7 @@ class Decoded:
         return np.where(pixels > 0, HEADER_BYTES + 3 * pixels, 0)
 
     def convert(self, image: Buffer) -> Buffer:
-        from readers.cached.convert import decoded
+        from readers.caching.convert import decoded
 
         return decoded(image, self.ops)
 
