@@ -1,8 +1,256 @@
-"""Readers over shared memory: what was read once is there for every process of the node. See docs/cache.md."""
+"""Readers over shared memory: a sample that was read once is there for every process of the node. See docs/cache.md.
 
-from readers.caching.budget import Capacity
-from readers.caching.form import Decoded, Encoded, Recoded
-from readers.caching.opening import CachedReader, cached
-from readers.caching.store import CachedStats
+form      what is kept of an image, and compression     budget    which samples are kept, and how many bytes they take
+store     the cache as a store over any other           fill      filling it, before or ahead of its readers
+"""
 
-__all__ = ["CachedReader", "CachedStats", "Capacity", "Decoded", "Encoded", "Recoded", "cached"]
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+import cache
+from cache.stores import Buffer
+from readers.caching.budget import Capacity, Slots, Subset, budget, measure
+from readers.caching.fill import FillAhead, prefill
+from readers.caching.form import Decoded, Encoded, Form, KeepLike, Recoded, as_form
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Terms, agree
+from readers.order import NodeLocal, Order
+from readers.reader import Indices, Reader
+from readers.table import Table, checked_indices
+
+__all__ = ["Backend", "CachedReader", "CachedStats", "Capacity", "Decoded", "Encoded", "Recoded", "cached"]
+
+Backend: TypeAlias = Literal["file", "memfd", "mpi"]
+_ANY_JOB = "0"
+
+
+class CachedReader(Reader):
+    """A reader over a cache, made by `readers.cached`: filling it, and what it was worth.
+
+    Where `keep` is not "encoded" this is another set in the eyes of a resume token: the same samples and positions, but
+    slightly other pixels.
+    """
+
+    store: Cached
+    _ahead: FillAhead | None = None
+
+    def read(self, index: int, field: str = "image") -> Buffer:
+        """As `Reader.read`; a hit needs no place in a shard."""
+        if self._rows is None and field == self._only:
+            found = self.store.hit(index)
+            if found is not None:
+                return found
+        return super().read(index, field)
+
+    def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
+        """As `Reader.read_many`; hits need no places in shards."""
+        if self._rows is not None or field != self._only:
+            return super().read_many(indices, field)
+        wanted = checked_indices(indices, self)
+        found = self.store.hits(wanted)
+        missing = [i for i, data in enumerate(found) if data is None]
+        if missing:
+            for i, data in zip(missing, super().read_many(wanted[missing], field), strict=True):
+                found[i] = data
+        return found  # type: ignore[return-value]
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._only = self.fields[0] if len(self.fields) == 1 else None
+
+    def prefill(
+        self,
+        threads: int | None = None,
+        *,
+        order: Order | None = None,
+        epoch: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Fill the cache now, in stored order or in that of an epoch; returns the number of samples that are kept.
+
+        threads: default one per CPU this process may use.
+        order, epoch: in which order; default: as stored.
+        progress: called with the samples and bytes done so far, from any of the threads, one at a time.
+
+        Processes that fill the same cache share the work. Samples that cannot be read are left to the reads that want
+        them.
+        """
+        return prefill(self.table, self.store, threads, order, epoch, progress)
+
+    def fill_ahead(self, order: Order, epoch: int, start: int = 0) -> FillAhead:
+        """Fill the cache in the background, in the order of an epoch from position `start` on, ahead of its readers.
+
+        One thread of low priority; it ends with the epoch, with a full cache, with the reader, or by `stop()`. A second
+        call ends what the first one began.
+        """
+        if self._ahead is not None:
+            self._ahead.stop()
+        self._ahead = FillAhead(self.table, self.store, order, epoch, start)
+        return self._ahead
+
+    def stats(self) -> CachedStats:
+        """How full the cache is and how often it was hit, by all processes that use it."""
+        return self.store.stats()
+
+    @property
+    def keep(self) -> Form:
+        """The form that images are kept in."""
+        return self.store.form
+
+    @property
+    def kept(self) -> Subset:
+        """Which samples have a place in the cache."""
+        return self.store.subset
+
+    def close(self) -> None:
+        """Leave the cache and close what is below."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead = None
+        super().close()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the memory is, and for whom: what `cache.SharedByteCache.open` takes besides sizes and names."""
+
+    directory: str | os.PathLike[str]
+    backend: Backend
+    persist: bool
+    job: str | None
+    comm: Any
+
+
+def cached(
+    reader: Reader,
+    capacity: Capacity = "auto",
+    keep: KeepLike = "encoded",
+    *,
+    fields: Sequence[str] | None = None,
+    partition: tuple[int, int] | None = None,
+    check: Check = "never",
+    compress: bool = True,
+    directory: str | os.PathLike[str] = "/dev/shm",
+    backend: Backend = "file",
+    persist: bool = False,
+    job: str | None = None,
+    comm: Any = None,
+) -> CachedReader:
+    """The same samples, kept in shared memory once they have been read: by this process or any other of the node.
+
+    capacity: "auto" (the whole set, or what memory allows), bytes (an int, or a text such as "20GiB"), or a share of
+        the set (a float from 0 to 1, or a text such as "25%"). What does not fit passes through; which samples those
+        are is the same in every process and every epoch.
+    keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`.
+    fields: the fields to keep (default: all).
+    partition: (node, nodes) keeps only this node's contiguous part, that of `readers.order.NodeLocal`.
+    check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
+        wrong ones are dropped and read again.
+    compress: store what is not compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
+    directory, backend, job, comm: see `cache.SharedByteCache.open`.
+    persist: the memory stays filled when the last process has gone, until `packer cache clean`; a later job that asks
+        for the same with persist=True begins with it.
+
+    A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
+    be had, everything passes through, with one warning; there is one, too, where "auto" keeps little because /dev/shm
+    was made small. Raises ValueError and UnknownNameError for arguments that mean nothing.
+    """
+    if check not in CHECKS:
+        raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
+    table, form = reader.table, as_form(keep)
+    slots = _slots(table, fields, partition)
+    measures = measure(Reader(Table(table.columns, None, table.forms), reader.store), slots, form, compress)
+    try:
+        threshold, size = budget(capacity, measures, Path(directory) if backend == "file" else None)
+    except cache.CacheError as error:
+        _warn(f"everything passes through, without a cache: {error}")
+        threshold = size = 0
+    form = measures.form
+    terms = Terms(threshold, tuple(measures.shares), form.rate if isinstance(form, Recoded) else 0.0)
+    shared: SharedBytes | None = None
+    if size:
+        kind = _kind(form.kind, slots, table, compress)
+        shared = _opened(reader, kind, len(slots), size, _Place(directory, backend, persist, job, comm))
+    if shared is not None:
+        theirs = agree(shared, terms)
+        if theirs is None:
+            _warn(f"everything passes through: {shared!r} is held up by a process that does not say what is kept in it")
+            shared.close()
+            shared = None
+        terms = theirs or terms
+    if isinstance(form, Recoded):
+        form = replace(form, rate=terms.rate)
+    store = Cached(reader.store, shared, slots, terms, form, table.columns, check)
+    forms = (*table.forms, form) if form.converts else table.forms
+    return CachedReader(Table(table.columns, table.rows, forms), store)
+
+
+def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int] | None) -> Slots:
+    names = tuple(table.fields if fields is None else fields)
+    numbers = tuple(table.number(name) for name in names)
+    if not names:
+        raise ValueError("fields: name at least one field to keep, or leave it out to keep all")
+    part = range(len(table))
+    if partition is not None:
+        node, nodes = partition
+        if not 0 <= node < nodes:
+            raise ValueError(f"partition is (node, nodes) with 0 <= node < nodes, not {partition!r}")
+        part = NodeLocal(len(table), nodes).local_part(node)
+    rows = part if table.rows is None else np.unique(table.rows[part.start : part.stop])
+    return Slots(names, numbers, len(table.fields), Subset(rows))
+
+
+def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
+    """What makes two caches of one set different ones."""
+    rows = slots.subset.rows
+    if isinstance(rows, range):
+        part = f" of samples {rows.start}-{rows.stop}" if len(rows) != len(table) else ""
+    else:
+        part = f" of {len(rows)} rows {hashlib.blake2b(np.ascontiguousarray(rows).data, digest_size=8).hexdigest()}"
+    return f"{kept} {'+'.join(slots.fields)}{part}{'' if compress else ' uncompressed'}"
+
+
+def _identity(reader: Reader) -> str:
+    """The table's fingerprint; where that knows only names, as of a folder, one of the files as they were listed."""
+    if not reader.store.tracks_files:
+        return reader.fingerprint
+    return hashlib.blake2b(f"{reader.fingerprint}\0{reader.store.state()}".encode(), digest_size=16).hexdigest()
+
+
+def _opened(reader: Reader, kind: str, slots: int, size: int, place: _Place) -> SharedBytes | None:
+    try:
+        shared: SharedBytes = cache.SharedByteCache.open(
+            fingerprint=_identity(reader),
+            kind=kind,
+            slots=slots,
+            capacity_bytes=size,
+            directory=Path(place.directory),
+            backend=place.backend,
+            # Jobs have names of their own; what is to outlive one must not be under it.
+            job=_ANY_JOB if place.persist and place.job is None else place.job,
+            persist=place.persist,
+            comm=place.comm,
+            title=reader.table.title,
+        )
+    except cache.CacheFullError as error:
+        _warn(
+            f"no room for a cache of {size:,} bytes in {place.directory}, so everything passes through: {error}; ask "
+            f"for a smaller capacity, or see  packer cache ls"
+        )
+        return None
+    except (cache.CacheError, OSError) as error:
+        _warn(f"no cache of {size:,} bytes can be had, so everything passes through: {error}")
+        return None
+    return shared
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)
