@@ -146,7 +146,7 @@ def _epochs(reader: Any, order: Any, threads: int) -> Iterator[int]:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """The set is made, and lies in the page cache, where the model reads it."""
+    """The set exists, and is in the page cache if the model reads it from there."""
     made = _set_of(arguments)
     if not (made / "dataset.json").exists():
         options = json.dumps({"to": "hdf5", "output": str(made), "shard_size": int(arguments.shard_mb * 1e6)})

@@ -120,7 +120,7 @@ def _syscalls(command: list[str]) -> int:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """The set is made, and lies in the page cache; nothing of earlier runs is left or on its way to the disk."""
+    """The set exists and is in the page cache; nothing of earlier runs is left or still being written."""
     made = _set_of(arguments)
     if not (made / "dataset.json").exists():
         options = json.dumps({"to": "hdf5", "output": str(made)})
