@@ -166,7 +166,7 @@ class Staged:
 
     def _files(self) -> SetFiles:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote.staged import remote_set_files  # what it imports is not for everybody
+            from readers.remote import remote_set_files
 
             return remote_set_files(self.dataset)
         return set_files(self.dataset)
