@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from readers.order.keys import UInt64s, counter_hash, derive_keys
+from readers.order.permutation import UInt64s, counter_hash, derive_keys
 
 __all__ = ["EVERYTHING", "Subset", "Weights"]
 
