@@ -27,7 +27,7 @@ from cache.stores import Buffer
 from cache.text import parse_size
 from readers.caching.form import Form, Recoded, may_pay, share_left
 from readers.headers import MEDIA
-from readers.order.keys import UInt64s, counter_hash, derive_keys
+from readers.order.permutation import UInt64s, counter_hash, derive_keys
 from readers.reader import Reader
 from readers.sample import headers_of
 
