@@ -50,6 +50,7 @@ from readers.table import Table
 if TYPE_CHECKING:
     from readers import order as order
     from readers.caching import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
+    from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.staging import Staged, StageOptions, stage
 
@@ -85,6 +86,7 @@ __all__ = [
     "WorkerError",
     "cached",
     "concat",
+    "diagnose",
     "open",
     "open_folder",
     "stage",
@@ -101,6 +103,7 @@ _LAZY = {
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
+    "diagnose": "readers.diagnosis",
     "open_folder": "readers.folder",
     "order": "readers.order",
     "stage": "readers.staging",

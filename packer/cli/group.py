@@ -34,6 +34,7 @@ _COMMANDS = {
     "export-index": ("Write the index files of other readers.", "index", "export_command"),
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
+    "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
     "parity": ("Compare decoders and resizers with Pillow.", "parity", "command"),
     "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }

@@ -2,9 +2,9 @@
 
 Samples of the first batches are recorded once, in this process: the value that enters each member of the transform, and
 what `__getitem__` makes of the last one. A stage is then cut out by a data set that starts from a recorded value. The
-members of a `Compose` (`.transforms`) are found in the attribute `transform` of the data set, also below `Subset` and the
-like. Where a data set does more with the result of its transform than to return it, in tuples, lists or dictionaries,
-the transform cannot be cut, and the whole of `__getitem__` is one stage, "read".
+members of a `Compose` (`.transforms`) are found in the attribute `transform` of the data set, also below `Subset` and
+similar wrappers. If a data set does more with the result of its transform than return it, in tuples, lists or
+dictionaries, the transform cannot be cut, and the whole of `__getitem__` is one stage, "read".
 
 The loader is rebuilt with its own workers, collate function and options, so that everything that is not cut runs as it
 does in training.
@@ -30,6 +30,7 @@ __all__ = ["DataLoaderPipeline"]
 _RECORD_SECONDS = 5.0
 _RECORD_BYTES = 256 << 20
 _LEAST_SAMPLES = 2
+_COLLATE_TIMES = 3
 _FORWARDED = (
     "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
     "persistent_workers", "pin_memory_device",
@@ -231,11 +232,13 @@ class DataLoaderPipeline(Pipeline):
 
     def without(self, number: int) -> Iterator[Any] | None:
         members = len(self._tap.members) if self._tap is not None else 0
-        if number < 2 or number >= 2 + members:
+        if number < 2 or number > 2 + members:
             return None
+        collate: Any = self._loader.collate_fn
+        if number == 2 + members:
+            collate, number = _CollateOnce(collate, self.distinct // self.workers), 1
         data = _Replay(self._whole, self._tap, self._recorded, 0, number - 2)
-        slots = _Slots(len(self._recorded), self._batch_size, self.distinct)
-        return self._batches(data, slots, self._loader.collate_fn)
+        return self._batches(data, _Slots(len(self._recorded), self._batch_size, self.distinct), collate)
 
     # --- inside -----------------------------------------------------------------------------------------------------
     def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
@@ -315,9 +318,12 @@ class DataLoaderPipeline(Pipeline):
         members = len(self._tap.members) if self._tap is not None else 0
         data = _Replay(self._whole, self._tap, self._recorded, 1 + members)
         samples = [data[i % len(data)] for i in range(self._batch_size)]
-        start, cpu = time.perf_counter(), time.thread_time()
-        self._loader.collate_fn(samples)
-        return time.perf_counter() - start, time.thread_time() - cpu
+        times = []
+        for _ in range(_COLLATE_TIMES):  # the first one also takes memory from the kernel
+            start, cpu = time.perf_counter(), time.thread_time()
+            self._loader.collate_fn(samples)
+            times.append((time.perf_counter() - start, time.thread_time() - cpu))
+        return min(times)
 
 
 def _tapped(data: Any) -> tuple[Any, _Tap | None]:
@@ -364,7 +370,7 @@ def _size(value: Any) -> int:
 
 
 def _is_shared(leaf: Any) -> bool:
-    return not isinstance(leaf, torch.Tensor) or leaf.is_shared()
+    return not isinstance(leaf, torch.Tensor) or bool(leaf.is_shared())  # type: ignore[no-untyped-call]
 
 
 def _name_of(function: Any) -> str:

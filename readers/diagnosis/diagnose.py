@@ -46,8 +46,8 @@ def diagnose(
     if step is None:
         pause = simulate_step or 0.0
 
-        def step(batch: Any) -> object:
-            return time.sleep(pause)
+        def step(batch: Any) -> None:
+            time.sleep(pause)
 
     if copy is None and device is not None and str(device) != "cpu":
 

@@ -11,15 +11,16 @@ one another: what a rung adds hides behind the training step until the workers a
 only tips over a limit, as of CPUs that are all busy, gets the blame of those before it. Therefore the verdict follows
 `freed`, and a stage whose two figures disagree carries the reason.
 
-The differential reading is that of J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB 14(5),
-2021.
+The differential reading is that of J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB
+14(5), 2021.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cache.node import usable_cpus
@@ -65,12 +66,15 @@ class StageCost:
 class Diagnosis:
     """Where the time of a training step goes.
 
-    rungs: from the step alone to the loader as it is. costs: of each stage, in the same order. culprit: the name of
-    the costliest stage; "workers" if more of them would be enough; "" if the data keep up with the training. verdict:
-    the same in a sentence. bound: seconds of a step if the culprit cost nothing. batch_size: samples in a batch, None if
-    unknown. workers, workers_needed: that the loader has, and that would keep up (None where a stage's time is
-    unknown). cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up. notes:
-    what limits the reading.
+    rungs: from the step alone to the loader as it is.
+    costs: of each stage, in the same order.
+    culprit: the name of the costliest stage; "workers" if a few more of them would be enough; "" if the data keep up.
+    verdict: the same in a sentence.
+    bound: seconds of a step if the culprit cost nothing.
+    batch_size: samples in a batch, None if unknown.
+    workers, workers_needed: that the loader has, and that would keep up; None if the times of the stages are unknown.
+    cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
+    notes: what limits the reading.
     """
 
     rungs: tuple[Rung, ...]
@@ -99,6 +103,10 @@ class Diagnosis:
     def utilization(self) -> float:
         """Share of the time in which the device has work, 0 to 1: that of the step alone, of the whole."""
         return min(1.0, self.step.seconds / self.full.seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as numbers, texts, lists and dictionaries."""
+        return {**asdict(self), "utilization": self.utilization}
 
 
 def climb(
@@ -137,7 +145,7 @@ def climb(
         stage = stages[count]
         rungs.append(Rung(stage.name, stage.what, measure(pipeline.cached(count), both)))
     costs = _costs(rungs, stages)
-    for cost in sorted(costs, key=lambda cost: -cost.freed)[:_MEASURED_ALONE]:
+    for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[:_MEASURED_ALONE]:
         number = next((i for i, stage in enumerate(stages) if stage.name == cost.stage), -1)
         batches = pipeline.without(number) if number >= 0 else None
         if batches is not None:
@@ -156,16 +164,24 @@ def _costs(rungs: list[Rung], stages: tuple[Stage, ...]) -> list[StageCost]:
     full, known = rungs[-1].time.seconds, {stage.name: stage for stage in stages}
     in_workers = {stage.name for stage in stages if stage.seconds is not None} | {stages[0].name}
     floor = [rung.time.seconds for rung in rungs if rung.stage not in in_workers][-1]  # if the workers cost nothing
-    costs = [StageCost("step", rungs[0].what, rungs[0].time.seconds, 0.0)]
-    work = sum(stage.seconds or 0.0 for stage in stages)
-    for below, rung in zip(rungs, rungs[1:], strict=False):
+    costs = [StageCost("step", rungs[0].what, rungs[0].time.seconds, 0.0, True)]
+    work = sum(map(_work, stages))
+    for below, rung in itertools.pairwise(rungs):
         added = max(0.0, rung.time.seconds - below.time.seconds)
         stage = known.get(rung.stage, Stage(rung.stage))
-        freed = added
-        if stage.seconds is not None and work > 0:
-            freed = max(0.0, full - max(floor, full - full * stage.seconds / work))
-        costs.append(StageCost(rung.stage, rung.what, added, freed, False, stage.seconds, stage.cpu_seconds))
+        freed, measured = added, stage.seconds is None
+        if rung.stage == "read":  # nothing is before it but what it waits for
+            freed, measured = max(0.0, full - below.time.seconds), True
+        elif work > 0 and not measured:
+            freed = max(0.0, full - max(floor, full - full * _work(stage) / work))
+        costs.append(StageCost(rung.stage, rung.what, added, freed, measured, stage.seconds, stage.cpu_seconds))
     return costs
+
+
+def _work(stage: Stage) -> float:
+    """Seconds of a batch in a worker: on the CPU if that is most of it, since the rest is then other processes'."""
+    wall, cpu = stage.seconds or 0.0, stage.cpu_seconds or 0.0
+    return cpu if cpu > 0.5 * wall else wall
 
 
 def _explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...]:
@@ -190,7 +206,7 @@ def _judge(
 ) -> Diagnosis:
     step, full = rungs[0].time, rungs[-1].time
     cpus, workers = usable_cpus(), pipeline.workers
-    floor = next(rung.time.seconds for rung in reversed(rungs[:2]) if rung.stage in ("step", "copy"))
+    floor = [rung.time.seconds for rung in rungs[:2] if rung.stage in ("step", "copy")][-1]
     busy = [stage.seconds for stage in pipeline.stages if stage.seconds is not None]
     cpu = [stage.cpu_seconds for stage in pipeline.stages if stage.cpu_seconds is not None]
     cold = next((cost.added for cost in costs if cost.stage == "storage"), 0.0)
@@ -208,7 +224,8 @@ def _judge(
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
         return replace(result, culprit="workers", verdict=verdict, bound=max(floor, full.seconds * workers / needed))
     waits = ""
-    if worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
+    room = full.cpu_busy is None or full.cpu_busy < _BUSY  # otherwise it may just wait for a CPU
+    if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
         waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
     verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
     return replace(result, culprit=worst.stage, verdict=verdict, bound=full.seconds - worst.freed)
