@@ -21,19 +21,25 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from threading import Event
+from typing import Protocol
 
 from cache.errors import CacheBusyError, StagingError
-from cache.forks import tell_after_fork
 
 __all__ = [
     "BusyError",
     "ByteLocks",
     "ByteMutex",
     "FlockFile",
+    "Forked",
     "Lock",
+    "call_after_fork",
+    "copy_event",
     "is_at",
     "is_locked",
     "locked",
@@ -102,7 +108,7 @@ class FlockFile:
     def __init__(self, path: Path, *, inherited: bool = False) -> None:
         self.path, self.inherited = path, inherited
         self._descriptor, self._shared = -1, False
-        tell_after_fork(self)
+        call_after_fork(self)
 
     @property
     def held(self) -> bool:
@@ -312,3 +318,37 @@ def _flock(descriptor: int, shared: bool) -> bool:
             return False
         raise
     return True
+
+
+# --- locks in forked processes ----
+class Forked(Protocol):
+    """Has locks that must be made again in a forked child."""
+
+    def after_fork(self) -> None: ...
+
+
+_owners: weakref.WeakValueDictionary[int, Forked] = weakref.WeakValueDictionary()
+
+
+def call_after_fork(owner: Forked) -> None:
+    """Call `owner.after_fork()` in every child that this process forks from now on, while `owner` lives."""
+    _watch()
+    _owners[id(owner)] = owner
+
+
+def copy_event(event: Event) -> Event:
+    """A new event that is set if this one is; an event has a lock inside."""
+    new = Event()
+    if event.is_set():
+        new.set()
+    return new
+
+
+@cache
+def _watch() -> None:
+    os.register_at_fork(after_in_child=_call_all)
+
+
+def _call_all() -> None:
+    for owner in list(_owners.values()):
+        owner.after_fork()

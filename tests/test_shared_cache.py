@@ -16,7 +16,8 @@ import pytest
 from suites.children import in_child
 from suites.shared_caches import CAPACITY, SLOTS, SharedCacheSuite, sample
 
-from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import CacheDirectoryError, CacheFullError, ForeignCacheError
 from cache.shared.file import open_file
 from cache.shared.layout import TABLE
 

@@ -19,7 +19,9 @@ from suites.children import in_child
 from suites.shared_caches import CAPACITY, SLOTS, sample
 
 import cache
-from cache import CacheFullError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import CacheFullError
+from cache.filesystem import cache_budget
 from cache.shared.layout import Layout, user_byte
 
 LAYOUT = Layout(SLOTS, CAPACITY)
@@ -217,10 +219,10 @@ def test_a_full_tmpfs(small_tmpfs: Path) -> None:
 
 
 def test_the_budget(small_tmpfs: Path) -> None:
-    assert cache.budget_bytes(small_tmpfs) == 2 << 20, "half of it is margin"
-    assert cache.budget(small_tmpfs).is_cramped and not cache.budget().is_cramped
-    assert 0 <= cache.budget_bytes() < cache.available_memory_bytes() + (1 << 30)
-    assert 0 <= cache.budget_bytes(None) < cache.available_memory_bytes() + (1 << 30)
+    assert cache_budget(small_tmpfs).bytes == 2 << 20, "half of it is margin"
+    assert cache_budget(small_tmpfs).is_cramped and not cache_budget().is_cramped
+    assert 0 <= cache_budget().bytes < cache.available_memory_bytes() + (1 << 30)
+    assert 0 <= cache_budget(None).bytes < cache.available_memory_bytes() + (1 << 30)
 
 
 def test_list_and_clean(tmp_path: Path) -> None:

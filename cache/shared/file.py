@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
+from cache.filesystem import is_in_memory
 from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
 from cache.shared.layout import MAGIC, USE, begins_like_ours, read_header
 from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
-from cache.space import is_in_memory
 
 __all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "MemfdBackend", "open_file", "remove_unused"]
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from cache.files import sync_file
-from cache.page import write_behind
+from cache.filesystem import write_behind
 from packer.formats.checksum import JoinedChecksum
 from readers.sample import Buffer
 

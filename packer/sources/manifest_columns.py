@@ -35,7 +35,7 @@ from datetime import date, time
 from typing import Any
 
 from cache.errors import SourceError
-from cache.text import plural
+from cache.messages import plural
 from packer.sources.names import RESERVED_FIELDS, is_field_name
 from packer.sources.tables import Row, Table
 from readers.sample import NO_LABEL

@@ -27,7 +27,7 @@ class NodeLocal(PlainOrder):
 
     Epochs exchange_every - 1, 2 * exchange_every - 1, … are those of `Shuffled`; 1 exchanges in each. A node gets its
     own positions where ranks are numbered node by node. Loaders that find out the rank themselves count so, with the
-    nodes' numbers that staging uses, too (`cache.ranks`); a rank that they are given must be of that kind.
+    nodes' numbers that staging uses, too (`cache.node`); a rank that they are given must be of that kind.
     """
 
     samples: int

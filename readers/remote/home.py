@@ -20,10 +20,10 @@ import shutil
 import time
 from pathlib import Path
 
-from cache.errors import DatasetError, OutputError, StagingError, StaleIndexError
+from cache.errors import DatasetError, MissingError, NoBucketError, OutputError, StagingError, StaleIndexError
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
-from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
+from cache.remote import Facts, Remote, Span
 from readers.index import Index, column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, parse_dataset_info
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Counter", "Done", "Silent", "Watcher"]
+__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "plural", "printable"]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
 
@@ -45,3 +46,33 @@ class Counter(Protocol):
     def report(self, samples: int, payload_bytes: int) -> None: ...
 
     def stopped(self) -> bool: ...
+
+
+# C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: "1 shard", "1,200 classes"."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith(("s", "x", "ch", "sh")):
+        noun += "es"
+    elif noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        noun = f"{noun[:-1]}ies"
+    else:
+        noun += "s"
+    return f"{count:,} {noun}"
+
+
+def printable(text: str) -> str:
+    r"""`text` with control characters as escapes (\x1b, \u202e), so that names of files move no cursor.
+
+    Lines and tabs stay.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def json_printable(text: str) -> str:
+    """The same for a JSON document, as JSON's own escapes."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
