@@ -1,4 +1,10 @@
-"""How long work is watched: what a command line, a notebook or nothing at all implements."""
+"""What users read and write: the progress of work, counts, sizes, and foreign text made safe for a terminal.
+
+>>> plural(1, "shard"), plural(1200, "class"), plural(0, "directory")
+('1 shard', '1,200 classes', '0 directories')
+>>> printable("a\\x1b[2Jb")
+'a\\\\x1b[2Jb'
+"""
 
 from __future__ import annotations
 
@@ -6,50 +12,47 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "plural", "printable"]
+__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "parse_size", "plural", "printable"]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
+# C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_UNITS = {"": 1} | {unit: 10 ** (3 * n) for n, unit in enumerate("kmgt", 1)}
+_UNITS |= {f"{unit}i": 1 << 10 * n for n, unit in enumerate("kmgt", 1)}
 
 
 class Watcher(Protocol):
-    """Sees work go by. Calls come from the thread that works."""
+    """Shows the progress of work. Calls come from the thread that works."""
 
     def note(self, text: str) -> None:
-        """Something worth telling: a warning, a stage, the directory that was chosen."""
+        """Something that users should know: a warning, a stage, the directory that was chosen."""
 
     def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` gives both so far.
+        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` returns both so far.
 
-        waiting: another process does it, and this one waits for it.
+        waiting: another process does the work, and this one waits for it.
         """
 
     def end(self) -> None:
-        """That work is over, whether it succeeded or not."""
+        """The work is over, whether it succeeded or not."""
 
 
 class Silent:
-    """A watcher that says nothing."""
+    """A watcher that shows nothing."""
 
-    def note(self, text: str) -> None:
-        """Ignored."""
+    def note(self, text: str) -> None: ...
 
-    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        """Ignored."""
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None: ...
 
-    def end(self) -> None:
-        """Ignored."""
+    def end(self) -> None: ...
 
 
 class Counter(Protocol):
-    """Where a worker reports progress, and learns that it should stop."""
+    """Where a worker reports progress, and learns whether it should stop."""
 
     def report(self, samples: int, payload_bytes: int) -> None: ...
 
     def stopped(self) -> bool: ...
-
-
-# C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def plural(count: int, noun: str) -> str:
@@ -76,3 +79,11 @@ def printable(text: str) -> str:
 def json_printable(text: str) -> str:
     """The same for a JSON document, as JSON's own escapes."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "1GiB", "256MB", "4096". Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a valid size; write it as 256MiB or 1GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

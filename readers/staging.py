@@ -24,8 +24,7 @@ from cache import staging as node
 from cache.errors import StagingError
 from cache.messages import Watcher
 from cache.node import detect_ranks, usable_cpus
-from readers.order.staged import StagedFirst
-from readers.order.token import ResumeToken
+from readers.order import ResumeToken, StagedFirst
 from readers.staged_files import Portion, SetFiles, set_files
 
 __all__ = ["StageOptions", "Staged", "stage"]
@@ -165,7 +164,7 @@ class Staged:
 
     def _files(self) -> SetFiles:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote.staged import remote_set_files  # what it imports is not for everybody
+            from readers.remote import remote_set_files
 
             return remote_set_files(self.dataset)
         return set_files(self.dataset)

@@ -65,7 +65,7 @@ def test_warm_speaks_json_and_says_nothing_else(packed: Path, memory: tuple[str,
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("warm", "{packed}", "--capacity", "lots"), 2, "'lots' is no size"),
+        (("warm", "{packed}", "--capacity", "lots"), 2, "'lots' is not a valid size"),
         (("warm", "{packed}", "--keep", "gold"), 2, "keep is encoded, recoded:SIDE"),
         (("warm", "{packed}", "--capacity", "10"), 1, "no room for a cache"),
         (("warm", "{packed}", "--split", "test"), 1, "no split 'test'; it has train, val"),

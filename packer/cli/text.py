@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from cache.errors import BadNameError, RemoteError
-from cache.messages import json_printable, printable
+from cache.messages import json_printable, parse_size, printable
 from cache.remote import parse_url
 from readers.names import SplitName
-from readers.units import parse_size
 
 __all__ = [
     "Emphasis",

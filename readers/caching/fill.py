@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from cache.locks import call_after_fork, copy_event
 from cache.node import detect_ranks, usable_cpus
-from readers.cached.budget import SAMPLE_ERRORS, read_good
-from readers.cached.store import Cached
+from readers.caching.budget import SAMPLE_ERRORS, read_good
+from readers.caching.store import Cached
 from readers.order import Order
 from readers.reader import Reader
 from readers.table import Table
