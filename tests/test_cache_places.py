@@ -118,7 +118,7 @@ def test_a_maker_that_was_stopped_holds_up_nobody_for_long(tmp_path: Path, monke
     monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.2)
     with stuck(tmp_path, "fallocate", "SIGSTOP") as process:
         try:
-            with pytest.warns(UserWarning, match=r"another name.*has not got on for 0.2 s; it may have been stopped"):
+            with pytest.warns(UserWarning, match=r"another name.*no progress for 0.2 s; it may have been stopped"):
                 first = open_in(tmp_path)
             with pytest.warns(UserWarning, match="another name"), open_in(tmp_path) as second:
                 assert first.put(0, b"x") and second.get(0) == b"x", "those that go on share one"

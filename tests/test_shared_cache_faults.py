@@ -291,9 +291,9 @@ def test_numbers_run_out(tmp_path: Path) -> None:
     """Beyond 1022 users one reads and does not fill."""
     with open_in(tmp_path) as cache:
         cache.put(0, b"x")
-        lock = cache._user().segment.anchor.reopened()
+        lock = cache._user().segment.anchor.reopen()
         for number in range(2, 1023):
-            assert lock.try_alone(user_byte(number))
+            assert lock.try_exclusive(user_byte(number))
         with open_in(tmp_path) as onlooker:
             assert onlooker.get(0) == b"x" and not onlooker.put(1, b"y")
             onlooker.count(hits=1)
