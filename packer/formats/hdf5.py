@@ -21,7 +21,6 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,8 +295,12 @@ class Hdf5Format(Format):
         with translated(path), _open(path) as file:
             spec = _describe(file, path)
             if spec is None or options.image_key:
-                refuse_other_files(file, path)
-                yield from locate_foreign(file, path, options, [])
+                broken_links = refuse_other_files(file, path)
+                left_out: list[tuple[str, str]] = []
+                yield from locate_foreign(file, path, options, left_out)
+                if options.lenient:
+                    left_out += [(name, "a soft link that leads nowhere") for name in broken_links]
+                    yield from (Located(name, NO_LABEL, {}, {}, left_out=reason) for name, reason in left_out)
             else:
                 yield from _locate_ours(file, path, spec)
 
@@ -305,14 +308,6 @@ class Hdf5Format(Format):
         with translated(path), _open(path) as file:
             refuse_other_files(file, path)
             return splits_of(file, path, options)
-
-    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
-        with translated(path), _open(path) as file:
-            nowhere = [(name, "a soft link that leads nowhere") for name in refuse_other_files(file, path)]
-            beside: list[tuple[str, str]] = []
-            for _ in locate_foreign(file, path, replace(options, lenient=True), beside):
-                pass
-            return beside + nowhere
 
     @contextmanager
     def open_places(self, path: Path) -> Iterator[Hdf5Places]:
