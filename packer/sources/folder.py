@@ -19,7 +19,8 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.tree_layouts import check_layout
-from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
+from readers.examine import scan
+from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, unique_keys
 
 __all__ = [
     "ArchiveMember",
