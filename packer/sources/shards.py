@@ -35,7 +35,7 @@ from packer.sources.base import (
     safe_name,
 )
 from packer.sources.streams import (
-    ByteFile,
+    PlainFile,
     StreamKeeper,
     StreamWindow,
     UnpackedStream,
@@ -267,7 +267,7 @@ class _Part(ListingBuilder):
 class ShardReader:
     """Reads samples of one file, and of a compressed one in the order of the file."""
 
-    def __init__(self, file: ByteFile, places: Callable[[], PlaceReader], fields: int) -> None:
+    def __init__(self, file: PlainFile | UnpackedStream, places: Callable[[], PlaceReader], fields: int) -> None:
         """places: opens the reader of images that are not one byte range, once."""
         self._file, self._places, self._fields = file, places, fields
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
@@ -29,7 +29,6 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import file_stamp
 
 __all__ = [
-    "ByteFile",
     "PlainFile",
     "StreamKeeper",
     "StreamWindow",
@@ -74,17 +73,8 @@ def unpacked_head(path: Path, count: int) -> bytes:
         return b""
 
 
-class ByteFile(Protocol):
-    """Bytes at an offset."""
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` from `offset` on. Raises SourceError where the file ends before or is damaged."""
-
-    def close(self) -> None: ...
-
-
 class PlainFile:
-    """A file as it is."""
+    """Bytes at an offset of a file as it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,6 +84,7 @@ class PlainFile:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset` on. Raises SourceError where the file ends before."""
         while target:
             count = os.preadv(self._descriptor, (target,), offset)
             if not count:
@@ -200,26 +191,18 @@ class StreamWindow(Window):
         self.path, self.size, self._stream = stream.path, _UNKNOWN_SIZE, stream
 
     def read(self, offset: int, length: int) -> bytes:
-        if length > _STEP_BYTES:
-            return self._read_large(offset, length)
-        data = bytearray(length)
-        self._stream.read_into(offset, memoryview(data))
-        return bytes(data)
-
-    def read_up_to(self, offset: int, length: int) -> bytes:
-        """`length` bytes, or fewer where the end comes before."""
-        data = bytearray(length)
-        return bytes(data[: self._stream.read_up_to(offset, memoryview(data))])
-
-    def _read_large(self, offset: int, length: int) -> bytes:
-        """Piece by piece, so that a lying length takes no memory before the data for it has been seen."""
+        """Piece by piece, so that a false length takes no memory before the data for it has been read."""
         parts = []
         while length:
             part = bytearray(min(length, _STEP_BYTES))
             self._stream.read_into(offset, memoryview(part))
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def read_up_to(self, offset: int, length: int) -> bytes:
+        data = bytearray(length)
+        return bytes(data[: self._stream.read_up_to(offset, memoryview(data))])
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
@@ -233,7 +216,7 @@ class StreamKeeper:
         self._stream: UnpackedStream | None = None
 
     @contextmanager
-    def open(self) -> Iterator[ByteFile]:
+    def open(self) -> Iterator[PlainFile | UnpackedStream]:
         """The file. The stream of a compressed one is kept for the next reader, unless there was an error."""
         compression = compression_of(self.path)
         file = self._take(compression) if compression else PlainFile(self.path)

@@ -27,7 +27,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import ShardSource
-from packer.sources.streams import ByteFile, StreamKeeper, StreamWindow, UnpackedStream, compression_of
+from packer.sources.streams import PlainFile, StreamKeeper, StreamWindow, UnpackedStream, compression_of
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
 
@@ -191,7 +191,7 @@ def _split_name(name: str) -> tuple[str, str]:
 class TarReader:
     """Reads members of one archive."""
 
-    def __init__(self, file: ByteFile) -> None:
+    def __init__(self, file: PlainFile | UnpackedStream) -> None:
         self._file = file
         self._last: tuple[int, bytes] = (-1, b"")
         self._head: tuple[int, bytes] = (-1, b"")
