@@ -41,6 +41,7 @@ ON_TORCH = (
     "readers.decode.streams",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.diagnosis.dataloader",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
@@ -56,6 +57,7 @@ LAZY = {
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
+    "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",

@@ -50,8 +50,22 @@ def test_python_blocks(place: Path, needs: str, code: str) -> None:
 
 def test_commands_named_in_the_readme_exist() -> None:
     text = README.read_text(encoding="utf-8")
-    commands = ("convert", "index", "inspect", "verify", "extract", "order", "cache", "stage", "parity", "export-index")
+    commands = (
+        "convert",
+        "index",
+        "inspect",
+        "verify",
+        "extract",
+        "order",
+        "cache",
+        "stage",
+        "parity",
+        "diagnose",
+        "export-index",
+    )
     assert set(re.findall(rf"packer ({'|'.join(commands)})\b", text)) == set(commands)
-    helped = {name: run_packer(name, "--help").stdout for name in ("convert", "index", "stage", "export-index")}
+    helped = {
+        name: run_packer(name, "--help").stdout for name in ("convert", "index", "stage", "diagnose", "export-index")
+    }
     for option in set(re.findall(r"(--(?!deep|against|json|help)[a-z][a-z-]+)", text)):
         assert any(option in shown for shown in helped.values()), f"the README names {option}"
