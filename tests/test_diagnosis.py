@@ -18,9 +18,12 @@ from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, loader
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import readers
+from readers.augment import CenterCrop, Resize
 from readers.diagnosis.dataloader import DataLoaderPipeline
+from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline
 from readers.diagnosis.text import diagnosis_lines
+from readers.loader import ImageLoader
 
 SECONDS = 1.5
 SCRIPT = Path(planted.__file__)
@@ -133,6 +136,21 @@ def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, no
         assert all(torch.equal(a, b) for a, b in zip(flat, expected, strict=True)), f"cut {cut}"
 
 
+def test_our_loader_is_cut_by_tiers_of_the_cache(tree: Path) -> None:
+    """The batches of each cut are those that the loader makes of the same samples in the same order."""
+    reader = readers.open_folder(tree, "train")
+    whole = ImageLoader(
+        reader, 4, augment=[Resize(16), CenterCrop(16)], shuffle=False, threads=2, fields=("image", "key")
+    )
+    pipeline = ImageLoaderPipeline(whole)
+    assert [stage.name for stage in pipeline.stages] == ["storage", "read", "decode", "augment"]
+    expected = list(itertools.islice(whole, pipeline.distinct))
+    for cut in range(5):
+        for (image, keys), (other, names) in zip(expected, batches_of(pipeline, cut, pipeline.distinct), strict=True):
+            assert keys == names and torch.equal(image, other), f"cut {cut}"
+    assert readers.diagnose(whole, simulate_step=0.2, seconds=1).culprit == ""
+
+
 def test_a_stream_is_measured_as_a_whole() -> None:
     result = readers.diagnose(DataLoader(Stream(), batch_size=BATCH), simulate_step=0.001, seconds=1)
     assert [rung.stage for rung in result.rungs] == ["step", "loading"] and "IterableDataset" in result.notes[0]
@@ -180,13 +198,21 @@ def test_the_command_measures_what_a_script_has() -> None:
         ((f"{SCRIPT}:plain_loader",), 2, ["--step", "--simulate-step"]),
         ((f"{SCRIPT}:plain_loader", "--simulate-step", "fast"), 2, ["not a valid time"]),
         (("nowhere.py:loader", "--simulate-step", "1ms"), 2, ["no such file"]),
-        (("train.txt", "--simulate-step", "1ms"), 2, ["FILE.py:NAME"]),
+        (("no-such-set", "--simulate-step", "1ms"), 2, ["no such file or directory", "FILE.py:NAME"]),
+        ((f"{SCRIPT}:plain_loader", "--simulate-step", "1ms", "--batch-size", 4), 2, ["--batch-size", "DATASET"]),
     ],
 )
 def test_a_broken_script_gets_its_traceback_and_a_line(arguments: Any, status: int, words: list[str]) -> None:
     done = run(*arguments, "--seconds", 1)
     assert done.returncode == status and all(word in done.stderr for word in words), done.stderr
     assert done.stderr.count("Traceback") == ("broken" in str(arguments)) and "packer/cli" not in done.stderr
+
+
+def test_a_set_is_measured_with_our_loader(tree: Path) -> None:
+    arguments = (tree, "--split", "train", "--batch-size", 4, "--image-size", 16, "--threads", 1)
+    document = json.loads(run(*arguments, "--simulate-step", "1ms", "--seconds", 1, "--json").stdout)
+    assert [rung["stage"] for rung in document["rungs"]] == ["step", "augment", "decode", "read", "storage"]
+    assert document["batch_size"] == 4 and document["workers"] == 1
 
 
 def test_importing_a_script_does_not_train(tmp_path: Path) -> None:

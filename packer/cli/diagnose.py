@@ -1,4 +1,4 @@
-"""`packer diagnose FILE.py:NAME`: which stage of a loader starves the training."""
+"""`packer diagnose FILE.py:NAME`, `packer diagnose DATASET`: which stage of a loader starves the training."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+import readers
 from packer.cli.text import json_option, show_result
 from readers.diagnosis import diagnose
 from readers.diagnosis.text import diagnosis_lines
@@ -35,65 +36,104 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]
-    """FILE.py:NAME as (path, name)."""
+    """FILE.py:NAME as (path, name). or_set: or a data set, as the text that it is."""
 
     name = "file.py:name"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Path, str]:
+    def __init__(self, *, or_set: bool = False) -> None:
+        self._or_set = or_set
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         file, colon, name = str(value).rpartition(":")
         if not (colon and file.endswith(".py") and name.isidentifier()):
-            self.fail(f"{value!r} is not FILE.py:NAME, as train.py:make_loader", param, ctx)
+            if self._or_set and ("://" in str(value) or Path(value).exists()):
+                return str(value)
+            what = ", and no such file or directory" if self._or_set else ""
+            self.fail(f"{value!r} is not FILE.py:NAME, as train.py:make_loader{what}", param, ctx)
         if not Path(file).is_file():
             self.fail(f"{file}: no such file", param, ctx)
         return Path(file).resolve(), name
 
 
 @click.command("diagnose")
-@click.argument("loader", type=Named(), metavar="FILE.py:NAME")
+@click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME | DATASET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
 @click.option("--device", metavar="DEVICE", help="Copy batches there before the step, as cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
               help="How long to measure, about.")  # fmt: skip
+@click.option("--split", metavar="NAME", help="DATASET: this split. Default: the only one, or train.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="DATASET: images in a batch. Default: 64.")
+@click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="DATASET: side of the images, in pixels, "
+              "after a random crop and a flip. Default: 224.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
+              "for each CPU.")  # fmt: skip
 @json_option
 def command(
-    loader: tuple[Path, str],
+    loader: tuple[Path, str] | str,
     step: tuple[Path, str] | None,
     simulate_step: float | None,
     device: str | None,
     seconds: float,
     as_json: bool,
+    **of_set: Any,
 ) -> None:
     """Find the stage of a data loader that starves the training.
 
     NAME in FILE.py is the loader, or a function without arguments that returns it: any iterable of batches. A torch
     DataLoader is measured stage by stage: storage, reading, each member of the transform, collating, the transfer from
-    its workers and to the device. Needs no GPU with --simulate-step.
+    its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with DATASET, a
+    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step.
 
     Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
     """
     if (step is None) == (simulate_step is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
-    made = _named(*loader)
-    if callable(made) and not hasattr(made, "__iter__"):
-        made = _called(loader, made)
-    if not hasattr(made, "__iter__"):
-        raise click.ClickException(
-            f"{loader[0]}: {loader[1]} is {type(made).__name__}; expected an iterable of batches, or a function "
-            f"without arguments that returns one"
-        )
     function = None if step is None else _named(*step)
     if step is not None and not callable(function):
-        raise click.ClickException(
-            f"{step[0]}: {step[1]}: expected a function of a batch, found {type(function).__name__}"
-        )
+        found = type(function).__name__
+        raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {found}")
+    options = {name: value for name, value in of_set.items() if value is not None}
+    scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
+    made = _image_loader(loader, device, **options) if isinstance(loader, str) else _loader_of(loader, options)
     try:
         result = diagnose(made, function, device=device, simulate_step=simulate_step, seconds=seconds)
     except Exception as error:
-        if _is_from(error, {loader[0]} if step is None else {loader[0], step[0]}):
-            raise _failed(loader[0], "failed while it was measured", error) from None
+        if script := next((path for path in scripts if _is_from(error, path)), None):
+            raise _failed(script, "failed while it was measured", error) from None
         raise
     show_result(result, as_json, lambda: diagnosis_lines(result))
+
+
+def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
+    """An `ImageLoader` over a packed set or a folder, with the usual augmentation of a training."""
+    from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+    from readers.loader import ImageLoader
+
+    packed = "://" in dataset or (Path(dataset) / "dataset.json").is_file()
+    reader = readers.open(dataset, split) if packed else readers.open_folder(dataset, split)
+    ops = [RandomResizedCrop(options.get("image_size", 224)), RandomHorizontalFlip()]
+    batch_size = min(options.get("batch_size", 64), max(1, len(reader)))
+    return ImageLoader(reader, batch_size, augment=ops, threads=options.get("threads"), device=device or "cpu")
+
+
+def _loader_of(named: tuple[Path, str], options: dict[str, Any]) -> Any:
+    """The loader that a script names. Raises UsageError for options that are for a data set only."""
+    if options:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise click.UsageError(f"{flags} is for a DATASET; {named[0].name}:{named[1]} makes its own loader")
+    made = _named(*named)
+    if callable(made) and not hasattr(made, "__iter__"):
+        try:
+            made = made()
+        except Exception as error:
+            raise _failed(named[0], f"{named[1]}() failed", error) from None
+    if not hasattr(made, "__iter__"):
+        raise click.ClickException(
+            f"{named[0]}: {named[1]} is {type(made).__name__}; expected an iterable of batches, or a function "
+            f"without arguments that returns one"
+        )
+    return made
 
 
 def _named(path: Path, name: str) -> Any:
@@ -125,13 +165,6 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _called(named: tuple[Path, str], function: Any) -> Any:
-    try:
-        return function()
-    except Exception as error:
-        raise _failed(named[0], f"{named[1]}() failed", error) from None
-
-
 def _failed(path: Path, what: str, error: BaseException) -> click.ClickException:
     """The traceback of the user's code goes to stderr, without our frames before it; the message is a line."""
     trace = error.__traceback__
@@ -141,11 +174,9 @@ def _failed(path: Path, what: str, error: BaseException) -> click.ClickException
     return click.ClickException(f"{path}: {what}: {type(error).__name__}: {error}")
 
 
-def _is_from(error: BaseException, paths: set[Path]) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    names = {str(path) for path in paths}
-    # What a worker raised carries the text of its traceback in its message.
-    return any(frame.filename in names for frame in frames) or any(f'File "{name}"' in str(error) for name in names)
+def _is_from(error: BaseException, path: Path) -> bool:
+    """Whether an error came out of a file; what a worker raised has the text of its traceback as its message."""
+    return f'File "{path}"' in "".join(traceback.format_exception(error))
 
 
 def _public(module: ModuleType) -> list[str]:

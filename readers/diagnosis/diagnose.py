@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from cache.errors import PipelineError
@@ -12,6 +14,13 @@ from readers.diagnosis.ladder import Diagnosis, climb
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
 
 __all__ = ["diagnose"]
+
+_OTHERS_BUSY = 0.3
+# Loaders that can be cut: the module that defines the class, the class, and the module here with its pipeline.
+_CUT = (
+    ("readers.loader", "ImageLoader", "imageloader"),
+    ("torch.utils.data", "DataLoader", "dataloader"),
+)
 
 
 def diagnose(
@@ -55,7 +64,7 @@ def diagnose(
             return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
     pipeline = _pipeline(loader)
-    return climb(
+    result = climb(
         pipeline,
         step,
         copy,
@@ -63,19 +72,24 @@ def diagnose(
         synchronize=_synchronize(device),
         batch_size=_batch_size(next(pipeline.cached(len(pipeline.stages)))),
     )
+    idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
+    if idle is not None and idle > _OTHERS_BUSY:
+        note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
+        result = replace(result, notes=(*result.notes, note))
+    return result
 
 
 def _pipeline(loader: Iterable[Any]) -> Pipeline:
-    torch = sys.modules.get("torch.utils.data")  # a DataLoader exists only where it was imported
-    if torch is not None and isinstance(loader, torch.DataLoader):
-        from readers.diagnosis.dataloader import DataLoaderPipeline
-
-        try:
-            return DataLoaderPipeline(loader)
-        except PipelineError as error:
-            pipeline = IterablePipeline(loader)
-            pipeline.notes = (str(error),)
-            return pipeline
+    for module, kind, cut in _CUT:
+        defined = sys.modules.get(module)  # where it was never imported, no loader is of this kind
+        if defined is not None and isinstance(loader, getattr(defined, kind)):
+            make = getattr(importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline")
+            try:
+                return make(loader)  # type: ignore[no-any-return]
+            except PipelineError as error:
+                pipeline = IterablePipeline(loader)
+                pipeline.notes = (str(error),)
+                return pipeline
     return IterablePipeline(loader)
 
 

@@ -31,6 +31,7 @@ __all__ = ["Diagnosis", "Rung", "StageCost", "climb"]
 
 _SAME = 0.05  # times that differ by less, or by less than their intervals, are taken as equal
 _BUSY = 0.95  # of the CPUs: no room for more work
+_FEW_WORKERS = 2  # so many more are a better answer than the name of a stage
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 
 
@@ -219,7 +220,7 @@ def _judge(
         return replace(result, verdict="the data keep up: the training step itself is the limit", bound=full.seconds)
     worst = max(costs[1:], key=lambda cost: cost.freed)
     gain = f"a step takes {1e3 * full.seconds:.1f} ms, and {1e3 * step.seconds:.1f} ms if it never waits"
-    enough = needed is not None and workers < needed <= max(workers + 1, 1.25 * workers)
+    enough = needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
     if enough and needed is not None and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
         return replace(result, culprit="workers", verdict=verdict, bound=max(floor, full.seconds * workers / needed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -137,6 +138,16 @@ class ImageLoader(FeedLoader):
     def decoder(self) -> str:
         """What decodes the images, as resume tokens name it."""
         return self._path.decoder.name if self._path is not None else DECODER
+
+    def over(self, reader: Reader, order: Order, *, threads: int | None = None) -> ImageLoader:
+        """A loader with the same options over another reader, at the beginning of its first epoch.
+
+        It shares its memory with this one: do not use both at the same time. threads: default those of this loader.
+        """
+        other = copy.copy(self)
+        other.threads = self.threads if threads is None else threads
+        FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
+        return other
 
     # --- one epoch ------------------------------------------------------------------------------------------------
     def _open(self, feed: Feed) -> Maker:

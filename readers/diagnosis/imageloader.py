@@ -1,0 +1,111 @@
+"""`ImageLoader` cut into stages: storage, read, decode, augment.
+
+The stages are cut by the tiers of the cache: the loader runs over the same few samples in the page cache, then over
+their encoded bytes in memory, then over their pixels. Its threads, its decoder and its recipe stay what they are.
+Decoding and augmenting are one pass over each image in the loader itself (only the part that a crop needs is decoded),
+so the time of "decode" is what the pass takes less if it starts from pixels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cache.errors import PipelineError
+from readers.caching import cached
+from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.loader import ImageLoader
+from readers.order.base import Int64s, Order, PlainOrder, Spec
+from readers.reader import Reader
+
+__all__ = ["ImageLoaderPipeline"]
+
+_ALONE_SECONDS = 1.0
+_ENDLESS = 1 << 40
+_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Again(PlainOrder):
+    """The same samples again and again, in an epoch that does not end."""
+
+    samples: int
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return _ENDLESS - _ENDLESS % self.samples
+
+    def spec(self) -> Spec:
+        return {"kind": "again", "samples": self.samples}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        return np.asarray(positions % self.samples, np.int64)
+
+
+class ImageLoaderPipeline(Pipeline):
+    """See the head of the module. distinct: how many different batches are replayed."""
+
+    def __init__(self, loader: ImageLoader, distinct: int = 4) -> None:
+        self._loader, self.distinct = loader, distinct
+        self.workers, self.more_workers, self.warmup = loader.threads, True, loader.prefetch + 1
+        count = min(len(loader.reader), distinct * loader.batch_size, len(loader.order))
+        if not count or count < loader.batch_size:
+            raise PipelineError(f"the loader gives no batch: {count} samples, batches of {loader.batch_size}")
+        rows = loader.order.indices(0, np.arange(count, dtype=np.int64))
+        few = loader.reader.select(indices=rows.tolist())
+        encoded = cached(few, _MEMORY_BYTES, backend="memfd")
+        pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
+        self._readers: list[Reader] = [loader.reader, few, encoded, pixels]
+        alone = [self._alone(cut) for cut in (1, 2, 3)]
+        less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
+        self.stages = (
+            Stage("storage", "what a cold read adds"),
+            Stage("read", f"{type(loader.reader.store).__name__}, in the page cache", *less[0]),
+            Stage("decode", loader.decoder, *less[1]),
+            Stage("augment", ", ".join(type(op).__name__ for op in loader.recipe.ops) or "nothing", *alone[2]),
+        )
+
+    def cached(self, count: int) -> Iterator[Any]:
+        if count == len(self.stages):
+            batches = self.cached(count - 1)
+            try:
+                return itertools.cycle(list(itertools.islice(batches, self.distinct)))
+            finally:
+                batches.close()  # type: ignore[attr-defined]
+        if count:
+            return self._loop(self._over(count, self._loader.threads))
+        return self._loop(self._loader.over(self._loader.reader, self._loader.order))
+
+    def _over(self, cut: int, threads: int) -> ImageLoader:
+        reader = self._readers[cut]
+        order: Order = _Again(len(reader))
+        return self._loader.over(reader, order, threads=threads)
+
+    @staticmethod
+    def _loop(loader: ImageLoader) -> Iterator[Any]:
+        while True:
+            empty = True
+            for batch in loader:
+                empty = False
+                yield batch
+            if empty:
+                raise PipelineError("the loader gave no batch; a diagnosis needs at least one")
+
+    def _alone(self, cut: int) -> tuple[float, float]:
+        """Seconds and CPU seconds of a batch by one thread, without a step."""
+        batches = self._loop(self._over(cut, 1))
+        try:
+            for _ in range(self.distinct + self.warmup):  # fills the cache, too
+                next(batches)
+            start, cpu, steps = time.perf_counter(), time.process_time(), 0
+            while steps < self.distinct or time.perf_counter() - start < _ALONE_SECONDS:
+                next(batches)
+                steps += 1
+            return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
+        finally:
+            batches.close()  # type: ignore[attr-defined]
