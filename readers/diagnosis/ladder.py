@@ -29,7 +29,7 @@ from readers.diagnosis.timing import StepTime, time_steps
 
 __all__ = ["Diagnosis", "Rung", "StageCost", "climb"]
 
-_SAME = 0.05  # times that differ by less, or by less than their intervals, are taken as equal
+_SAME = 0.1  # times that differ by less, or by less than their intervals, are taken as equal
 _BUSY = 0.95  # of the CPUs: no room for more work
 _FEW_WORKERS = 2  # so many more are a better answer than the name of a stage
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
@@ -229,4 +229,4 @@ def _judge(
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
         waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
     verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
-    return replace(result, culprit=worst.stage, verdict=verdict, bound=full.seconds - worst.freed)
+    return replace(result, culprit=worst.stage, verdict=verdict, bound=max(step.seconds, full.seconds - worst.freed))
