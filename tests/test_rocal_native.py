@@ -13,8 +13,7 @@ from rocal_images import folder_of, numbers_of, solid
 import packer
 import readers
 from cache.errors import DatasetError, FormatError, OutputError
-from readers.rocal.layouts import Layout, tar_layout, tfrecord_layout
-from readers.rocal.native import labels_of, native_batches, native_pipeline
+from readers.rocal.native import Layout, labels_of, native_batches, native_pipeline, tar_layout, tfrecord_layout
 from readers.rocal.pipelines import resnet_eval_ops
 from readers.rocal.vet import Limits
 
@@ -207,7 +206,7 @@ def test_sets_and_indexes_that_do_not_fit(tmp_path: Path) -> None:
         ("v1.2 five\n", "expected v1.0, v1.1 or v1.2 and 5 samples"),
         (good.replace("v1.2", "v2.0"), "found 'v2.0 5'"),
         (good.replace(" 512 ", " 513 "), "line 2: 513"),
-        (good.replace(" 512 ", f" {1 << 40} "), "no range of a member"),
+        (good.replace(" 512 ", f" {1 << 40} "), "not a range of a member"),
         (good.replace(" 512 ", " -512 "), "expected groups of 4 words"),
         (good.replace("jpg", "jpg extra"), "expected groups of 4 words"),
         (good.replace("cls", "txt"), "expected one cls and one JPEG"),
