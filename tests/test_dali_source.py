@@ -117,7 +117,7 @@ def test_a_state_of_another_set_or_decoder(reader: readers.Reader) -> None:
     state = Source(reader, 4).state_after(0, 1)
     with pytest.raises(ResumeError, match="of the data set"):
         Source(reader.select(labels=[0]), 4).resumed(state)
-    with pytest.warns(UserWarning, match="goes on with 'dali'"):
+    with pytest.warns(UserWarning, match="continues with 'dali'"):
         Source(reader, 4).resumed({**state, "decoder": "cpu"})
 
 
