@@ -60,7 +60,6 @@ Ops: TypeAlias = Callable[[Any, Any], Any]
 
 _STDOUT, _STDERR = 1, 2
 _redirected = threading.RLock()
-_MAPS = Path("/proc/self/maps")
 _GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # a rocAL with a GPU backend is linked with one of them
 _MIDDLE = [127.5, 127.5, 127.5]
 _MEAN = [255 * value for value in IMAGENET_MEAN]
@@ -90,10 +89,13 @@ def load_rocal(purpose: str) -> Any:
     return amd.rocal
 
 
-def gpu_backend() -> bool | None:
-    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown."""
+def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
+    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown.
+
+    maps: lists the files that are mapped into this process.
+    """
     try:
-        lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
         contents = [Path(library).read_bytes() for library in libraries]
     except OSError:

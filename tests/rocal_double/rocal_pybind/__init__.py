@@ -22,6 +22,7 @@ import numpy as np
 from rocal_pybind import pixels
 
 FAULTS: list[str] = []
+CONTEXTS = []  # of all pipelines, for tests to look into
 SLIPS: set[int] = set()  # numbers of batches, of a pipeline, in which an image is taken twice
 _traps = random.Random(0)
 _pipelines = itertools.count()
@@ -91,7 +92,8 @@ def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
     if batch_size < 1:
         raise Exception("Failed creating the pipeline")
     os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, whatever sys.stdout is
-    return Context(batch_size, depth, seed)
+    CONTEXTS.append(Context(batch_size, depth, seed))
+    return CONTEXTS[-1]
 
 
 def externalFileSource(context, max_width, max_height, mode):
