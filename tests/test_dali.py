@@ -297,10 +297,10 @@ def test_a_closed_loader_continues(reader: readers.Reader) -> None:
     assert loader.epoch == 3
 
 
-def test_dali_restores_its_own_checkpoints(reader: readers.Reader) -> None:
+def test_pipelines_continue_by_our_states_and_by_checkpoints_of_dali(reader: readers.Reader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, enable_checkpointing=True)
-    def encoded_only() -> Any:
-        return external_source(reader, 8, seed=5)
+    def encoded_only(state: Any = None) -> Any:
+        return external_source(reader, 8, seed=5, state=state)
 
     def run(pipe: Any, count: int) -> list[bytes]:
         return [np.array(pipe.run()[0][0]).tobytes() for _ in range(count)]
@@ -309,6 +309,7 @@ def test_dali_restores_its_own_checkpoints(reader: readers.Reader) -> None:
     run(pipe, 2)
     checkpoint, rest = pipe.checkpoint(), run(pipe, 3)
     assert run(encoded_only(checkpoint=checkpoint), 3) == rest
+    assert run(encoded_only(state=Source(reader, 8, seed=5).state_after(0, 2)), 3) == rest
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
