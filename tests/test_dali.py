@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import multiprocessing
 import os
 import shutil
@@ -159,7 +158,6 @@ def test_whole_images_are_ours_to_the_bit(reader: readers.Reader) -> None:
         classification(32, train=False),
         [CenterCrop(40), Resize((24, 30)), RandomVerticalFlip(), RandomHorizontalFlip()],
         [Resize((40, 44)), RandomCrop((30, 35))],
-        [RandomCrop(32)],
         [Crop(3, 5, 40, 41), RandomVerticalFlip(1.0)],
         celeba(28, crop=Crop(7, 3, 40, 40)),
     ],
@@ -185,24 +183,18 @@ def test_layouts_and_dtypes(reader: readers.Reader) -> None:
 
 
 def test_all_media_that_both_decode() -> None:
-    def encode(kind: str, mode: str = "RGB", **options: Any) -> bytes:
-        pixels = np.random.default_rng(1).integers(0, 256, (10, 12, 3), dtype=np.uint8)
-        out = io.BytesIO()
-        Image.fromarray(pixels).resize((48, 40)).convert(mode).save(out, kind, **options)
-        return out.getvalue()
-
-    data = []
-    for orientation in range(1, 9):
-        turned = Image.Exif()
-        turned[0x0112] = orientation
-        data += [encode(kind, exif=turned) for kind in ("PNG", "WEBP", "TIFF", "JPEG")]
-    data += [encode("JPEG", mode) for mode in ("L", "CMYK")] + [encode("PNG", mode) for mode in ("L", "P", "RGBA")]
-    data += [encode("BMP"), encode("JPEG", progressive=True), encode("JPEG", subsampling=2, quality=60)]
+    noise = np.random.default_rng(1).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).resize((48, 40))
+    data = [
+        encoded(image, kind, orientation) for kind in ("PNG", "WEBP", "TIFF", "JPEG") for orientation in range(1, 9)
+    ]
+    data += [encoded(image.convert(mode), "JPEG") for mode in ("L", "CMYK")]
+    data += [encoded(image.convert(mode), "PNG") for mode in ("L", "P", "RGBA")]
+    data += [encoded(image, "BMP"), encoded(image, "JPEG", progressive=True), encoded(image, "JPEG", subsampling=2)]
     for one, theirs in zip(data, decoded(data), strict=True):
-        ours = decode_image(one)
-        assert np.array_equal(ours, theirs), one[:16]
-    deep = np.random.default_rng(1).integers(0, 65536, (20, 30), np.uint16)
-    grey = [encoded(Image.fromarray(deep), kind) for kind in ("PNG", "TIFF")]
+        assert np.array_equal(decode_image(one), theirs), one[:16]
+    deep = Image.fromarray(np.random.default_rng(1).integers(0, 65536, (20, 30), np.uint16))
+    grey = [encoded(deep, kind) for kind in ("PNG", "TIFF")]
     for one, theirs in zip(grey, decoded(grey), strict=True):
         assert np.abs(decode_image(one).astype(int) - theirs).max() <= 1
 
@@ -232,13 +224,6 @@ def test_images_that_only_dali_refuses_are_named(tmp_path: Path, data: bytes, re
 # --- epochs and resume ------------------------------------------------------------------------------------------
 def labels_of(loader: DaliLoader) -> list[list[int]]:
     return [np.asarray(labels).tolist() for _, labels in loader]
-
-
-@pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_epochs_of_one_pipeline(reader: readers.Reader, output: Any) -> None:
-    loader = DaliLoader(reader, 8, augment=CROPS, tail="exact", output=output)
-    for epoch in range(3):
-        assert loader.epoch == epoch and [len(labels) for labels in labels_of(loader)] == [8] * 5 + [2]
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
@@ -507,21 +492,16 @@ def test_a_graph_of_your_own(reader: readers.Reader) -> None:
         ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),
         ({"augment": CROPS, "on_error": "ignore"}, "on_error is one of raise, skip, substitute, not 'ignore'"),
         ({"augment": CROPS, "output": "jax"}, "output is one of torch, numpy, not 'jax'"),
-        ({"augment": classification(32), "options": PipelineOptions(dtype="uint8")}, "do not fit into uint8"),
+        ({"dtype": "uint8"}, "do not fit into uint8"),
+        ({"device": "cuda"}, "device is one of cpu, gpu"),
+        ({"prefetch": 0}, "prefetch is 0, expected at least 1"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        if options.keys() & {"dtype", "device", "prefetch"}:
+            options = {"augment": classification(32), "options": PipelineOptions(**options)}
         DaliLoader(reader, 8, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"device": "cuda"}, "device is one of cpu, gpu"), ({"prefetch": 0}, "prefetch is 0, expected at least 1")],
-)
-def test_wrong_pipeline_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PipelineOptions(**options)
 
 
 def test_an_old_dali_is_refused(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
