@@ -44,7 +44,7 @@ def faces(reader: Any, **options: Any) -> RocalLoader:
 
 
 def epoch_of(loader: RocalLoader) -> list[list[int]]:
-    """The images of each batch, which must be those that the labels say."""
+    """The images of each batch, which must be those of its labels."""
     batches = []
     for images, labels in loader:
         assert images.dtype == np.float32 and images.shape == (len(labels), 3, 16, 16) and labels.dtype == np.int64
@@ -186,7 +186,7 @@ def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
 
 
 def boxes_of(loader: RocalLoader) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """(number, box) of each image of an epoch, which must be the image that its label says."""
+    """(number, box) of each image of an epoch, which must be the image of its label."""
     for images, labels in loader:
         for image, label in zip(images * STD + MEAN, labels.tolist(), strict=True):
             number, box = box_of(image.transpose(1, 2, 0), SIZES[label % 4])

@@ -90,7 +90,7 @@ def test_labels_of_64_bits_are_read_as_halves_and_lists_are_refused(naive: Any) 
     [
         (lambda images: [image.astype(np.int32) for image in images], "array of int32"),
         (lambda images: [np.repeat(image, 2)[::2] for image in images], "strided"),
-        (lambda images: [image.copy() for image in images], "given back"),
+        (lambda images: [image.copy() for image in images], "released while"),
     ],
     ids=["other values", "strided", "not referred to"],
 )

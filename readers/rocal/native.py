@@ -7,7 +7,7 @@
         for images, labels in native_batches(iterator, layout):
             ...
 
-These readers do not resume, and have neither an exact last batch nor an order of ours. To fill the last batch they
+These readers do not resume, have no exact last batch, and use an order of their own. To fill the last batch they
 repeat the last sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step
 too late, with old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not
 from `seed`.

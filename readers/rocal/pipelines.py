@@ -30,8 +30,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from cache.errors import DatasetError, MissingExtraError, PipelineError
-from cache.node import usable_cpus
-from cache.ranks import detect_ranks
+from cache.node import detect_ranks, usable_cpus
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
 from readers.augment.presets import CELEBA_CROP
 from readers.feed import check_choice, upright_sides
