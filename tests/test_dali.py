@@ -21,7 +21,7 @@ from suites.samples import make_image
 
 import packer
 import readers
-from cache.errors import BadSampleError, MissingExtraError, WorkerError
+from cache.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.augment import (
     CenterCrop,
     ColorJitter,
@@ -259,6 +259,8 @@ def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
         assert labels.tolist() == other_labels.tolist()
         same_pixels(images, others)
     assert theirs.state_dict() == {**ours.state_dict(), "decoder": "dali"}
+    with pytest.raises(ResumeError, match="of the data set"):
+        theirs.load_state_dict({**state, "fingerprint": "other"})
 
 
 def test_a_state_behind_the_last_whole_batch_is_of_the_next_epoch(reader: readers.Reader) -> None:
