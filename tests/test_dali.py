@@ -102,7 +102,7 @@ def same_epochs(ours: ImageLoader, theirs: DaliLoader, epochs: int = 2, scale: f
 
 
 def decoded(data: list[bytes]) -> list[np.ndarray[Any, Any]]:
-    """What DALI makes of each, whole."""
+    """The whole images, decoded by DALI."""
     pipe = dali.Pipeline(batch_size=len(data), num_threads=2, device_id=None)
     with pipe:
         encoded = fn.external_source(lambda: [np.frombuffer(one, np.uint8) for one in data], dtype=dali.types.UINT8)
@@ -301,7 +301,7 @@ def test_pipelines_continue_by_our_states_and_by_checkpoints_of_dali(reader: rea
 
 # --- processes ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_two_workers_give_what_none_do(reader: readers.Reader, start_method: Any) -> None:
+def test_two_workers_make_the_same_batches_as_none(reader: readers.Reader, start_method: Any) -> None:
     alone = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact")
     options = PipelineOptions(workers=2, start_method=start_method)
     together = DaliLoader(reader, 8, augment=CROPS, seed=3, tail="exact", options=options)
@@ -440,7 +440,7 @@ def test_bad_samples_are_replaced_also_after_a_resume(packed: Callable[[str], Pa
 
 
 def test_a_sample_that_only_dali_fails_on_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
-    """Its header and its end are whole, so that nothing is known of it until it is decoded."""
+    """Its header and its end are whole, so the damage shows only when it is decoded."""
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
         data = bytearray(encoded(Image.fromarray(pixels), "PNG"))

@@ -1,4 +1,4 @@
-"""What a DALI pipeline is fed with, without DALI: a function of (epoch, iteration), and what it says of each image."""
+"""The batches of a DALI pipeline, without DALI: a function of (epoch, iteration), and what ops do to each image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reader(tree: Path, pack: Callable[..., Path]) -> Iterator[readers.Reader]:
 
 
 def info(epoch: int, step: int, row: int = 0) -> Any:
-    """As DALI's BatchInfo and SampleInfo."""
+    """Like DALI's BatchInfo and SampleInfo."""
     return SimpleNamespace(epoch_idx=epoch, iteration=step, idx_in_batch=row)
 
 

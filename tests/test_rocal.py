@@ -64,14 +64,14 @@ def reading_threads() -> list[threading.Thread]:
 def test_every_epoch_is_whole_whatever_rocal_does_at_its_end(rocal: Any, reader: Any) -> None:
     """A naive user has some of these wrong: see test_rocal_double.py."""
     with faces(reader, tail="exact") as loader:
-        expected = []
+        epochs = []
         for epoch in range(20):
             assert loader.epoch == epoch and len(loader) == 6
             batches = epoch_of(loader)
             assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4, 2]
             assert sorted(flat(batches)) == list(range(22))
-            expected.append(batches)
-        assert expected[0] != expected[1]
+            epochs.append(batches)
+        assert epochs[0] != epochs[1]
     assert reading_threads() == []
 
 
@@ -185,6 +185,12 @@ def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
         assert epoch_of(loader) == [labels.tolist() for _, labels in loop]
 
 
+def sizes_of(root: Path, count: int) -> Any:
+    """A source of mapped images of SIZES."""
+    reader = folder_of(root / "images", {number: mapped(number, SIZES[number % 4]) for number in range(count)})
+    return external_source(reader, BATCH, rank=0, world_size=1)
+
+
 def boxes_of(loader: RocalLoader) -> Iterator[tuple[int, tuple[float, ...]]]:
     """(number, box) of each image of an epoch, which must be the image of its label."""
     for images, labels in loader:
@@ -196,8 +202,7 @@ def boxes_of(loader: RocalLoader) -> Iterator[tuple[int, tuple[float, ...]]]:
 
 def test_resnet_train_shows_a_box_of_each_image_and_nothing_else(rocal: Any, tmp_path: Path) -> None:
     """Boxes smaller and larger than the result: pixels that are not written would be uninitialised memory."""
-    reader = folder_of(tmp_path / "images", {i: mapped(i, SIZES[i % 4]) for i in range(32)})
-    source = external_source(reader, BATCH, rank=0, world_size=1)
+    source = sizes_of(tmp_path, 32)
     areas, mirrored = [], 0
     with RocalLoader(resnet_train(source, size=48, threads=1, seed=2), source) as loader:
         for number, (left, top, right, bottom) in boxes_of(loader):
@@ -212,14 +217,13 @@ def test_resnet_train_shows_a_box_of_each_image_and_nothing_else(rocal: Any, tmp
 
 
 def test_resnet_eval_shows_the_middle(rocal: Any, tmp_path: Path) -> None:
-    reader = folder_of(tmp_path / "images", {i: mapped(i, SIZES[i % 4]) for i in range(8)})
-    source = external_source(reader, BATCH, shuffle=False, rank=0, world_size=1)
+    source = sizes_of(tmp_path, 8)
     with RocalLoader(resnet_eval(source, size=28, resize=32, threads=1), source) as loader:
         for number, box in boxes_of(loader):
             width, height = SIZES[number % 4]
             side = min(width, height) * 28 / 32
-            wanted = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
-            np.testing.assert_allclose(box, wanted, atol=1.5, err_msg=f"image {number} of {width} x {height}")
+            expected = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+            np.testing.assert_allclose(box, expected, atol=1.5, err_msg=f"image {number} of {width} x {height}")
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
@@ -234,9 +238,9 @@ def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip:
     for pixels, label in zip(shown * 127.5 + 127.5, labels.tolist(), strict=True):
         with Image.open(io.BytesIO(images[label])) as whole:
             corners = (left, top, left + width, top + height)
-            wanted = np.asarray(whole.transform((64, 64), Image.Transform.EXTENT, corners, Image.Resampling.BILINEAR))
-        wanted = wanted[:, ::-1] if flip else wanted
-        assert np.abs(pixels.transpose(1, 2, 0) - wanted).max() < 2, "another box, or another image"
+            expected = np.asarray(whole.transform((64, 64), Image.Transform.EXTENT, corners, Image.Resampling.BILINEAR))
+        expected = expected[:, ::-1] if flip else expected
+        assert np.abs(pixels.transpose(1, 2, 0) - expected).max() < 2, "another box, or another image"
 
 
 @pytest.mark.parametrize("batch", [0, 3])
@@ -382,7 +386,6 @@ def test_nothing_is_printed_to_stdout(rocal: Any, reader: Any, capfd: pytest.Cap
 )
 def test_a_graph_that_fails_is_an_error(rocal: Any, reader: Any, spoiled: Any) -> None:
     """rocAL ends the process by a segmentation fault."""
-
     source = external_source(reader, BATCH, rank=0, world_size=1)
     with pytest.raises(PipelineError, match="the graph returned None, as an operator of rocAL does that fails"):
         built(lambda library: spoiled(library.fn, encoded_images(library, source)), Machine(), batch_size=4, seed=0)
@@ -424,11 +427,7 @@ for _ in range(2):
     with RocalLoader(resnet_train(source, size=16, threads=1, seed=7), source) as loader:
         print([round(float(images.sum())) for images, _ in loader])
 """
-    seen = []
-    for _ in range(2):
-        done = run_python("-c", script)
-        assert done.returncode == 0, done.stderr
-        seen.append(done.stdout.splitlines())
+    seen = [run_python("-c", script, check=True).stdout.splitlines() for _ in range(2)]
     assert seen[0][0] == seen[1][0], "the first pipelines of two processes draw alike"
     assert seen[0][0] != seen[0][1], "the second pipeline of a process draws as the first: say so in docs/rocal.md"
 
@@ -454,8 +453,7 @@ def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any
     assert endings == {"right", "stale", "lost", "extra"} and rocal_double.FAULTS == []
 
 
-def test_a_graph_of_ones_own(rocal: Any, reader: Any) -> None:
-
+def test_a_graph_of_your_own(rocal: Any, reader: Any) -> None:
     source = external_source(reader, BATCH, rank=0, world_size=1)
 
     def graph(library: Any) -> Any:

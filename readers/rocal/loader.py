@@ -109,7 +109,7 @@ class RocalLoader:
             raise PipelineError("the loader is closed: build a new pipeline and a new loader")
         self._feeder.check()
         self.source.start()
-        self._feeder.begin(self.source.steps)
+        self._feeder.begin(len(self.source))
         epoch = self._batches()
         self._running = weakref.ref(epoch)
         return epoch

@@ -228,8 +228,7 @@ def celeba(
             crop=[crop.height, crop.width],
             crop_pos_x=float(crop.left),  # in pixels: rocAL's own defaults of 0.5 are the first row and column
             crop_pos_y=float(crop.top),
-            output_layout=rocal.types.NHWC,
-            output_dtype=rocal.types.UINT8,
+            **_stored(rocal),
         )
         return _resize(rocal, box, size, mirror(rocal), _MIDDLE, _MIDDLE)
 
@@ -258,15 +257,8 @@ def resnet_train_ops(*, size: int = 224, flip: float = 0.5) -> Ops:
     def ops(rocal: Any, images: Any) -> Any:
         # Not resize_crop: it leaves the size of the box as the valid region of the resized image, and the operators
         # after it read and write that region only. The defaults of random_crop are lists, which rocAL refuses.
-        box = rocal.fn.random_crop(
-            images,
-            crop_area_factor=None,
-            crop_aspect_ratio=None,
-            crop_pox_x=None,
-            crop_pox_y=None,
-            output_layout=rocal.types.NHWC,
-            output_dtype=rocal.types.UINT8,
-        )
+        defaults = dict.fromkeys(("crop_area_factor", "crop_aspect_ratio", "crop_pox_x", "crop_pox_y"))
+        box = rocal.fn.random_crop(images, **defaults, **_stored(rocal))
         return _resize(rocal, box, size, mirror(rocal), _MEAN, _STD)
 
     return ops
@@ -296,18 +288,11 @@ def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:
             resize_shorter=resize,
             scaling_mode=rocal.types.SCALING_MODE_NOT_SMALLER,
             interpolation_type=rocal.types.LINEAR_INTERPOLATION,
-            output_layout=rocal.types.NHWC,
-            output_dtype=rocal.types.UINT8,
+            **_stored(rocal),
         )
         # The size goes into `crop`: its default is a pair of zeros, which overrides crop_w and crop_h.
         return rocal.fn.crop_mirror_normalize(
-            small,
-            crop=[size, size],
-            mean=_MEAN,
-            std=_STD,
-            mirror=0,
-            output_layout=rocal.types.NCHW,
-            output_dtype=rocal.types.FLOAT,
+            small, crop=[size, size], mean=_MEAN, std=_STD, mirror=0, **_normalised(rocal)
         )
 
     return ops
@@ -321,9 +306,18 @@ def _resize(rocal: Any, images: Any, size: int, mirror: Any, mean: list[float], 
         mean=mean,
         std=std,
         mirror=mirror,
-        output_layout=rocal.types.NCHW,
-        output_dtype=rocal.types.FLOAT,
+        **_normalised(rocal),
     )
+
+
+def _stored(rocal: Any) -> dict[str, Any]:
+    """The form of images between two operators."""
+    return {"output_layout": rocal.types.NHWC, "output_dtype": rocal.types.UINT8}
+
+
+def _normalised(rocal: Any) -> dict[str, Any]:
+    """The form of the results."""
+    return {"output_layout": rocal.types.NCHW, "output_dtype": rocal.types.FLOAT}
 
 
 def _mirror(flip: float) -> Callable[[Any], Any]:

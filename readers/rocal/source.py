@@ -183,11 +183,6 @@ class RocalSource(Position):
         self._finalizer = weakref.finalize(self, self._ahead.stop)
         self._begun = True
 
-    @property
-    def steps(self) -> int:
-        """Batches of the epoch under way, those that have been taken included."""
-        return self._steps
-
     def prepare(self) -> SourceBatch | None:
         """The batch that `next` will return, None for padding. Raises what is wrong with it here, not inside rocAL."""
         if self._ready is None and self._untaken and self._ahead is not None:
@@ -215,7 +210,7 @@ class RocalSource(Position):
         return dict(self._converted)
 
     def __len__(self) -> int:
-        """Batches of the epoch under way on this rank, or of the next one, without padding."""
+        """Batches of the epoch under way on this rank, used ones included, or of the next one; without padding."""
         if self._ahead is not None:
             return self._steps
         return self._feed.at(Start() if self._begun else self._place).steps()
