@@ -118,9 +118,12 @@ def test_fed_images_stay_in_memory_for_a_while(reader: Any) -> None:
 
 def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
     batches: list[int] = []
+    fourth = threading.Event()
 
     def read_many(indices: Any, field: str = "image") -> Sequence[Any]:
         batches.append(len(indices))
+        if len(batches) > 3:
+            fourth.set()
         return list(reader.read_many(indices, field))
 
     def reading() -> list[threading.Thread]:
@@ -128,9 +131,10 @@ def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
 
     source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, **ONE)
     assert batches == [], "nothing is read before an epoch begins"
-    for taken in range(1, 6):
-        next(source)
-        assert len(batches) <= taken + 3
+    source.start()
+    assert not fourth.wait(0.3)
+    next(source)
+    assert fourth.wait(30), "room for one more"
     source.close()
     assert reading() == []
     source.start()
