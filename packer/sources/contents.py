@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-from cache.text import plural
+from cache.messages import plural
 from packer.formats import REGISTRY as FORMATS
 from packer.registry import HEAD_BYTES
 from packer.sources import REGISTRY as SOURCES
