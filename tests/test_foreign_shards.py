@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from PIL import Image
-from suites.containers import HDF5_LAYOUTS, example, hdf5_of, record, tar_of, write
+from suites.containers import HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write
 
 import packer
 import readers
@@ -122,6 +122,7 @@ FLAT: dict[str, Callable[[Path], Path]] = {
     "tfrecord nameless": records_of("val.tfrecords", *NAMELESS),
     "tfrecord gaps in the classes": records_of("val.tfrecords", *GAPS),
     "webdataset": webdataset,
+    "recordio": lambda folder: write(folder / "val.rec", rec_of(IMAGES, LABELS)),
 }
 NOT_FLAT = {
     **{f"hdf5 {name}, gzip": hdf5(fill, IMAGES, LABELS, compression="gzip") for name, fill in HDF5_LAYOUTS.items()},

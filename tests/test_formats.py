@@ -392,7 +392,7 @@ class TestTFRecord(FormatSuite):
         [found] = self.format.locate(path, options)
         payloads = {field: read_range(path, place) for field, place in found.ranges.items()}
         assert (found.label, payloads) == (4, {"image": b"image", "mask": b"mask"})
-        self.refused(path, "no feature 'image/encoded'; it has png, seg, y; .* --image-key")
+        self.refused(path, "no feature 'image/encoded'; it has png, seg, y; .* image_key='KEY'")
         self.refused(path, "no feature 'jpg'; it has png, seg, y", LocateOptions(image_key="jpg"))
         self.refused(path, "no feature 'label'", LocateOptions(image_key="png", label_key="label"))
 
