@@ -55,7 +55,7 @@ LAZY = {
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.cached.convert": "60 ms: decoders",
-    "readers.loader.device": "torch",
+    "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.remote": "30 ms: subprocess, concurrent.futures",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError, ResumeError
-from readers.augment import Recipe
+from readers.augment.cpu import Finish, Renderer
 from readers.augment.ops import Op
+from readers.augment.recipe import Job, Recipe
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
+from readers.decode.orient import upright_size
 from readers.feed import (
     ON_ERROR,
     SAMPLE_ERRORS,
@@ -28,14 +30,30 @@ from readers.feed import (
     substitute,
     substitutes,
 )
+from readers.headers import read_header
 from readers.reader import Reader
 from readers.sample import Buffer
-from readers.torch.rendering import OpRenderer, Place, Task
 
-__all__ = ["ImageDataset", "Output"]
+__all__ = ["ImageDataset", "Output", "Place"]
 
 Output: TypeAlias = Literal["tensor", "numpy", "pil"]
-_OUTPUTS = ("tensor", "numpy", "pil")
+_OUTPUTS = get_args(Output)
+
+
+class Place(int):
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+        place = super().__new__(cls, index)
+        place.seed, place.epoch, place.position = seed, epoch, position
+        return place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (int(self), self.seed, self.epoch, self.position)
 
 
 class ImageDataset(Dataset[Any]):
@@ -76,7 +94,7 @@ class ImageDataset(Dataset[Any]):
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
         self._fields = Fields(fields, reader)
-        self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
+        self._ops = _OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
         if self._ops is not None and decode != "RGB":
             raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
         if decode == "unchanged":
@@ -192,7 +210,7 @@ class ImageDataset(Dataset[Any]):
     def _reads(self) -> bool:
         return "image" in self.fields
 
-    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
+    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[_Task | Exception | None]:
         return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
 
     def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Any]:
@@ -208,7 +226,7 @@ class ImageDataset(Dataset[Any]):
                 items.append(item)
         return items
 
-    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None) -> Any:
+    def _sample(self, index: int, data: Buffer | Exception, task: _Task | Exception | None) -> Any:
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
@@ -268,3 +286,83 @@ def _check_unchanged(reader: Any) -> None:
 def _wants_keyword(transform: object) -> bool:
     """albumentations: transforms that take image= and return a dictionary."""
     return any(base.__module__.partition(".")[0] == "albumentations" for base in inspect.getmro(type(transform)))
+
+
+# --- ops ----------------------------------------------------------------------------------------------------------
+class _Task(NamedTuple):
+    """What happens to one sample. size: of the upright image; shape: of the result; both (height, width)."""
+
+    job: Job
+    size: tuple[int, int]
+    shape: tuple[int, int]
+
+
+class _OpRenderer:
+    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        for op in recipe.batch_ops:
+            name = type(op).__name__
+            raise ValueError(
+                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"collate_fn of the DataLoader"
+            )
+        self._recipe = recipe
+        self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
+        self._local = threading.local()
+
+    def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[_Task | Exception]:
+        """One for each sample, or why there is none."""
+        sizes = [_upright_size(image) for image in data]
+        known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
+        tasks: dict[int, _Task | Exception] = {
+            row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
+        }
+        for (seed, epoch), rows, positions in _groups(indices):
+            heights, widths = np.array([known[row] for row in rows], np.int64).T
+            plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
+            for i, (row, job, shape) in enumerate(zip(rows, plan.jobs(), shapes, strict=True)):
+                tasks.setdefault(row, plan.boxes.bad.get(i) or _Task(job, known[row], shape))
+        return [tasks[row] for row in range(len(sizes))]
+
+    def render(self, data: Buffer, task: _Task) -> torch.Tensor:
+        """Raises BadSampleError."""
+        renderer: Renderer | None = getattr(self._local, "renderer", None)
+        if renderer is None:
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation)
+        pixels = renderer.chunk(1, *task.shape)
+        renderer.render(data, task.job, task.size, pixels)
+        out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
+        self._finish.store(pixels, (pixels,), (task.job,), out)
+        return out[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _OpRenderer, (self._recipe,)
+
+
+def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
+    if isinstance(data, Exception):
+        return data
+    try:
+        header = read_header(data)
+    except BadSampleError as error:
+        return error
+    return upright_size(header.height, header.width, header.orientation)
+
+
+def _groups(indices: Sequence[int]) -> list[tuple[tuple[int, int], list[int], Any]]:
+    """((seed, epoch), rows, positions int64) of the samples that one plan can serve.
+
+    Places say theirs. Plain numbers get an epoch from torch's generator, which is what seeds other transforms.
+    """
+    rows: dict[tuple[int, int], list[int]] = {}
+    drawn = (0, int(torch.randint(1 << 62, ()))) if any(not isinstance(index, Place) for index in indices) else (0, 0)
+    for row, index in enumerate(indices):
+        rows.setdefault((index.seed, index.epoch) if isinstance(index, Place) else drawn, []).append(row)
+    groups = []
+    for key, some in rows.items():
+        places = [(indices[row], row) for row in some]
+        positions = [index.position if isinstance(index, Place) else row for index, row in places]
+        groups.append((key, some, np.array(positions, np.int64)))
+    return groups

@@ -13,8 +13,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from cache.errors import ResumeError, TrainerError
 from readers.feed import Start, choose_tail
-from readers.torch.dataset import ImageDataset
-from readers.torch.rendering import Place
+from readers.torch.dataset import ImageDataset, Place
 from readers.torch.sampler import EpochSampler
 from readers.trainers import calling_package, check_epoch, find_trainer
 

@@ -15,8 +15,7 @@ from readers.feed import Feed, FeedOptions, Start
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.torch.dataset import ImageDataset
-from readers.torch.rendering import Place
+from readers.torch.dataset import ImageDataset, Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
 
 __all__ = ["EpochSampler"]
