@@ -134,7 +134,7 @@ class Run:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device
         self.main = not dist.is_initialized() or dist.get_rank() == 0
-        self.stopped = self.stopped = False
+        self.signalled = self.stopped = False
         self.loader = train_loader(args)
         classes = len(self.loader.reader.classes) or int(self.loader.reader.labels.max()) + 1
         torch.manual_seed(args.seed)
@@ -195,14 +195,14 @@ class Run:
 
     def on_signal(self, *_: object) -> None:
         """The handler of SIGTERM: stop after this step."""
-        self.stopped = True
+        self.signalled = True
 
     def time_is_up(self) -> bool:
         """Whether any rank received a signal to stop; all ranks learn it in the same step."""
-        told = torch.tensor(float(self.stopped), device=self.device)
+        signalled = torch.tensor(float(self.signalled), device=self.device)
         if dist.is_initialized():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+            dist.all_reduce(signalled, dist.ReduceOp.MAX)
+        return bool(signalled)
 
     def one_step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         images = images.to(self.device, non_blocking=True, memory_format=torch.channels_last)
