@@ -197,7 +197,7 @@ class FeedLoader(Position, ABC):
             self._seek(Start(self.epoch + 1))
         self._check_batches()
         trainer = find_trainer()
-        missed = None if self._place.cursor else trainer.place_in(self.epoch, len(self.order))
+        missed = None if self._place.cursor else trainer.missed_state(self.epoch, len(self.order))
         if missed is not None:
             self._feed = self._feed.resumed(missed)
             self._seek(self._feed.start)

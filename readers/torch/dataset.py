@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -59,21 +60,21 @@ class Place(int):
 class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
 
-    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
-    sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as the Trainer
-    of transformers wants them. Without "image" no image is read.
-
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
-    epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
-    transforms are called the way they want to be. decode: "RGB"; "unchanged" for the depth and channels of the file,
-    such as uint16, float32 or the indices of a mask (see `readers.decode.cpu`); or None for the encoded bytes.
-    output: what a callable gets and, without one, what comes out: "tensor" (uint8 [3, h, w], unchanged [channels, h,
-    w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms), which
-    is RGB only. target_transform: applied to labels.
-
-    on_error: "raise"; "skip", which makes batches smaller, but cannot make one of no samples: that, and a single bad
-    sample, raises BadSampleError; or "substitute" (another sample). `bad_samples` counts both, in all workers; `report`
-    tells and forgets, and an `EpochSampler` that knows the data set calls it.
+        epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
+        included.
+    decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask
+        (see `readers.decode.cpu`); or None for the encoded bytes.
+    output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
+        w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
+        which is RGB only.
+    target_transform: applied to labels.
+    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
+        sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as for the
+        Trainer of transformers. Without "image" no image is read.
+    on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
+        "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
+        `EpochSampler` over this data set calls after each epoch.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ImageDataset(Dataset[Any]):
             _check_unchanged(reader)
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
-        self._local = threading.local()
+        self._local = _PerThread()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -128,7 +129,7 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        items = self._items((index,), (read_sample(self.reader, int(index)),) if self._reads else ())
+        items = self._items((index,))
         if not items:
             raise name_sample(
                 self.reader,
@@ -139,9 +140,7 @@ class ImageDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Many samples, read together; what DataLoader calls for a batch."""
-        items = self._items(
-            indices, read_samples(self.reader, [int(index) for index in indices]) if self._reads else ()
-        )
+        items = self._items(indices)
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
@@ -158,7 +157,7 @@ class ImageDataset(Dataset[Any]):
         return int(self._counts[0])
 
     def report(self) -> str:
-        """One line about the bad samples since the last report, "" if there were none. Say it after each epoch."""
+        """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
         count, first = self._counts.tolist()
         self._counts.zero_()
         if not count:
@@ -166,11 +165,11 @@ class ImageDataset(Dataset[Any]):
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _instead(self, index: int, error: Exception) -> Any:
+    def _replace(self, index: int, error: Exception) -> Any:
         """Another sample, None for none. Raises under on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
         bad_sample(self.reader, self.on_error, int(index), place.position, error)
-        # Two workers may add at the same time; that one of the two is lost from the count is worth no lock.
+        # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
         self._counts[0] += 1
         if not self._counts[1]:
             self._counts[1] = int(index) + 1
@@ -187,41 +186,31 @@ class ImageDataset(Dataset[Any]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What must be the same when a run goes on: the set and the decoder."""
+        """What must be the same when a run continues: the set and the decoder."""
         return {"fingerprint": self.reader.fingerprint, "decoder": DECODER}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ResumeError where `state` comes from another set."""
         if state.get("fingerprint") != self.reader.fingerprint:
-            found, here = state.get("fingerprint"), self.reader.fingerprint
             raise ResumeError(
-                f"this state was saved with another set: its fingerprint is {found}, this one's is {here}"
+                f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, this one's is "
+                f"{self.reader.fingerprint}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._local = threading.local()
-
     # --- inside -------------------------------------------------------------------------------------------------
-    @property
-    def _reads(self) -> bool:
-        return "image" in self.fields
-
     def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[_Task | Exception | None]:
         return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
 
-    def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Any]:
-        if not self._reads:
-            return [self._item(int(index), None) for index in indices]
-        items = []
+    def _items(self, indices: Sequence[int]) -> list[Any]:
+        rows, items = [int(index) for index in indices], []
+        if "image" not in self.fields:
+            return [self._item(row, None) for row in rows]
+        data = read_samples(self.reader, rows) if len(rows) > 1 else [read_sample(self.reader, row) for row in rows]
         for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
             try:
                 item: Any = self._sample(int(index), encoded, task)
             except SAMPLE_ERRORS as error:
-                item = self._instead(index, error)
+                item = self._replace(index, error)
             if item is not None:
                 items.append(item)
         return items
@@ -232,27 +221,27 @@ class ImageDataset(Dataset[Any]):
                 raise problem
         if self._ops is not None:
             return self._item(index, self._ops.render(data, task))  # type: ignore[arg-type]
-        return self._item(index, self._transformed(data))  # type: ignore[arg-type]
+        return self._item(index, self._decode_and_transform(data))  # type: ignore[arg-type]
 
     def _item(self, index: int, image: Any) -> Any:
         def value(name: str) -> Any:
             if name == "image":
                 return image
-            found = Fields.value(self.reader, index, name)
-            return self.target_transform(found) if name == "label" and self.target_transform is not None else found
+            field = Fields.value(self.reader, index, name)
+            return self.target_transform(field) if name == "label" and self.target_transform is not None else field
 
         return self._fields.collect(value)
 
-    def _transformed(self, data: Buffer) -> Any:
-        image: Any = bytes(data) if self.decode is None else self._decoded(data)
+    def _decode_and_transform(self, data: Buffer) -> Any:
+        image: Any = bytes(data) if self.decode is None else self._decode(data)
         if self.transform is None:
             return image
         call: Any = self.transform
         return call(image=image)["image"] if self._keywords else call(image)
 
-    def _decoded(self, data: Buffer) -> Any:
+    def _decode(self, data: Buffer) -> Any:
         if self.decode == "unchanged":
-            return self._unchanged(data)
+            return self._decode_unchanged(data)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()
@@ -264,7 +253,7 @@ class ImageDataset(Dataset[Any]):
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _unchanged(self, data: Buffer) -> Any:
+    def _decode_unchanged(self, data: Buffer) -> Any:
         pixels = decode_unchanged(data)
         if self.output == "numpy" or self._keywords:
             return pixels
@@ -289,6 +278,13 @@ def _wants_keyword(transform: object) -> bool:
 
 
 # --- ops ----------------------------------------------------------------------------------------------------------
+class _PerThread(threading.local):
+    """What each thread keeps to itself; a copy in another process has nothing of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _PerThread, ()
+
+
 class _Task(NamedTuple):
     """What happens to one sample. size: of the upright image; shape: of the result; both (height, width)."""
 
@@ -309,7 +305,7 @@ class _OpRenderer:
             )
         self._recipe = recipe
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
-        self._local = threading.local()
+        self._local = _PerThread()
 
     def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[_Task | Exception]:
         """One for each sample, or why there is none."""
@@ -318,7 +314,11 @@ class _OpRenderer:
         tasks: dict[int, _Task | Exception] = {
             row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
         }
-        for (seed, epoch), rows, positions in _groups(indices):
+        places, epochs = _places_of(indices), defaultdict(list)
+        for row, place in enumerate(places):
+            epochs[place.seed, place.epoch].append(row)
+        for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
+            positions = np.array([places[row].position for row in rows], np.int64)
             heights, widths = np.array([known[row] for row in rows], np.int64).T
             plan = self._recipe.plan(seed, epoch, positions, heights, widths)
             shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
@@ -337,9 +337,6 @@ class _OpRenderer:
         self._finish.store(pixels, (pixels,), (task.job,), out)
         return out[0]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _OpRenderer, (self._recipe,)
-
 
 def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
     if isinstance(data, Exception):
@@ -351,18 +348,7 @@ def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
     return upright_size(header.height, header.width, header.orientation)
 
 
-def _groups(indices: Sequence[int]) -> list[tuple[tuple[int, int], list[int], Any]]:
-    """((seed, epoch), rows, positions int64) of the samples that one plan can serve.
-
-    Places say theirs. Plain numbers get an epoch from torch's generator, which is what seeds other transforms.
-    """
-    rows: dict[tuple[int, int], list[int]] = {}
-    drawn = (0, int(torch.randint(1 << 62, ()))) if any(not isinstance(index, Place) for index in indices) else (0, 0)
-    for row, index in enumerate(indices):
-        rows.setdefault((index.seed, index.epoch) if isinstance(index, Place) else drawn, []).append(row)
-    groups = []
-    for key, some in rows.items():
-        places = [(indices[row], row) for row in some]
-        positions = [index.position if isinstance(index, Place) else row for index, row in places]
-        groups.append((key, some, np.array(positions, np.int64)))
-    return groups
+def _places_of(indices: Sequence[int]) -> list[Place]:
+    """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
+    epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
+    return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]
