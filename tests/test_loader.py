@@ -19,7 +19,7 @@ import torch
 from conftest import make_jpeg, tree_of
 from suites.children import in_child
 from suites.programs import run_python
-from suites.samples import Samples
+from suites.samples import Samples, overwrite
 
 import packer
 import readers
@@ -61,10 +61,7 @@ def damaged(packed: Path, tmp_path: Path) -> Path:
     out = shutil.copytree(packed, tmp_path / "damaged")
     with readers.open(out) as opened:
         for number in BAD:
-            shard, offset, length = opened.byte_range(number) or (out, 0, 0)
-            with open(shard, "r+b") as file:
-                file.seek(offset)
-                file.write(make_jpeg(1, (16, 16)).ljust(length, b"\0")[:length])
+            overwrite(opened, number, make_jpeg(1, (16, 16)))
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -21,6 +22,7 @@ import packer
 import readers
 from cache.errors import BadSampleError, ResumeError, TrainerError, UnknownNameError
 from readers.loader import ImageLoader
+from readers.loop import Ahead, Stopped
 from readers.order import BlockShuffled, Sequential, Shuffled, Weighted
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
@@ -155,6 +157,26 @@ def test_ranks_are_those_at_the_begin_of_a_loop(reader: readers.Reader, monkeypa
         monkeypatch.setenv(name, value)
     assert next(iter(loader))[0].tolist() == [5, 6, 7, 8, 9] and (loader.rank, loader.world_size) == (1, 2)
     assert list(sampler) == list(range(1, COUNT, 2)) and len(sampler) == 25
+
+
+def test_no_more_batches_wait_than_asked_for() -> None:
+    """What `Ahead` makes, for the device stage of `ImageLoader` and for rocAL."""
+    taken, ahead, enough = [], [], threading.Event()
+
+    def make(step: int) -> int:
+        ahead.append(step - len(taken))
+        if step == 3:
+            enough.set()
+        return step
+
+    batches = Ahead(make, 100, depth=3, name="test")
+    taken.append(batches.take())
+    assert enough.wait(60)
+    taken += [batches.take() for _ in range(50)]
+    batches.stop()
+    assert taken == list(range(51)) and max(ahead) <= 3
+    with pytest.raises(Stopped):
+        batches.take()
 
 
 # --- the end of an epoch ------------------------------------------------------------------------------------------
