@@ -21,7 +21,7 @@ from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
 import readers
-from cache.progress import Silent
+from cache.messages import Silent
 from packer.conversion.journal import Journal
 from packer.engines.local import run_shards
 from packer.sources.folder import FolderSource

@@ -1,4 +1,4 @@
-"""`ImageLoader`: every sample in its place whatever the threads do, bad samples, and a clean end."""
+"""`ImageLoader`: every sample in its place for any number of threads, bad samples, and a clean end."""
 
 from __future__ import annotations
 

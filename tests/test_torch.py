@@ -81,7 +81,7 @@ def test_plain_functions(reader: readers.Reader) -> None:
     assert mean == whole(reader, 3).float().mean() and label == int(reader.labels[3]) + 100
 
 
-def test_albumentations_are_called_their_way(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_albumentations_are_called_with_image(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     class Transpose:
         def __call__(self, *, image: Any) -> dict[str, Any]:
             assert isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2] == 3

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from cache.errors import BadSampleError
-from cache.forks import tell_after_fork
+from cache.locks import call_after_fork
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
 from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
@@ -265,7 +265,7 @@ class Crew:
         names = (f"packer-loader-{number}" for number in range(threads))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         self._ready = threading.Barrier(threads + 1)
-        tell_after_fork(self)
+        call_after_fork(self)
         self._start()
 
     def take(self) -> Batch:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from cache.node import usable_cpus
-from cache.stores.blocks import BlockPool
+from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
@@ -174,10 +174,10 @@ class ImageLoader(FeedLoader):
 
 
 def device_path(device: torch.device, decoder: DecoderName, **options: Any) -> DevicePath | None:
-    """How batches are made on a device, None where the crew does everything: on the CPU, unless a decoder of batches
+    """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
-    Raises ValueError where there is no such device, MissingExtraError where there is no such decoder.
+    Raises MissingExtraError where the decoder is not installed, and ValueError.
     """
     if device.type != "cuda" and decoder in ("auto", "cpu"):
         return None
@@ -189,7 +189,7 @@ def device_path(device: torch.device, decoder: DecoderName, **options: Any) -> D
 class _ImageMemory:
     """Allocates the tensors of batches, in memory of earlier ones.
 
-    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.blocks`), so a batch
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.ranges`), so a batch
     may be kept. Pinned memory comes from torch's own pool, which waits for copies under way.
     """
 
@@ -213,7 +213,7 @@ class _ImageMemory:
 
 
 class _IndexWork:
-    """In place of a crew where no image is asked for: which samples each batch holds, and nothing is read."""
+    """Replaces a crew where no field is an image: which samples each batch holds, and nothing is read."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed, self._step = feed, 0
@@ -225,7 +225,7 @@ class _IndexWork:
         return Batch(step, positions, indices.copy(), [], [], {}, (), [])
 
     def stop(self) -> None:
-        """There is nothing to stop."""
+        """Nothing runs."""
 
 
 def _count_classes(reader: Reader) -> int:

@@ -314,7 +314,7 @@ class _OpRenderer:
         tasks: dict[int, _Task | Exception] = {
             row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
         }
-        places, epochs = _places_of(indices), defaultdict(list)
+        places, epochs = _with_positions(indices), defaultdict(list)
         for row, place in enumerate(places):
             epochs[place.seed, place.epoch].append(row)
         for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
@@ -348,7 +348,7 @@ def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
     return upright_size(header.height, header.width, header.orientation)
 
 
-def _places_of(indices: Sequence[int]) -> list[Place]:
+def _with_positions(indices: Sequence[int]) -> list[Place]:
     """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
     epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
     return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]
