@@ -166,7 +166,7 @@ class RocalSource(Position):
             fed = batch.fed
             self._bad.extend(batch.bad)
             self._converted.update(batch.converted)
-            self._place = self._place._replace(cursor=batch.cursor)
+            self._position = self._position._replace(cursor=batch.cursor)
         self._kept.append(fed)
         return fed
 
@@ -176,7 +176,7 @@ class RocalSource(Position):
         self.stop()
         if self._begun:
             self._seek(Start(self.epoch + 1))
-        feed = self._feed.at(self._place)
+        feed = self._feed.at(self._position)
         self._bad, self._converted = [], Counter()
         self._steps = self._untaken = feed.steps()
         self._ahead = Ahead(_Work(feed, self.options).make, self._steps, self.options.ahead, "packer-rocal-ahead")
@@ -213,7 +213,7 @@ class RocalSource(Position):
         """Batches of the epoch under way on this rank, used ones included, or of the next one; without padding."""
         if self._ahead is not None:
             return self._steps
-        return self._feed.at(Start() if self._begun else self._place).steps()
+        return self._feed.at(Start() if self._begun else self._position).steps()
 
     def close(self) -> None:
         """Join the reading thread and release the kept batches. Idempotent."""
