@@ -18,6 +18,7 @@ import itertools
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
@@ -35,12 +36,12 @@ from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Indices", "Reader", "concat"]
+__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "concat", "read_good"]
 
-BLOCK_SAMPLES = 64
-AHEAD_BLOCKS = 4
+_BLOCK_SAMPLES = 64
+_AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
+SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 Indices: TypeAlias = Sequence[int] | npt.NDArray[Any]
 _R = TypeVar("_R", bound="Reader")
 
@@ -112,10 +113,7 @@ class Reader:
         wanted = checked_indices(indices, self)
         if self.table.has_headers:
             return self.table.headers(wanted)
-        try:
-            return headers_of(self.read_many(wanted))
-        except _SAMPLE_ERRORS:
-            return headers_of(map(self._if_good, wanted.tolist()))
+        return headers_of(read_good(self, wanted))
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
@@ -219,8 +217,8 @@ class Reader:
         order = iter(range(len(self)) if indices is None else indices)
         announced: deque[list[int]] = deque()
         while True:
-            while len(announced) < AHEAD_BLOCKS:
-                block = list(itertools.islice(order, BLOCK_SAMPLES))
+            while len(announced) < _AHEAD_BLOCKS:
+                block = list(itertools.islice(order, _BLOCK_SAMPLES))
                 if not block:
                     break
                 self._announce(block, field, _LARGE_RUN_BYTES)
@@ -346,12 +344,6 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
-    def _if_good(self, index: int) -> Buffer | None:
-        try:
-            return self.read(index)
-        except _SAMPLE_ERRORS:
-            return None
-
     def _packed(self, name: str) -> Any:
         found = getattr(self.table.columns, name, None)
         if found is None:
@@ -378,3 +370,16 @@ def concat(readers: Sequence[Reader]) -> Reader:
         for reader in readers
     ]
     return Reader(joined, Joined(parts))
+
+
+def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:
+    """Payloads; None for those that cannot be read: whoever asks for such a sample alone gets its error."""
+    with suppress(*SAMPLE_ERRORS):
+        return list(reader.read_many(indices, field))
+    found: list[Buffer | None] = []
+    for index in indices:
+        try:
+            found.append(reader.read(index, field))
+        except SAMPLE_ERRORS:
+            found.append(None)
+    return found

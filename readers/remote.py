@@ -20,7 +20,6 @@ the same size must not pass.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -34,7 +33,6 @@ from cache.errors import DatasetError, OutputError, StagingError, StaleIndexErro
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
 from cache.remote import Facts, MissingError, NoBucketError, Remote, RemoteUrl, Span, parse_url
-from cache.staging import Manifest, StagedFile
 from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
@@ -50,7 +48,7 @@ from readers.layout import (
 )
 from readers.packed import Checked, PackedColumns, shards_of
 from readers.reader import Reader
-from readers.staged_files import SetFiles, all_files, column_checksum
+from readers.staged_files import SetFiles, described
 from readers.table import Table
 
 __all__ = ["RemoteHome", "index_cache_folder", "open_remote", "remote_set_files"]
@@ -161,21 +159,14 @@ def remote_set_files(url: str) -> SetFiles:
     """
     remote = Remote(url)
     home = RemoteHome(remote)
-    digest = hashlib.blake2b(home.text + home.state.encode(), digest_size=16)
-    indexes = {}
+    columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        indexes[name] = [
-            StagedFile(f"{split.index}/{column}", (folder / column).stat().st_size, column_checksum(split, column))
-            for column in sorted(column_names(home.info.fields))
-        ]
-        digest.update(json.dumps([name, [(file.path, file.bytes) for file in indexes[name]]]).encode())
-    head = StagedFile(DATASET_FILE, len(home.text), crc32c(home.text))
-    from_here = frozenset([DATASET_FILE, *(file.path for found in indexes.values() for file in found)])
+        files = sorted(column_names(home.info.fields))
+        columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
+    from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
-    files = all_files(home.info, indexes, head)
-    manifest = Manifest(source, remote.url.name, digest.hexdigest(), files, last=DATASET_FILE)
-    return SetFiles(home.path, home.info, manifest, head, indexes)
+    return described(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:

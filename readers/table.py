@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,11 @@ from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
 from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
 from readers.sample import NO_LABEL, ImageInfo
-from readers.strings import Strings
+from readers.strings import LazySequence, Strings
 
 __all__ = ["Form", "Table", "checked_indices", "concat"]
+
+_BLOCK = 4096
 
 
 class Form(Protocol):
@@ -105,7 +107,7 @@ class Table:
     def keys(self) -> Sequence[str]:
         """Keys of the samples; decoded one by one when asked for."""
         keys = self.columns.keys()
-        return keys if self.rows is None else _ChosenStrings(keys, self.rows.data)
+        return keys if self.rows is None else _ChosenStrings(keys, self.rows)
 
     @property
     def title(self) -> str:
@@ -353,26 +355,21 @@ def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int6
     return given
 
 
-class _ChosenStrings(Sequence[str]):
-    """Strings seen through row numbers."""
+class _ChosenStrings(LazySequence[str]):
+    """Strings of some rows."""
 
-    def __init__(self, strings: Strings, rows: memoryview) -> None:
+    def __init__(self, strings: Strings, rows: Int64s) -> None:
         self._strings, self._rows = strings, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self._strings[i] for i in self._rows[index]]
-        try:
-            return self._strings[self._rows[index]]
-        except IndexError:
-            raise IndexError(f"index {index} is outside the {len(self)} strings of this selection") from None
+    def _at(self, number: int) -> str:
+        return self._strings[int(self._rows[number])]
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        for start in range(first, stop, _BLOCK):
+            yield from self._strings.take(self._rows[start : min(start + _BLOCK, stop)])
 
 
 def _mapped_file(rows: npt.NDArray[np.int64]) -> tuple[str, int, int] | None:

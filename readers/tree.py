@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
 from readers.layout import same_split
-from readers.strings import NamesBuilder, Strings, repeated
+from readers.strings import LazySequence, NamesBuilder, Strings, repeated
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -59,7 +59,7 @@ class TreeFile(NamedTuple):
     ctime_ns: int = 0
 
 
-class TreeFiles(Sequence[TreeFile]):
+class TreeFiles(LazySequence[TreeFile]):
     """Files of a tree, as rows of columns that all selections of it share.
 
     folders: relative to the root, with a "/" at the end; "" for the root itself
@@ -99,22 +99,9 @@ class TreeFiles(Sequence[TreeFile]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> TreeFile: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TreeFile]: ...
-    def __getitem__(self, index: int | slice) -> TreeFile | list[TreeFile]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        row = int(self.rows[index])
+    def _at(self, number: int) -> TreeFile:
+        row = int(self.rows[number])
         return TreeFile(self.folders[self.folder[row]] + self.names[row], *self.facts[row].tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TreeFiles):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def take(self, indices: Rows) -> TreeFiles:
         """Some of these files, in the order of `indices`."""
@@ -134,13 +121,16 @@ class TreeFiles(Sequence[TreeFile]):
         return self.folder[_index(self.rows)]
 
     def used_folders(self) -> list[int]:
-        """The numbers in `folders` that any file is in, rising."""
-        return _numbers_in(self.in_folders(), len(self.folders))
+        """The numbers in `folders` that any file is in, in rising order."""
+        used = np.zeros(len(self.folders), np.bool_)  # np.unique loads modules for as long as a listing takes
+        used[self.in_folders()] = True
+        return list(np.flatnonzero(used).tolist())
 
     def paths(self, first: int = 0, stop: int | None = None, skip: int = 0) -> Iterator[str]:
         """The paths of the files [first, stop), without the first `skip` letters, a block in memory at a time."""
-        folders = self.folders
-        for rows in _blocks(self.rows[first:stop]):
+        folders, chosen = self.folders, self.rows[first:stop]
+        for start in range(0, len(chosen), _BLOCK):
+            rows = chosen[start : start + _BLOCK]
             if isinstance(rows, range):
                 names: Sequence[str] = self.names[rows.start : rows.stop]
             else:
@@ -164,48 +154,7 @@ def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:
     return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
 
 
-def _numbers_in(numbers: npt.NDArray[np.int32], count: int) -> list[int]:
-    """Which of the numbers from 0 to `count` are there. (np.unique imports what takes as long as listing does.)"""
-    found = np.zeros(count, np.bool_)
-    found[numbers] = True
-    return list(np.flatnonzero(found).tolist())
-
-
-def _blocks(rows: Rows) -> Iterator[Rows]:
-    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
-
-
-class _Texts(Sequence[str]):
-    """A sequence of strings that are put together when they are asked for, and is equal to a list of the same."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        return self._between(0, len(self))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            first, stop, step = index.indices(len(self))
-            return list(self._between(first, max(first, stop)))[::step]
-        i = range(len(self))[index]
-        return next(self._between(i, i + 1))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _between(self, first: int, stop: int) -> Iterator[str]:
-        raise NotImplementedError
-
-
-class TreeNames(_Texts):
+class TreeNames(LazySequence[str]):
     """The names of files relative to a folder, whose path in the tree has `skip` letters."""
 
     __slots__ = ("files", "skip")
@@ -224,7 +173,7 @@ class TreeNames(_Texts):
         return self.files.paths(first, stop, self.skip)
 
 
-class Keys(_Texts):
+class Keys(LazySequence[str]):
     """The keys of samples by the names of their files. whole, bool [n]: where the key is the name with its suffix."""
 
     __slots__ = ("names", "whole")

@@ -18,7 +18,7 @@ import readers
 from cache.stores import Buffer, Extents
 from readers.caching import fill
 from readers.caching.form import compress as compressed
-from readers.caching.form import decompress, share_left
+from readers.caching.form import compressed_share, decompress
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
 
@@ -190,9 +190,11 @@ def test_what_pays() -> None:
     rng = np.random.default_rng(1)
     texts = [f'{{"caption": "a picture of {i}", "source": "somewhere", "width": {i * 7}}}'.encode() for i in range(200)]
     noise = [rng.bytes(500) for _ in range(50)]
-    assert share_left([text * 20 for text in texts]) < 0.5 and share_left([bitmap(i) for i in range(20)]) < 0.9
-    assert share_left(noise) == share_left([]) == 1
-    assert share_left([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
+    assert (
+        compressed_share([text * 20 for text in texts]) < 0.5 and compressed_share([bitmap(i) for i in range(20)]) < 0.9
+    )
+    assert compressed_share(noise) == compressed_share([]) == 1
+    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
 
 
 def test_frames_and_payloads_are_told_apart() -> None:
@@ -200,7 +202,7 @@ def test_frames_and_payloads_are_told_apart() -> None:
     frame = bytes(compressed(b"a" * 500))
     for data in (b"", b"x", b"a" * 500, os.urandom(300), frame, frame[:7], b"\x28\xb5\x2f\xfd", bitmap(1)):
         assert bytes(decompress(memoryview(compressed(data)))) == data
-    with pytest.raises(ValueError, match="a broken zstd frame of 6 bytes"):
+    with pytest.raises(ValueError, match="a damaged zstd frame of 6 bytes"):
         decompress(frame[:6])
 
 

@@ -816,7 +816,7 @@ def test_string_columns_behave_like_lists(texts: list[str], data: st.DataObject)
     for i in range(-len(texts), len(texts)):
         assert column[i] == texts[i]
     for i in (len(texts), -len(texts) - 1):
-        with pytest.raises(IndexError, match=f"index {i} is outside the {len(texts)} strings"):
+        with pytest.raises(IndexError, match=f"index {i} is outside the {len(texts)} items"):
             column[i]
     assert list(reversed(column)) == texts[::-1]
     if texts:

@@ -41,7 +41,7 @@ def test_a_selection_of_a_selection_reads_through_both(base: Any) -> None:
     for call in (reader.read_many, reader.prefetch, reader.image_info):
         with pytest.raises(IndexError, match="not all inside the samples of "):
             call([0, 6])
-    with pytest.raises(IndexError, match="outside the 6 strings"):
+    with pytest.raises(IndexError, match="outside the 6 items"):
         reader.keys[6]
 
 
