@@ -26,8 +26,7 @@ from cache.staging import FolderSource, Manifest, Source, StagedFile, total_byte
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
-from readers.order.node_local import NodeLocal
-from readers.order.staged import shard_starts
+from readers.order.local import NodeLocal, shard_starts
 
 __all__ = ["Portion", "SetFiles", "described", "set_files"]
 

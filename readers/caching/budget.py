@@ -27,7 +27,7 @@ from cache.stores import Buffer
 from cache.text import parse_size
 from readers.caching.form import Form, Recoded, compressed_share, may_pay
 from readers.headers import MEDIA
-from readers.order.keys import UInt64s, counter_hash, derive_keys
+from readers.order.permutation import Permutation, UInt64s, counter_hash, derive_keys
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.sample import headers_of
 
@@ -125,8 +125,6 @@ class Subset:
 
     def spread(self, count: int) -> _Ints:
         """At most `count` rows from everywhere, always the same ones, in stored order."""
-        from readers.order.permutation import Permutation
-
         wanted = np.arange(min(count, len(self)), dtype=np.int64)
         ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(wanted))
         return ranks + self.rows.start if isinstance(self.rows, range) else self.rows[ranks]
