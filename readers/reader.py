@@ -1,10 +1,10 @@
-"""The reader: a table, which says where the bytes of each sample are, over a store, which gets them.
+"""The reader: a table, which says where the bytes of each sample are, over a store, which reads them.
 
     few = reader.select(labels=["cat", "dog"], min_side=224)
     tenth = few.select(fraction=0.1, seed=1)
 
-There is one class. A packed set, a folder, a remote set, a copy with its source behind it, a cache and a selection of
-any of these are tables and stores of other kinds, and everything made elsewhere is one, too, with a `Store` of its own:
+There is one class. A packed set, a folder, a remote set, a staged copy with its source as fallback, a cache and a
+selection of any of these differ in their tables and stores. A store of your own makes a reader, too:
 
     class FromDatabase(Store):
         def read_one(self, row, shard, offset, length): return database.image(row)
@@ -49,8 +49,10 @@ _R = TypeVar("_R", bound="Reader")
 class Reader:
     """Random access to n samples: their bytes by number, many at once, or in a known order.
 
-    table: what is known of the samples. store: their bytes. A reader pickles by what it was opened with, works in
-    forked children, and may be shared by threads.
+    table: what is known of the samples.
+    store: their bytes.
+
+    A reader pickles by what it was opened with, works in forked children, and may be shared by threads.
     """
 
     def __init__(self, table: Table, store: Store) -> None:
@@ -67,7 +69,7 @@ class Reader:
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
 
-    # --- what it has --------------------------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------------------------
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
@@ -95,7 +97,7 @@ class Reader:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that another data set, or other samples of this one, would not have; resume tokens carry it."""
+        """A short text that differs for other data sets and other samples of this one; part of resume tokens."""
         return self.table.fingerprint
 
     @property
@@ -109,11 +111,9 @@ class Reader:
         return self._info
 
     def image_info(self, indices: Indices) -> ImageInfo:
-        """`info` for some samples, in the order asked for: what loaders use, as it never reads more than those."""
+        """`info` for some samples, in the order asked for; reads no others."""
         wanted = checked_indices(indices, self)
-        if self.table.has_headers:
-            return self.table.headers(wanted)
-        return headers_of(read_good(self, wanted))
+        return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
@@ -133,22 +133,22 @@ class Reader:
         return self._range(index, field) is not None
 
     def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
-        """(shard's path or address, offset, length) of a field, for readers of their own; None where there is none."""
+        """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
         found = self._range(index, field)
         if found is None:
             return None
         place = self.store.place(found[0])
         return place if "://" in place else Path(place), found[1], found[2]
 
-    # Of a packed set, local or remote; DatasetError otherwise.
+    # The following raise DatasetError where the reader was not opened from a packed set.
     @property
     def dataset(self) -> DatasetInfo:
-        """What dataset.json says."""
+        """The content of dataset.json."""
         return self._packed("dataset")  # type: ignore[no-any-return]
 
     @property
     def split_info(self) -> SplitInfo:
-        """What dataset.json says of the split."""
+        """The split in dataset.json."""
         return self._packed("split_info")  # type: ignore[no-any-return]
 
     @property
@@ -192,7 +192,7 @@ class Reader:
     def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
         """The bytes of many samples in the order asked for.
 
-        Reads are sorted by place, and neighbours fetched together. Views stay as they are while they are held.
+        Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
         extents = self.table.extents(indices, field)
         try:
@@ -204,15 +204,15 @@ class Reader:
     def prefetch(self, indices: Indices, field: str = "image") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.
 
-        Those that lack the field are left out.
+        Samples that lack the field are left out.
         """
         self._announce(indices, field, None)
 
     def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
-        """The bytes of samples in a known order (default: as stored), with the kernel asked ahead.
+        """The bytes of samples in a known order (default: as stored), read ahead.
 
-        A disk is a queue: it is fast only while several reads are outstanding. So the next blocks are announced before
-        a block is read. Memory holds one block.
+        A disk is fast only while several reads are outstanding, so the next blocks are announced before a block is
+        read. Memory holds one block.
         """
         order = iter(range(len(self)) if indices is None else indices)
         announced: deque[list[int]] = deque()
@@ -274,7 +274,7 @@ class Reader:
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
-        """A reader of the samples that fulfil everything asked, in stored order, or in that of `indices` where given.
+        """A reader of the samples that fulfil all criteria, in stored order, or in that of `indices` where given.
 
         labels: class numbers or names.
         keys: all of these, or a pattern with * ? [abc], in which * also stands for "/".
@@ -282,13 +282,13 @@ class Reader:
         min_side: of the shorter side in pixels, by the image's header.
         indices: sample numbers, which may repeat.
         mask: bool [n].
-        fraction: that share of what is left, drawn by `seed`; a smaller fraction is part of a larger one.
+        fraction: that share of the rest, drawn by `seed`; a smaller fraction is part of a larger one.
 
-        Nothing is copied but the list of chosen samples. Closing it closes this reader. Raises SourceError where
-        nothing is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
+        Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError where
+        no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
-        return Reader(self.table.take(criteria.chosen(self)), self.store)
+        return Reader(self.table.take(criteria.apply(self)), self.store)
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -312,7 +312,7 @@ class Reader:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read_first(self, index: int, field: str) -> Buffer:
-        """A field that has not been read yet, or what is wrong with the request."""
+        """The first read of a field, or the error of a wrong request."""
         if field not in self._columns:
             number = self.table.number(field)
             columns = (self.table.columns.field_column(field, name).data for name in ("offset", "length"))
@@ -355,19 +355,13 @@ def concat(readers: Sequence[Reader]) -> Reader:
     """One reader after the other, as one: classes are unified by name, and labels renumbered.
 
     Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
-    readers whose images are converted (cache the result in their place).
+    readers whose images are converted (cache the result instead).
     """
     tables = [reader.table for reader in readers]
     joined = concat_tables(tables)
     parts = [
-        Part(
-            reader.store,
-            len(reader.table.columns.shard_bytes),
-            len(reader),
-            reader.table.rows,
-            len(reader.fields),
-        )
-        for reader in readers
+        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, len(table.fields))
+        for reader, table in zip(readers, tables, strict=True)
     ]
     return Reader(joined, Joined(parts))
 

@@ -1,9 +1,9 @@
-"""Which files of a packed set a node needs: the set as a plain list of files, and the part of it that is asked for.
+"""Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 
-Whole shards are staged, the whole index of each split that is wanted, and `dataset.json` last of all. `part=(i, n)`
-is the share of node i of n under `readers.order.NodeLocal`: every shard that holds a sample of `local_part(i)`. Shards
-at the seams belong to two nodes then, and both stage them. `fraction` takes shards from the front of each split's
-list (or of this node's share) until that much of the bytes is reached, at least one shard.
+Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
+node i of n under `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. Shards at the boundaries
+belong to two nodes, and both stage them. `fraction` takes shards from the front of each split's list (or of this node's
+share) until that much of the bytes is reached, at least one shard.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Portion", "SetFiles", "described", "set_files"]
 
 @dataclass(frozen=True)
 class Portion:
-    """What of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
+    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
 
     splits: tuple[str, ...] | None = None
     part: tuple[int, int] | None = None
@@ -48,9 +48,12 @@ class Portion:
 
 @dataclass(frozen=True)
 class SetFiles:
-    """A packed set as files: the manifest of all, and by split its index and its shards in order.
+    """A packed set as files.
 
-    home: the directory here that has dataset.json and the indexes.
+    home: the local directory with dataset.json and the indexes.
+    manifest: all files.
+    head: dataset.json.
+    indexes: the files of the index, by split.
     """
 
     home: Path
@@ -74,7 +77,7 @@ class SetFiles:
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
-        """Shards with those of one split first, in this order: the split whose shards begin at the samples `starts`.
+        """`shards`, those of one split first and in the order `turns`: the split whose shards start at `starts`.
 
         Raises StagingError where no split has such shards.
         """
@@ -104,10 +107,10 @@ class SetFiles:
         node, nodes = portion.part
         samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
         column = Index(self.home / split.index, split.samples).column("shard")
-        held = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
-        if len(held) > len(split.shards):
+        counts = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
+        if len(counts) > len(split.shards):
             raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have")
-        return [int(number) for number in np.flatnonzero(held)]
+        return list(np.flatnonzero(counts).tolist())
 
 
 def set_files(dataset: str | os.PathLike[str]) -> SetFiles:

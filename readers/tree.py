@@ -255,11 +255,13 @@ def unique_keys(names: Sequence[str]) -> Keys:
 def arrange(
     files: TreeFiles, split: str | None, where: str | Path, left_out: list[tuple[str, str]]
 ) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
-    """Sort files into splits and classes. Returns the splits and the class names (position = label).
+    """Sort files into splits and classes. Returns the splits and the class names (position = label) of all splits.
 
-    split names the one split to take, or the name for a tree without splits; classes are those of all splits.
-    Files outside of the splits are appended to `left_out`; raises SourceError where images are among them, or where
-    there is no such split.
+    split: the one split to take, or the name for a tree without splits.
+    where: the tree, for messages.
+    left_out: gets (path, reason) of the files outside of the splits.
+
+    Raises SourceError where images are outside of the splits, or there is no such split.
     """
     folder = files.in_folders()
     tops = {files.folders[number].partition("/")[0] for number in files.used_folders()}
@@ -269,26 +271,28 @@ def arrange(
     if split is not None and found and split not in found:
         raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
     roots = {f"{name}/": name for name in found} if found else {"": split or "train"}
-    places = _Places(files.folders, roots)
-    split_of = places.split[folder]
+    facts = _FolderFacts(files.folders, roots)
+    split_of = facts.split[folder]
     if found:
         _leave_out_strays(files.take(np.flatnonzero(split_of < 0)), found[0], split, where, left_out)
-    classes = tuple(sorted({places.classes[i] for i in files.used_folders() if places.split[i] >= 0} - {""}))
+    classes = tuple(sorted({facts.classes[i] for i in files.used_folders() if facts.split[i] >= 0} - {""}))
     numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
-    label_of = np.array([numbers.get(name, -1) for name in places.classes], np.int32)
+    label_of = np.array([numbers.get(name, -1) for name in facts.classes], np.int32)
     splits = {}
     for number, (root, name) in enumerate(roots.items()):
         if split in (None, name):
-            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, places.rank))
+            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, facts.rank))
             splits[name] = TreeSplit(root.rstrip("/"), its, label_of[its.in_folders()])
     return splits, classes
 
 
-class _Places:
-    """What the folder of a file says of it, by the number of the folder.
+class _FolderFacts:
+    """What the folder of a file implies, by the number of the folder.
 
-    split: the number of its split, -1 outside of all; classes: the name of its class, "" for none; rank: where it
-    comes among the folders. torchvision sorts a class by folder path, which differs from walking where folders nest.
+    split: the number of its split, -1 outside of all.
+    classes: the name of its class, "" for none.
+    rank: its position among the folders. torchvision sorts a class by folder path, which differs from the order of the
+        walk where folders nest.
     """
 
     def __init__(self, folders: Sequence[str], roots: dict[str, str]) -> None:
@@ -323,7 +327,7 @@ def _leave_out_strays(
     for path in strays.paths():
         if split is None and has_image_suffix(path):
             raise SourceError(
-                f"{where}: {path!r} lies beside the split {first!r} and would be left out; move it into a "
+                f"{where}: {path!r} is outside the split {first!r} and would be left out; move it into a "
                 f"split, or take one split at a time with  split={first!r}"
             )
-        left_out.append((path, "beside the splits"))
+        left_out.append((path, "outside the splits"))
