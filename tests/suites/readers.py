@@ -120,6 +120,7 @@ class ReaderSuite:
             assert [bytes(data) for data in reader.read_many(present, name)] == [column[i] for i in present]
             assert [bytes(data) for data in reader.stream(present, name)] == [column[i] for i in present]
             assert [bytes(reader.read(i, name)) for i in present] == [column[i] for i in present]
+            assert all(reader.has(i, name) for i in present)
             assert [name in reader[i].fields for i in range(len(truth))] == [data is not None for data in column]
             calls: list[Callable[[int], object]] = [
                 partial(reader.read, field=name),
@@ -127,6 +128,7 @@ class ReaderSuite:
                 lambda i, name=name: list(reader.stream([i], name)),  # type: ignore[misc]
             ]
             for absent in sorted(set(range(len(truth))) - set(present))[:2]:
+                assert not reader.has(absent, name) and reader.byte_range(absent, name) is None
                 for call in calls:
                     with pytest.raises(UnknownNameError, match=f"no field '{name}'"):
                         call(absent)
@@ -174,9 +176,8 @@ class ReaderSuite:
         for part in (slice(0, 3), slice(None, None, -5), slice(-2, None), slice(5, 5), slice(1, 10**9, 7)):
             assert [sample.key for sample in reader[part]] == truth.keys[part], part
             assert [bytes(sample.image) for sample in reader[part]] == truth.images[part], part
-        key = truth.keys[-1]
-        assert reader[key].key == reader[-1].key == key
-        assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
+        for key in truth.keys:
+            assert reader[key].key == key and bytes(reader[key].image) == truth.images[truth.keys.index(key)]
         with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
             reader["cow/1"]
         for wrong in (1.5, None, [0], np.arange(3)):
