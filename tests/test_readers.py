@@ -18,9 +18,10 @@ from conftest import make_jpeg
 from crc32c import crc32c
 from suites.programs import run_python
 
+import cache.errors
 import packer
 import readers
-from cache.errors import DatasetError, PackerError, SourceError, StaleIndexError, UnknownNameError
+from cache.errors import CacheError, DatasetError, PackerError, SourceError, StaleIndexError, UnknownNameError
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from readers.index import COLUMNS, column_names
@@ -245,8 +246,7 @@ def test_folder_faults(tree: Path, tmp_path: Path) -> None:
 
 
 def test_errors_are_also_builtins() -> None:
-    for name in readers.__all__:
-        error = getattr(readers, name)
-        if isinstance(error, type) and issubclass(error, Exception) and error is not PackerError:
+    for error in (getattr(cache.errors, name) for name in cache.errors.__all__):
+        if isinstance(error, type) and error not in (PackerError, CacheError):
             builtin = {kind for kind in error.__mro__ if kind.__module__ == "builtins"}
-            assert issubclass(error, PackerError) and builtin - {Exception, BaseException, object}, name
+            assert issubclass(error, PackerError) and builtin - {Exception, BaseException, object}, error
