@@ -31,10 +31,18 @@ from typing import Any
 
 from crc32c import crc32c
 
-from cache.errors import DatasetError, OutputError, PackerError, StagingError, StaleIndexError
+from cache.errors import (
+    DatasetError,
+    MissingError,
+    NoBucketError,
+    OutputError,
+    PackerError,
+    StagingError,
+    StaleIndexError,
+)
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
-from cache.remote import Facts, MissingError, NoBucketError, Remote, RemoteUrl, Span, parse_url
+from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
 from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied

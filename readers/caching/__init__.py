@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-import cache
+from cache import SharedByteCache
+from cache.errors import CacheError, CacheFullError
 from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
@@ -158,12 +159,12 @@ def cached(
     measures = measure(Reader(Table(table.columns, None, table.forms), reader.store), slots, form, compress)
     try:
         threshold, size = budget(capacity, measures, Path(directory) if backend == "file" else None)
-    except cache.CacheError as error:
+    except CacheError as error:
         _warn(f"everything passes through, without a cache: {error}")
         threshold = size = 0
     form = measures.form
     terms = Terms(threshold, tuple(measures.shares), form.rate if isinstance(form, Recoded) else 0.0)
-    shared: cache.SharedByteCache | None = None
+    shared: SharedByteCache | None = None
     if size:
         # Jobs have names of their own; a cache that outlives its job must not have one.
         job = _ANY_JOB if persist and job is None else job
@@ -215,11 +216,9 @@ def _identity(reader: Reader) -> str:
     return hashlib.blake2b(f"{reader.fingerprint}\0{reader.store.state()}".encode(), digest_size=16).hexdigest()
 
 
-def _open_shared(
-    reader: Reader, kind: str, slots: int, size: int, where: dict[str, Any]
-) -> cache.SharedByteCache | None:
+def _open_shared(reader: Reader, kind: str, slots: int, size: int, where: dict[str, Any]) -> SharedByteCache | None:
     try:
-        return cache.SharedByteCache.open(
+        return SharedByteCache.open(
             fingerprint=_identity(reader),
             kind=kind,
             slots=slots,
@@ -227,12 +226,12 @@ def _open_shared(
             title=reader.table.title,
             **where,
         )
-    except cache.CacheFullError as error:
+    except CacheFullError as error:
         _warn(
             f"no room for a cache of {size:,} bytes in {where['directory']}, so everything passes through: {error}; "
             f"ask for a smaller capacity, or see  packer cache ls"
         )
-    except (cache.CacheError, OSError) as error:
+    except (CacheError, OSError) as error:
         _warn(f"a cache of {size:,} bytes cannot be opened, so everything passes through: {error}")
     return None
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import cache
+from cache import SharedByteCache
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
 from readers.caching.budget import Slots
 from readers.caching.form import Form, compress, decompress
@@ -53,7 +53,7 @@ class Terms:
         return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agree(shared: cache.SharedByteCache, mine: Terms) -> Terms | None:
+def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
     """The terms of the process that came first; None where they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
@@ -82,7 +82,7 @@ class Cached(StoreOver):
     def __init__(
         self,
         source: Store,
-        shared: cache.SharedByteCache | None,
+        shared: SharedByteCache | None,
         slots: Slots,
         terms: Terms,
         form: Form,
@@ -240,7 +240,7 @@ class Cached(StoreOver):
             self._checked = bytearray(len(self.slots))
         return bool(self._checked[slot])
 
-    def _is_right(self, shared: cache.SharedByteCache, slot: int, data: Buffer, row: int) -> bool:
+    def _is_right(self, shared: SharedByteCache, slot: int, data: Buffer, row: int) -> bool:
         sample, number = divmod(row, self.slots.width)
         if not self.columns.has_checksums or number == self._image:  # the index has checksums of originals only
             return shared.check(slot)
