@@ -1,4 +1,4 @@
-"""Cached readers: readers like any other, that read each kept sample once."""
+"""Cached readers: each kept sample is read once, and rewritten files are noticed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[A
         yield opened
 
 
-def kept_of(reader: Any) -> set[int]:
+def kept_samples(reader: Any) -> set[int]:
     return {i for i in range(36) if reader.kept.keeps(i)}
 
 
@@ -69,21 +69,21 @@ def test_bytes_are_a_limit(base: Any, place: dict[str, Any]) -> None:
     stats = reader.stats()
     assert stats.capacity_bytes <= limit and 0 < stats.present == stats.kept < 36 and stats.passed == 36 - stats.kept
     more = readers.cached(base, "18kB", **{**place, "job": "more"})
-    assert set(range(36)) > kept_of(more) > kept_of(reader), "a larger cache keeps what a smaller one does"
-    assert kept_of(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
+    assert set(range(36)) > kept_samples(more) > kept_samples(reader), "a larger cache keeps what a smaller one does"
+    assert kept_samples(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
     assert readers.cached(base, "10", **{**place, "job": "least"}).stats().kept == 0
 
 
 def test_later_readers_keep_the_same_samples(base: Any, place: dict[str, Any]) -> None:
-    """Whatever capacity they ask for: the segment that is there decides."""
+    """With any capacity: the existing segment decides."""
     slow = SlowReader(base)
     first = readers.cached(slow, 0.5, **place)
     second = readers.cached(slow, 0.9, **place)
-    assert kept_of(first) == kept_of(second) and len(kept_of(first)) == 18
+    assert kept_samples(first) == kept_samples(second) and len(kept_samples(first)) == 18
     images(first)
     slow.reads.clear()
     images(second)
-    assert sorted(slow.reads) == sorted(set(range(36)) - kept_of(first))
+    assert sorted(slow.reads) == sorted(set(range(36)) - kept_samples(first))
 
 
 def test_no_room_passes_everything_through(base: Any, place: dict[str, Any], no_room: None) -> None:
@@ -97,7 +97,7 @@ def test_a_node_keeps_its_part(base: Any, place: dict[str, Any]) -> None:
     parts = [readers.cached(base, partition=(node, 3), **place) for node in range(3)]
     order = NodeLocal(36, nodes=3)
     for node, reader in enumerate(parts):
-        assert kept_of(reader) == set(order.local_part(node))
+        assert kept_samples(reader) == set(order.local_part(node))
         assert images(reader) == images(base) and reader.stats().present == 12
     assert sum(reader.stats().capacity_bytes for reader in parts) < 2 * int(base.sizes().sum()) + 3 * 8192
 
@@ -243,10 +243,10 @@ def test_check_always_sees_a_rewritten_file(tmp_path: Path, place: dict[str, Any
         expected = [bytes(seen.keep.convert(image)) for image in fill(tmp_path / "folder", 100)]
         for _ in range(3):
             assert images(seen) == expected and bytes(seen.read(2)) == expected[2]
-        assert seen.stats().present == 0, "what is not what was listed is not kept"
+        assert seen.stats().present == 0, "files that differ from the listing are not kept"
 
 
-def test_what_changed_since_it_was_listed_is_never_stored(tmp_path: Path, place: dict[str, Any]) -> None:
+def test_files_that_changed_since_the_listing_are_never_stored(tmp_path: Path, place: dict[str, Any]) -> None:
     """Or the next one to list the old files again, restored with their times, would get the new ones' pixels."""
     old = fill(tmp_path / "folder", 1)
     with opened(tmp_path / "folder", place) as reader:

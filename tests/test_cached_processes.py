@@ -98,8 +98,8 @@ def test_a_window_of_mpi(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_jobs_agree_on_what_is_kept(packed: Path, place: dict[str, Any], method: str) -> None:
-    """Processes that know nothing of each other, at the same time, with the same options or others."""
+def test_jobs_keep_the_same_samples(packed: Path, place: dict[str, Any], method: str) -> None:
+    """Independent processes at the same time, with the same options and others."""
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(4, mp_context=context) as pool:
         tasks = [pool.submit(open_and_report, packed, {**place, "job": f"job{n % 2}"}, 0.5) for n in range(8)]
@@ -118,7 +118,7 @@ def test_a_pickle_is_small(packed: Path, place: dict[str, Any]) -> None:
         assert images(reader) == expected
 
 
-def test_a_persistent_cache_is_found_again(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_persistent_cache_outlives_its_job(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next job too."""
     with readers.open(packed, "train") as base:
         monkeypatch.setenv("SLURM_JOB_ID", "17")

@@ -25,7 +25,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["pread", "mmap"])
 
 @pytest.fixture(scope="module")
 def packed(tree: Path, pack: Callable[..., Path]) -> Path:
-    """train: 36 samples in 6 shards, val: 9 in 2; nobody may write to it."""
+    """train: 36 samples in 6 shards, val: 9 in 2; read-only."""
     return pack(tree, samples_per_shard=6)
 
 
@@ -179,7 +179,7 @@ def test_a_dataset_json_that_is_not_one(mine: Path, text: bytes) -> None:
         readers.open(mine)
 
 
-def test_dataset_json_may_hold_more_than_is_known(mine: Path) -> None:
+def test_unknown_members_of_dataset_json_are_ignored(mine: Path) -> None:
     """Later versions may add members; "made" is never interpreted."""
     content = json.loads((mine / "dataset.json").read_text())
     content |= {"made": "by hand", "licence": {"name": "CC0"}}
@@ -341,7 +341,7 @@ def test_shard_numbers_outside_the_split(mine: Path, backend: Any, number: int) 
     ("index", "value", "everything"),
     [(0, 1, True), (36, 5, True), (36, 1 << 63, True), (5, 1 << 40, False), (5, 0, False)],
 )
-def test_key_offsets_that_lie(mine: Path, index: int, value: int, everything: bool) -> None:
+def test_key_offsets_that_are_wrong(mine: Path, index: int, value: int, everything: bool) -> None:
     edit_column(mine, "key.offset", index, value)
     reader = readers.open(mine)
     with pytest.raises(DatasetError):
@@ -376,7 +376,7 @@ def test_keys_that_are_not_utf8(mine: Path) -> None:
     assert reader.keys[1] == "cat/cat_001"
 
 
-def test_names_that_lie(mine: Path) -> None:
+def test_file_names_that_are_not_valid(mine: Path) -> None:
     edit_column(mine, "image.name", 0, ord("?"))
     with pytest.raises(DatasetError, match=r"stored file name .* starts with neither"):
         readers.open(mine).name(0)

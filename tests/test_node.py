@@ -288,8 +288,8 @@ def test_in_a_real_control_group(group: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     begun, read, filled = map(int, done.stdout.split())
     assert LIMIT // 2 < begun <= LIMIT
-    assert read > begun - 8 * MIB, "a file that was read has taken the room"
-    assert read - 20 * MIB < filled < read - 12 * MIB, "what lies in a tmpfs is not room"
+    assert read > begun - 8 * MIB, "a file that was read counts as used"
+    assert read - 20 * MIB < filled < read - 12 * MIB, "files in a tmpfs are not free memory"
 
 
 # --- the page cache ----

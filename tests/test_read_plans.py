@@ -43,7 +43,7 @@ def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, re
         assert s < t or o + n <= p, "bytes are read twice"
     for s, o, n in runs:
         spare = widest_gap([(p, p + m) for t, p, m in wanted if t == s and o <= p <= p + m <= o + n])
-        assert spare <= gap, f"a run bridges {spare} bytes that nobody wants"
+        assert spare <= gap, f"a run bridges {spare} unwanted bytes"
         if n > limit:
             check_not_cuttable(s, o, n, wanted, limit)
 

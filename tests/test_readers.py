@@ -30,7 +30,7 @@ from readers.packed import open_packed
 
 @pytest.fixture(scope="module")
 def packed(tree: Path, pack: Callable[..., Path]) -> Path:
-    """train: 36 samples in 6 shards, val: 9 in 2; nobody may write to it."""
+    """train: 36 samples in 6 shards, val: 9 in 2; read-only."""
     return pack(tree, samples_per_shard=6)
 
 

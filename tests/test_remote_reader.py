@@ -112,7 +112,7 @@ def test_a_changed_set_has_another_index(address: str, packed: Path, tmp_path: P
 
 
 def test_a_shard_that_changes_while_it_is_read(address: str, packed: Path) -> None:
-    """Same size, other bytes: the ETag tells, and where none was known yet, the checksum."""
+    """Same size, other bytes: detected by the ETag and, before one is known, by the checksum."""
     name = "train-000000.tar"
     changed = bytearray((packed / name).read_bytes())
     for place in range(0, len(changed), 100):
@@ -135,7 +135,7 @@ def test_a_shard_that_changes_while_it_is_read(address: str, packed: Path) -> No
             fresh.read_many([1])
 
 
-def test_a_shard_that_is_gone_or_short(address: str, packed: Path) -> None:
+def test_a_missing_or_short_shard(address: str, packed: Path) -> None:
     with readers.open(address, "train") as reader:
         Remote(address).store.delete("train-000000.tar")
         Remote(address).store.put("train-000001.tar", b"short", crc32c=0)

@@ -1,4 +1,4 @@
-"""Selections: a reader like any other, whatever it is made of, and the samples that were asked for."""
+"""Selections: the samples that fulfil all criteria, of any kind of reader."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_shorter_side(tmp_path: Path) -> None:
     assert (info.height.tolist(), info.media.tolist(), info.orientation.tolist()) == ([0, 48], [0, 1], [0, 1])
 
 
-def test_only_files_that_are_asked_for_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_files_of_a_selection_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = readers.open_folder(tree, "train")
     asked: list[int] = []
     read_one = type(reader.store).read_one

@@ -1,4 +1,4 @@
-"""String columns behave like lists of strings, and columns whose offsets lie raise DatasetError."""
+"""String columns behave like lists of strings, and columns with wrong offsets raise DatasetError."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_string_columns_longer_than_a_block() -> None:
     assert list(column) == texts and column[69_999] == "69999"
 
 
-def test_string_columns_that_lie() -> None:
+def test_offsets_that_are_wrong() -> None:
     blob = np.frombuffer(b"abcdef", np.uint8)
 
     def column(*offsets: int) -> Strings:

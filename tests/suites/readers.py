@@ -6,7 +6,7 @@ count from 0, or from -1 backwards; one outside is an IndexError, a field that t
 UnknownNameError. What is known of all samples (keys, labels, sizes, headers) has n entries and a fixed dtype.
 
 A reader may be used by threads, after a fork, and in another process after pickling; it is closed at any time and
-opens again with the next read. Bytes that were handed out stay as they are, whatever happens to the reader.
+opens again with the next read. Bytes that were handed out never change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReaderSuite:
         n, images = len(truth), truth.images
         assert isinstance(reader, readers.Reader) and not isinstance(object(), readers.Reader)
         assert len(reader) == n
-        for _ in range(2):  # what a reader remembers of the first time changes nothing
+        for _ in range(2):  # what a reader caches of the first time changes nothing
             assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
             assert [bytes(data) for data in reader.read_many(range(n))] == images
             assert [bytes(data) for data in reader.stream()] == images
@@ -69,7 +69,7 @@ class ReaderSuite:
             assert reader.prefetch(range(n)) is None
             assert [bytes(data) for data in reader.read_many(range(n))] == images
 
-    def test_the_order_asked_for(self, reader: Any, truth: Truth) -> None:
+    def test_results_are_in_the_requested_order(self, reader: Any, truth: Truth) -> None:
         n, images = len(truth), truth.images
         orders: list[Any] = [[], [7], [n - 1, 0, 5], [3, 3, 3], [-1, 0, -n, n - 1], [*range(n), *range(n)], [9, 2, 1]]
         for order in orders:
@@ -133,7 +133,7 @@ class ReaderSuite:
                     with pytest.raises(UnknownNameError, match=f"no field '{name}'"):
                         call(absent)
 
-    # --- what is known of the samples ----------------------------------------------------------------------------
+    # --- columns ----------------------------------------------------------------------------
     def test_samples(self, reader: Any, truth: Truth) -> None:
         whole = [reader[i] for i in range(len(truth))]
         found = [(s.key, s.label, {name: bytes(data) for name, data in s.fields.items()}) for s in whole]
@@ -156,7 +156,7 @@ class ReaderSuite:
             if name != "image" or not truth.estimated:
                 assert sizes.tolist() == [len(data or b"") for data in column]
 
-    def test_what_headers_say(self, reader: Any, truth: Truth) -> None:
+    def test_header_facts(self, reader: Any, truth: Truth) -> None:
         info = reader.info
         assert [column.dtype for column in info] == list(map(np.dtype, DTYPES))
         assert all(column.shape == (len(truth),) for column in info)
