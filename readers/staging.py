@@ -98,10 +98,9 @@ class StageOptions:
             raise ValueError(f"part must be (i, n) or 'node', not {part!r}")
         return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
 
-    def how(self) -> node.How:
-        # With an order, the first shards should be complete soon, rather than all of them in part.
-        threads = self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
-        return node.How(threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
+    def copying_threads(self) -> int:
+        """With an order few: the first shards should be complete soon, rather than all of them in part."""
+        return self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
 
 
 class Staged:
@@ -150,7 +149,7 @@ class Staged:
         self.close()
         self._session = None
         try:
-            self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
+            self._session = node.Session(self._request(self._files()), self.watcher)
             return self._session.open()
         except BaseException:
             self._session = None
@@ -188,6 +187,9 @@ class Staged:
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,
             cleanup=options.cleanup,
+            threads=options.copying_threads(),
+            bytes_per_second=options.bytes_per_second,
+            verify=options.verify,
         )
 
 

@@ -191,9 +191,9 @@ def test_what_is_refused(proxy: Proxy, address: str, packed: Path, monkeypatch: 
     with pytest.raises(readers.UnknownNameError, match="no split 'test'"):
         readers.open(address, "test")
     for wrong, message in [
-        ("ftp://host/set", "no address of the kinds s3://"),
+        ("ftp://host/set", "not an address of the kinds s3://"),
         ("s3://", "names no bucket"),
-        ("s3://user:secret@bucket/set", "credentials do not belong into the address"),
+        ("s3://user:secret@bucket/set", "credentials do not belong in the address"),
         ("https://host/set?sig=secret", "has a query after it"),
         ("s3://bucket/a/../b", "dotted"),
     ]:

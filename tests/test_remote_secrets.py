@@ -165,8 +165,8 @@ def test_failures_of_tls_say_so(
     ("value", "message"),
     [
         ("none.pem", "neither the text of a PEM certificate nor a file that can be read.*No such file"),
-        ("empty.pem", "holds no PEM certificate"),
-        ("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", "holds no PEM certificate"),
+        ("empty.pem", "no PEM certificate"),
+        ("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", "no PEM certificate"),
     ],
 )
 def test_a_root_certificate_that_is_none(
