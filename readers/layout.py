@@ -255,18 +255,18 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
-        made=_valid_made(content.get("made")),
+        made=_filter_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
     )
 
 
-def _valid_made(value: Any) -> dict[str, Any]:
+def _filter_made(value: Any) -> dict[str, Any]:
     """How the set was made; members that are not of the expected type are ignored."""
     made: dict[str, Any] = value if isinstance(value, dict) else {}
-    return {name: member for name, member in made.items() if _is_valid_made(name, member)}
+    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
 
 
-def _is_valid_made(name: str, member: Any) -> bool:
+def _is_valid_member(name: str, member: Any) -> bool:
     if name in ("by", "indexed_by", "source", "plan"):
         return isinstance(member, str)
     if name == "payload_bytes":

@@ -367,7 +367,7 @@ def concat(readers: Sequence[Reader]) -> Reader:
 
 
 def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:
-    """Payloads; None for those that cannot be read: whoever asks for such a sample alone gets its error."""
+    """Payloads; None for those that cannot be read: reading such a sample alone raises its error."""
     with suppress(*SAMPLE_ERRORS):
         return list(reader.read_many(indices, field))
     found: list[Buffer | None] = []

@@ -58,7 +58,7 @@ from readers.layout import (
 )
 from readers.packed import Checked, PackedColumns, shards_of
 from readers.reader import Reader
-from readers.staged_files import SetFiles, described
+from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
 
 __all__ = ["RemoteHome", "index_cache_folder", "open_remote", "remote_set_files"]
@@ -84,7 +84,7 @@ def open_remote(
     patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
     index_cache: the directory for indexes; see `index_cache_folder`.
 
-    Pickles by address; unpickled and forked copies connect anew. Raises what `readers.packed.open_packed` does,
+    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.packed.open_packed` does,
     RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
     """
     if not patience_seconds >= 0:
@@ -176,7 +176,7 @@ def remote_set_files(url: str) -> SetFiles:
         columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
     from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
-    return described(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
+    return describe_files(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:

@@ -28,7 +28,7 @@ from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo,
 from readers.order.base import Int64s
 from readers.order.local import NodeLocal, shard_starts
 
-__all__ = ["Portion", "SetFiles", "described", "set_files"]
+__all__ = ["Portion", "SetFiles", "describe_files", "set_files"]
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
     if text != _bytes_of(home / DATASET_FILE):
         raise StagingError(f"{home / DATASET_FILE}: is being rewritten; stage again when that is done")
     columns = {name: _columns(home, split.index) for name, split in info.splits.items()}
-    return described(FolderSource(home), home.name, home, info, text, columns)
+    return describe_files(FolderSource(home), home.name, home, info, text, columns)
 
 
-def described(
+def describe_files(
     source: Source,
     name: str,
     home: Path,
@@ -136,8 +136,8 @@ def described(
     """The files of a set at `source`, with all indexes in `home`.
 
     text: that of dataset.json, read as `info`.
-    columns: of each split, (path, bytes and whatever else tells two states apart) of the files of its index.
-    state: what else tells two states of the set apart.
+    columns: of each split, (path, bytes, and anything else that differs between two states) of the files of its index.
+    state: anything else that differs between two states of the set.
     """
     from crc32c import crc32c
 

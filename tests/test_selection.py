@@ -151,13 +151,11 @@ def test_everything_and_nothing(base: Any) -> None:
 
 
 # --- fingerprints -------------------------------------------------------------------------------------------------
-def test_fingerprints(base: Any) -> None:
-    prints = {base.fingerprint, base.select(labels=0).fingerprint, base.select(labels=1).fingerprint}
-    prints |= {base.select(indices=[0, 1]).fingerprint, base.select(indices=[1, 0]).fingerprint}
-    assert len(prints) == 5 and all(isinstance(text, str) and 10 < len(text) < 200 for text in prints)
+def test_the_same_samples_have_one_fingerprint(base: Any) -> None:
     same = [base.select(labels=0), base.select(indices=range(12)), base.select(labels=[0, 1]).select(labels=0)]
-    assert len({reader.fingerprint for reader in same}) == 1
-    assert pickle.loads(pickle.dumps(base)).fingerprint == base.fingerprint
+    assert (
+        len({reader.fingerprint for reader in same}) == 1 and base.select(labels=1).fingerprint != same[0].fingerprint
+    )
 
 
 def test_what_changes_a_fingerprint(packed: Path, tree: Path, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
 
 
 def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
-    """A text that tells two caches of one set apart."""
+    """A text that differs for two caches of one set."""
     rows = slots.subset.rows
     if isinstance(rows, range):
         part = f" of samples {rows.start}-{rows.stop}" if len(rows) != len(table) else ""
