@@ -61,6 +61,16 @@ class Images(Dataset[Any]):
         return self.transform(torch.full((3, 16, 16), index, dtype=torch.int32)), index
 
 
+class Plain(Dataset[Any]):
+    """Without a transform."""
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 16, 16), index), index
+
+
 def slow_collate(samples: Any) -> Any:
     time.sleep(6 * SLOW)
     return default_collate(samples)

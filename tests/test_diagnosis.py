@@ -14,14 +14,14 @@ from typing import Any
 import diagnosis_loaders as planted
 import pytest
 import torch
-from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, loader
+from diagnosis_loaders import BATCH, FAST, SLOW, STEP, Images, Plain, loader
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 import readers
 from readers.augment import CenterCrop, Resize
 from readers.diagnosis.dataloader import DataLoaderPipeline
 from readers.diagnosis.imageloader import ImageLoaderPipeline
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, Stage
 from readers.diagnosis.text import diagnosis_lines
 from readers.loader import ImageLoader
 
@@ -53,6 +53,18 @@ class Stream(IterableDataset[Any]):
         return ((torch.full((3, 4, 4), index), index) for index in range(1000))
 
 
+class Steady(Pipeline):
+    """Takes 50 ms a batch in one of two workers, where a step takes 15 ms: four workers keep up."""
+
+    stages = (Stage("storage"), Stage("read", "", 0.05, 0.001))
+    workers, more_workers = 2, True
+
+    def cached(self, count: int) -> Iterator[int]:
+        for number in itertools.count():
+            time.sleep(0.0 if count == 2 else 0.025)
+            yield number
+
+
 # --- the verdict -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("make", "options", "culprit"),
@@ -60,9 +72,9 @@ class Stream(IterableDataset[Any]):
         (lambda: loader(Images(read=SLOW)), {}, "read"),
         (lambda: loader(Images(members=(FAST, SLOW, FAST))), {}, "transform 2"),
         (lambda: loader(collate_fn=planted.slow_collate), {}, "collate"),
-        (lambda: loader(), {"copy": slow_copy}, "copy"),
-        (lambda: loader(Images(read=0.003), workers=2), {}, "workers"),
-        (lambda: loader(), {"simulate_step": 5 * STEP}, ""),
+        (lambda: loader(Plain()), {"copy": slow_copy}, "copy"),
+        (Steady, {}, "workers"),
+        (lambda: [torch.zeros(BATCH)] * 4, {}, ""),
         (lambda: loader(Images(read=SLOW), workers=0), {}, "read"),
         (lambda: (time.sleep(0.05) or torch.zeros(BATCH) for _ in range(10**6)), {}, "loading"),
     ],

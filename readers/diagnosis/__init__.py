@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from readers.diagnosis.diagnose import diagnose
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
+from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.diagnosis.timing import StepTime
 
-__all__ = ["Diagnosis", "Rung", "StageCost", "StepTime", "diagnose"]
+__all__ = ["Diagnosis", "Pipeline", "Rung", "Stage", "StageCost", "StepTime", "diagnose"]

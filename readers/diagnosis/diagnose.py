@@ -24,7 +24,7 @@ _CUT = (
 
 
 def diagnose(
-    loader: Iterable[Any],
+    loader: Iterable[Any] | Pipeline,
     step: Callable[[Any], object] | None = None,
     *,
     device: Any = None,
@@ -38,7 +38,7 @@ def diagnose(
     used, too. Do this in a run of its own, not in the middle of one.
 
     loader: any iterable of batches; a torch DataLoader is rebuilt with its data set, samplers, workers and collate
-        function, and cut into stages.
+        function, and cut into stages. For a loader of another kind, a `Pipeline` that says how to cut it.
     step: what the training does with a batch on its device.
     device: where batches go before the step, as "cuda"; None leaves them where they are.
     copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
@@ -79,7 +79,9 @@ def diagnose(
     return result
 
 
-def _pipeline(loader: Iterable[Any]) -> Pipeline:
+def _pipeline(loader: Iterable[Any] | Pipeline) -> Pipeline:
+    if isinstance(loader, Pipeline):
+        return loader
     for module, kind, cut in _CUT:
         defined = sys.modules.get(module)  # where it was never imported, no loader is of this kind
         if defined is not None and isinstance(loader, getattr(defined, kind)):

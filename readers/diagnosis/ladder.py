@@ -29,7 +29,7 @@ from readers.diagnosis.timing import StepTime, time_steps
 
 __all__ = ["Diagnosis", "Rung", "StageCost", "climb"]
 
-_SAME = 0.1  # times that differ by less, or by less than their intervals, are taken as equal
+_SAME = 0.1  # times that differ by less are taken as equal
 _BUSY = 0.95  # of the CPUs: no room for more work
 _FEW_WORKERS = 2  # so many more are a better answer than the name of a stage
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
@@ -216,8 +216,11 @@ def _judge(
     result = Diagnosis(
         rungs, costs, "", "", step.seconds, batch_size, workers, needed, cpus, cpus_needed, pipeline.notes
     )
-    if full.seconds - step.seconds <= max(_SAME * full.seconds, step.margin + full.margin):
+    if full.seconds - step.seconds <= _SAME * full.seconds:
         return replace(result, verdict="the data keep up: the training step itself is the limit", bound=full.seconds)
+    if full.low < step.high:
+        note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
+        result = replace(result, notes=(*result.notes, note))
     worst = max(costs[1:], key=lambda cost: cost.freed)
     gain = f"a step takes {1e3 * full.seconds:.1f} ms, and {1e3 * step.seconds:.1f} ms if it never waits"
     enough = needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)

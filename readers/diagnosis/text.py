@@ -13,14 +13,13 @@ def diagnosis_lines(result: Diagnosis) -> list[str]:
     """The ladder with bars, the costs of the stages in both readings, and the verdict."""
     longest = max(rung.time.seconds for rung in result.rungs)
     images = "" if result.batch_size is None else "  images/s"
-    lines = [f"{'with':12s} {'ms/step':>9s} {'±':>6s} {'steps/s':>8s}{images}"]
+    lines = [f"{'with':12s} {'ms/step':>9s} {'from':>9s} {'to':>9s} {'steps/s':>8s}{images}"]
     for rung in result.rungs:
         time = rung.time
         rate = "" if result.batch_size is None else f"{result.batch_size * time.per_second:10,.0f}"
         bar = "█" * max(1, round(_BAR * time.seconds / longest))
-        lines.append(
-            f"{rung.stage:12s} {1e3 * time.seconds:9.2f} {1e3 * time.margin:6.2f} {time.per_second:8.2f}{rate}  {bar}"
-        )
+        times = " ".join(f"{1e3 * seconds:9.2f}" for seconds in (time.seconds, time.low, time.high))
+        lines.append(f"{rung.stage:12s} {times} {time.per_second:8.2f}{rate}  {bar}")
     lines += ["", f"{'stage':12s} {'added':>9s} {'if free':>9s}  ms a step"]
     for cost in result.costs[1:]:
         how = "" if cost.measured else " (computed)"

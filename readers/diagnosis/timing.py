@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import median
 from typing import Any
 
 __all__ = ["StepTime", "time_steps"]
 
 _BLOCKS = 8
-# Quantiles of Student's t for a two-sided interval of 95 %, by degrees of freedom.
-_T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: the mean, and half the width of its interval of 95 %.
+    """Seconds of a step: the median over blocks of steps, and the interval from `low` to `high` that it is in.
 
+    The interval is that of order statistics, which assumes nothing of the distribution: with 8 blocks from the second
+    to the seventh, which has the median in 93 % of all cases; with fewer from the smallest to the largest.
     wait: seconds of it in which the loop waited for its batch. cpu_busy: share of the CPUs that were busy, of all
     processes, 0 to 1, None where the kernel does not say.
     """
 
     seconds: float
-    margin: float
+    low: float
+    high: float
     wait: float
     steps: int
     cpu_busy: float | None
@@ -72,8 +72,9 @@ def time_steps(
         steps, in_block, begin = steps + in_block, 0, end
         if end - start > 2 * seconds and len(means) > 1:  # too slow for all blocks
             break
-    margin = _T95[len(means) - 1] * stdev(means) / math.sqrt(len(means))
-    return StepTime((begin - start) / steps, margin, waits / steps, steps, _busy_share(busy, _cpu_times()))
+    means.sort()
+    inner = means[1:-1] if len(means) == _BLOCKS else means
+    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, _cpu_times()))
 
 
 def _cpu_times() -> tuple[float, float]:
