@@ -66,7 +66,7 @@ def kernel(task: Task) -> dict[str, Any]:
     from readers.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop, Recipe
     from readers.augment.fused import BatchRenderer, moved_bytes
     from readers.decode import decode_image
-    from readers.decode.picture import Picture
+    from readers.decode.device import Picture
 
     task.cuda()
     device = torch.device("cuda", 0)

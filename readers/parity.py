@@ -28,10 +28,8 @@ except ImportError as error:
 
 from readers.augment.cpu import Renderer
 from readers.augment.fused import BatchRenderer, triton_runs
-from readers.decode.backend import Decoder
-from readers.decode.choice import DECODERS, open_decoder
-from readers.decode.picture import Picture, upright_tensor
-from readers.decode.route import decode_batch, device_takes
+from readers.decode.batch import DECODERS, Decoder, decode_batch, device_takes, open_decoder
+from readers.decode.device import Picture, upright_tensor
 from readers.headers import read_header
 
 __all__ = ["Parity", "compare_with_pillow"]

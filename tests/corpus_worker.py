@@ -32,8 +32,8 @@ from PIL import Image, ImageOps
 from cache.errors import BadSampleError
 from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
-from readers.decode.orient import upright_size
 from readers.headers import read_header, sniff
+from readers.headers.base import upright_size
 
 LIMIT_BYTES = 2 << 30
 OURS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF"}

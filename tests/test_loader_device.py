@@ -31,7 +31,7 @@ from readers.augment import (
     RandomResizedCrop,
     Resize,
 )
-from readers.decode.route import routes
+from readers.decode.batch import routes
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
 from readers.loop import Stopped

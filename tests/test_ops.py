@@ -47,9 +47,9 @@ from readers.augment import (
     TrivialAugmentWide,
 )
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.draws import Draws
 from readers.augment.fused import BatchRenderer
-from readers.decode.picture import Picture
+from readers.augment.recipe import Draws
+from readers.decode.device import Picture
 from readers.loader import ImageLoader
 
 Pixels = np.ndarray[Any, np.dtype[Any]]

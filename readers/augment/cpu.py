@@ -17,9 +17,8 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.ops.base import Interpolation
-from readers.augment.ops.normalize import Normalize
-from readers.augment.pixels import window
+from readers.augment.ops.base import Interpolation, window
+from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
 from readers.decode.region import lent
@@ -42,9 +41,7 @@ class Finish:
 
     def __init__(self, dtype: torch.dtype, planar: bool, normalize: Normalize | None) -> None:
         self.dtype, self.planar = dtype, planar
-        mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
-        self._scale = torch.tensor([1.0 / (255.0 * s) for s in std])
-        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+        self._scale, self._shift = torch.tensor(channel_factors(normalize))
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property

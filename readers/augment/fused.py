@@ -23,11 +23,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from readers.augment.ops.base import Interpolation, Op, Rows
-from readers.augment.ops.normalize import Normalize
-from readers.augment.pixels import window
+from readers.augment.ops.base import Interpolation, Op, Rows, window
+from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
-from readers.decode.picture import Picture, layout, upright_tensor
+from readers.decode.device import Picture, layout, upright_tensor
 
 __all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "moved_bytes", "triton_runs"]
 
@@ -74,9 +73,7 @@ class BatchRenderer:
                 'the Triton kernel resizes bilinearly only: use engine="torch" for interpolation="bicubic"'
             )
         self.engine = ("triton" if linear and triton_runs(device) else "torch") if engine == "auto" else engine
-        mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
-        scale, shift = [1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
-        self._factors = torch.tensor([scale, shift], dtype=torch.float32).to(device)
+        self._factors = torch.tensor(channel_factors(normalize)).to(device)
         self._tiling = tiling
         self._kernel: Any = None
         if self.engine == "triton":

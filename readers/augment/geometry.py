@@ -7,7 +7,7 @@ and a resizer need, on a CPU or a GPU. Flips follow, then the ops on pixels with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,10 +17,9 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 
 if TYPE_CHECKING:
-    from readers.augment.draws import Draws
     from readers.augment.ops.base import Op
 
-__all__ = ["Boxes", "Job", "Plan", "Planner", "Step", "plan_ops"]
+__all__ = ["Boxes", "Job", "Plan", "Planner", "Step"]
 
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
@@ -228,11 +227,3 @@ class Planner:
 def _on_grid(start: _Ints, length: _Ints, limit: _Ints, step: int) -> _Bools:
     end = start + length
     return np.asarray((start % step == 0) & ((end % step == 0) | (end == limit)))
-
-
-def plan_ops(ops: Sequence[Op], heights: _Ints, widths: _Ints, draws: Draws) -> Plan:
-    """The plan of `ops` for images of these sizes (int64 [n]). The stream of an op is its number."""
-    planner = Planner(heights, widths)
-    for stream, op in enumerate(ops):
-        op.plan(planner, draws.uniform(stream, op.draws))
-    return planner.plan()

@@ -11,7 +11,7 @@ def training(reader):
     return fn.decoders.image(encoded, device="mixed"), label.gpu()
 """
 
-from readers.augment.presets import celeba
+from readers.augment import celeba
 from readers.dali.loader import DaliLoader
 from readers.dali.nodes import external_source
 from readers.dali.pipelines import PipelineOptions, classification, pipeline

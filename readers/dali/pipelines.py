@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
+from readers.augment import classification
 from readers.augment.ops.base import Stage
-from readers.augment.presets import classification
 from readers.augment.recipe import Recipe
 from readers.dali.backend import Dali, load_dali
 from readers.dali.nodes import source_nodes

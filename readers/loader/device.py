@@ -2,7 +2,7 @@
 
     crew: read, check headers, decode what is the CPU's ──► batch ──► this thread: decode the rest, augment ──► queue
     ──► consumer
-          (as many batches ahead as prefetch says)            stream of its own (`readers.decode.streams`)   (prefetch)
+          (as many batches ahead as prefetch says)            stream of its own (`readers.decode.device`)   (prefetch)
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
@@ -20,11 +20,8 @@ import torch
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job, Recipe
-from readers.decode.backend import CpuDecoder, Decoder
-from readers.decode.choice import DecoderName, open_decoder
-from readers.decode.picture import Picture
-from readers.decode.route import routes, same_as_promised
-from readers.decode.streams import DecodeStream
+from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
+from readers.decode.device import DecodeStream, Picture
 from readers.feed import Feed
 from readers.loader.crew import Crew
 from readers.loader.work import Batch, EpochWork, ImageMemory, numbered

@@ -25,7 +25,7 @@ from readers.reader import Reader
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
-    from readers.decode.streams import Ready
+    from readers.decode.device import Ready
 
 __all__ = ["Batch", "EpochWork", "ImageMemory", "IndexWork", "checked_dtype", "class_count", "numbered"]
 

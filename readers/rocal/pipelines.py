@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cache.errors import DatasetError
+from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.augment.presets import CELEBA_CROP
 from readers.feed import upright_sides
 from readers.rocal.graph import Backend, Library, Machine, built
 from readers.rocal.source import RocalSource

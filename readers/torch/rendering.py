@@ -12,8 +12,8 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Recipe
-from readers.decode.orient import upright_size
 from readers.headers import read_header
+from readers.headers.base import upright_size
 from readers.sample import Buffer
 
 __all__ = ["OpRenderer", "Place", "Task"]

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 import packer
-from readers.headers import MEDIA, parse_held
+from readers.headers import MEDIA, parse_any
 
 __all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg"]
 
@@ -36,7 +36,7 @@ make_jpeg = make_image
 
 def header(image: bytes) -> tuple[int, ...]:
     """What `ImageInfo` says of an image."""
-    media, height, width, components, process, orientation = parse_held(image)
+    media, height, width, components, process, orientation = parse_any(image)
     return height, width, components, process, orientation, MEDIA.index(media)
 
 

@@ -18,20 +18,18 @@ Pixels that come into view are black, neighbours are not interpolated, and each 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from readers.augment.ops.base import Floats, Op, Rows, Stage
-from readers.augment.pixels import affine, blend, column, grey
+from readers.augment.geometry import Planner
+from readers.augment.ops.base import Floats, Op, Rows, Stage, affine, blend, column, grey
+from readers.augment.ops.turns import rotated
 
 if TYPE_CHECKING:
     import torch
-
-    from readers.augment.geometry import Planner
 
 __all__ = ["RandAugment", "TrivialAugmentWide"]
 
@@ -141,12 +139,6 @@ def _translate_y(images: torch.Tensor, by: Rows) -> torch.Tensor:
     return affine(images, [(1, 0, 0, 0, 1, -int(s)) for (s,) in by], "nearest")
 
 
-def _rotate(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    turns = [math.radians(degrees) for (degrees,) in by]
-    matrices = [(math.cos(t), -math.sin(t), 0.0, math.sin(t), math.cos(t), 0.0) for t in turns]
-    return affine(images, matrices, "nearest")
-
-
 def _brightness(images: torch.Tensor, by: Rows) -> torch.Tensor:
     return images.mul_(1 + column(images, by, 0)).clamp_(0, 255)
 
@@ -209,7 +201,7 @@ _FUNCTIONS: tuple[_Change, ...] = (
     _shear_y,
     _translate_x,
     _translate_y,
-    _rotate,
+    lambda images, by: rotated(images, by, "nearest"),
     _brightness,
     _colour,
     _contrast,

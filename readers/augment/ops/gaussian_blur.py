@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from readers.augment.geometry import Planner
 from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
 
 if TYPE_CHECKING:
     import torch
-
-    from readers.augment.geometry import Planner
 
 __all__ = ["GaussianBlur"]
 

@@ -1,21 +1,24 @@
-"""Brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978)."""
+"""Ops on colours: brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978);
+greyscale, by the luma of ITU-R BT.601, as in torchvision and Pillow's mode "L"; and normalisation by channel.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from readers.augment.ops.base import Floats, Op, Rows, Stage, check_range
-from readers.augment.pixels import blend, column, grey
+from readers.augment.geometry import Planner
+from readers.augment.ops.base import Floats, Op, Rows, Stage, blend, check_probability, check_range, column, grey
 
 if TYPE_CHECKING:
     import torch
 
-    from readers.augment.geometry import Planner
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ColorJitter", "Normalize", "RandomGrayscale", "channel_factors"]
 
-__all__ = ["ColorJitter"]
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,3 +75,52 @@ def _turn_hue(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         place = (hue + start) % 6
         parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
     return torch.stack(parts, 1)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RandomGrayscale(Op):
+    """Without colour, with probability p; the image keeps its three channels."""
+
+    p: float = 0.1
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 1
+    on_dali: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameter: the saturation that is left, 0 or 1."""
+        planner.step(self, np.where(u < self.p, 0.0, 1.0))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if all(row[0] for row in rows):
+            return images
+        return blend(images, grey(images), column(images, rows, 0))
+
+    def dali(self, fn: Any, images: Any, parameters: Any) -> Any:
+        return fn.saturation(images, saturation=parameters[0])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Normalize(Op):
+    """(x / 255 - mean) / std, by channel; the result is a float. The last op on single images of a list."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    stage: ClassVar[Stage] = Stage.NORMALIZE
+    on_dali: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(value > 0 for value in self.std):
+            raise ValueError(f"Normalize: three means and three positive deviations, not {self.mean!r}, {self.std!r}")
+
+
+def channel_factors(normalize: Normalize | None) -> list[list[float]]:
+    """By what to multiply each channel of values from 0 to 255, and what to add, for results that are normalised, or
+    from 0 to 1 without `normalize`.
+    """
+    mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
+    return [[1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
