@@ -6,7 +6,7 @@
     slow     a source with a delay per sample: first and second epoch by share of the set that is kept
     fill     the same source, filled from by 1, 2 and 4 processes at once: samples/s, reads and copies of each sample
 
-Each works on a packed set (--set), whose shards are brought into the page cache before.
+Each works on a packed set (--set), whose shards are read into the page cache first.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[s
     end.set()
     for worker in workers:
         worker.join()
-    kept = _kept_mb(dataset)
+    kept = _stored_mb(dataset)
     _close(dataset)
     return {"kept_mb": kept, "pss_mb": grown, "pss_of_kept": grown / kept}
 
@@ -114,7 +114,7 @@ def _touch(dataset: Any, index: int) -> None:
         dataset[index]
 
 
-def _kept_mb(dataset: Any) -> float:
+def _stored_mb(dataset: Any) -> float:
     reader = dataset.reader
     if hasattr(reader, "stats"):
         return float(reader.stats().used_bytes) / _MB

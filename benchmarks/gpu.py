@@ -94,7 +94,7 @@ def _wait(task: Task) -> None:
 
 
 def _device_mb(task: Task) -> float:
-    """Of the GPU's memory, used by anybody: libraries allocate beside torch."""
+    """GPU memory in use by all processes: libraries allocate outside torch."""
     if task.device != "cuda":
         return 0.0
     import torch

@@ -201,7 +201,7 @@ def dali_files(task: Task) -> MakeBatches:
 
 
 def index_of(shard: Path) -> Path:
-    """DALI's index of a tar shard, beside it (version 1.2): one line a sample, `ext offset size name` for each file."""
+    """DALI's index of a tar shard (version 1.2), next to it: a line per sample, `ext offset size name` per file."""
     import tarfile
 
     place = shard.with_suffix(".idx")

@@ -59,7 +59,7 @@ class NotHere(Exception):
 class Contender:
     """One row. function: what `measure` gets. imports: done before the clock. python: key of its interpreter.
 
-    note: what its time holds. options: whatever the benchmark wants to know of it.
+    note: what its time holds. options: what the benchmark needs to know of it.
     """
 
     name: str
@@ -192,7 +192,7 @@ def _drive(benchmark: Benchmark, arguments: argparse.Namespace, names: list[str]
 
 
 def _run_alone(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
-    """One run, and how many CPUs somebody else kept busy meanwhile."""
+    """One run, and how many CPUs other processes used meanwhile."""
     started, own, system = time.perf_counter(), cpu_seconds(), system_cpu_seconds()
     run = _run_child(interpreter, name, timeout)
     others = (system_cpu_seconds() - system) - (cpu_seconds() - own)

@@ -1,6 +1,6 @@
 """Indexes of a synthetic set: how each is made, and how it is opened.
 
-A contender's function takes (folder, samples) and returns a look-up, `i -> anything`, that finds where sample i lies,
+A contender's function takes (folder, samples) and returns a look-up, `i -> anything`, that finds the place of sample i,
 how long it is, and its label. Its `build` option makes the index in an empty folder.
 """
 

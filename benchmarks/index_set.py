@@ -1,4 +1,4 @@
-"""Sets of ours with as many samples as wanted, made in seconds: an index, and shards that are holes or one image."""
+"""Packed sets of any number of samples, made in seconds: an index, and shards that are holes or one image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: the largest process of a conversion, whatever the size of its shards.
+"""Memory: the largest process of a conversion, for any size of shards.
 
 python benchmarks/memory.py --tree TREE --work DIR [--rounds 1] …
 """

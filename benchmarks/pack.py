@@ -37,16 +37,16 @@ _SPARE_BYTES = 1 << 30
 
 
 @contextlib.contextmanager
-def _left_to_the_kernel() -> Iterator[None]:
+def _unsynced() -> Iterator[None]:
     """Nothing is forced to the disk meanwhile, in this process and in those it forks."""
-    import packer.formats.gather as gather
+    import packer.formats.files as files
 
-    fsync, write_behind = os.fsync, gather.write_behind
-    os.fsync, gather.write_behind = (lambda descriptor: None), (lambda *region: None)
+    fsync, write_behind = os.fsync, files.write_behind
+    os.fsync, files.write_behind = (lambda descriptor: None), (lambda *region: None)
     try:
         yield
     finally:
-        os.fsync, gather.write_behind = fsync, write_behind
+        os.fsync, files.write_behind = fsync, write_behind
 
 
 def _register_ours(container: str) -> None:
@@ -59,13 +59,13 @@ def _register_ours(container: str) -> None:
 
     @contender(f"ours: {container}, not synced", imports=f"packer.conversion.run packer.formats.{container}", note=LIKE)
     def pack_unsynced(tree: str, output: str) -> dict[str, float]:
-        with _left_to_the_kernel():
+        with _unsynced():
             return pack(tree, output)
 
     @contender(f"ours: {container} command line", note="as above, and starting Python and the imports")
     def pack_command(tree: str, output: str) -> None:
         if importlib.util.find_spec("packer.__main__") is None:
-            raise NotHere("there is no packer/__main__.py")
+            raise NotHere("packer/__main__.py is missing")
         command = [sys.executable, "-m", "packer", "convert", tree, "--to", container, "-o", output]
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(REPOSITORY))))
         environment = {**os.environ, "PYTHONPATH": path}
@@ -77,7 +77,7 @@ for _container in FORMATS:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run one writer once. Rates count the files and bytes of the tree, outputs what lies on the disk."""
+    """Run one writer once. Rates count the files and bytes of the tree, outputs the bytes on the disk."""
     output = Path(arguments.work) / slug(chosen.name)
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)

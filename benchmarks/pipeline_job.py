@@ -20,7 +20,7 @@ __all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "MODES", "Box", "Job", "MakeLoad
 
 KINDS = ("u8", "f32")
 MODES = ("imagenet", "celeb", "recoded")
-# Of samplers that go on by themselves, so that a small set has no pauses between epochs.
+# For samplers that continue by themselves, so that a small set has no pauses between epochs.
 MANY_EPOCHS = 1000
 # Top, left, height, width: those of readers.augment.CELEBA_CROP, which environments of peers do not have.
 CELEB_BOX = (40, 15, 148, 148)
@@ -99,7 +99,7 @@ def pipeline(
     """Register a row per kind, with the note at the first.
 
     data: the sets it reads ("tree": the files). more: as for `contender`; apart: it does not read the same bytes, so
-    nobody is compared with it as a rival.
+    it is not compared with others.
     """
 
     def register(function: Callable[[Job], MakeLoader]) -> Callable[[Job], MakeLoader]:

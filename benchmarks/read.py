@@ -3,7 +3,7 @@
     python benchmarks/read.py --tree TREE --work DIR --mode random|sequential|batch [--cold] [--rounds 3] …
 
 Every sample is consumed in the same way: one copy into a buffer that is there already. Warm runs make two passes:
-the first pays for page faults of whatever maps files, the second does not. Cold runs empty the page cache first
+the first includes page faults of rows that map files, the second does not. Cold runs empty the page cache first
 (as root; else only of the files they read) and make one pass.
 """
 
@@ -81,7 +81,7 @@ def _place(arguments: argparse.Namespace) -> Place:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """For warm runs: what the row reads lies in the page cache."""
+    """For warm runs: what the row reads is in the page cache."""
     try:
         if not arguments.cold:
             warm([_place(arguments).data(chosen.options["data"])])

@@ -205,7 +205,7 @@ class Ffcv(Row):
         number = 0
         for images, _ in loader:
             for row in images:
-                # Rows are padded and, in random order, not told apart: an epoch consumes the true bytes in all.
+                # Rows are padded, and cannot be distinguished in random order: an epoch consumes the true bytes in all.
                 yield row[: self._sizes[number % self.n]]
                 number += 1
 

@@ -1,6 +1,6 @@
 """Readers of packed samples: what a row of `read.py` is, the limits, and ours.
 
-A row is a class made from a `Place`. `get(i)` gives the bytes of sample i, in whatever type the library hands out;
+A row is a class made from a `Place`. `get(i)` gives the bytes of sample i, in the type that the library returns;
 `batch(indices)`, `random(order)` and `sequential()` give many, and default to `get` one after the other. A row
 without `get` has only those it defines. `n` is the number of samples.
 """
@@ -169,7 +169,7 @@ class _Streaming:
     """Orders are handed over whole: `stream` knows what comes next."""
 
     def batch(self, indices: Sequence[int]) -> Iterable[Any]:
-        raise NotHere("streams, so batches are no case of its own")
+        raise NotHere("streams, so batches are not a case of their own")
 
     def random(self, order: Sequence[int]) -> Iterator[Any]:
         return self.reader.stream(order)

@@ -46,9 +46,9 @@ class Server:
         match = re.search(r"(?i)\r\nrange: bytes=(\d+)-(\d*)", head)
         start, stop = (int(match[1]), min(size, int(match[2] or size) + 1)) if match else (0, size)
         status = f"206 Partial Content\r\nContent-Range: bytes {start}-{stop - 1}/{size}" if match else "200 OK"
-        told = "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes"
+        ranges = "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes"
         writer.write(
-            f'HTTP/1.1 {status}\r\nContent-Length: {stop - start}\r\nETag: "{size:x}"\r\n{told}\r\n\r\n'.encode()
+            f'HTTP/1.1 {status}\r\nContent-Length: {stop - start}\r\nETag: "{size:x}"\r\n{ranges}\r\n\r\n'.encode()
         )
         if method == "GET":
             with open(file, "rb") as opened:

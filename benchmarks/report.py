@@ -3,8 +3,8 @@
 A figure is the median over rounds. A ratio is taken within each round, and then its median: both sides have seen
 the same phase of the machine. A claim compares one of our rows with a limit, or with every peer that ran.
 
-Contenders may say, as options, what they are `like`: only peers like a row are its rivals. Those with `apart` are
-nobody's rivals.
+Contenders may say, as options, what they are `like`: only peers like a row are its rivals. Those with `apart`
+are not compared.
 """
 
 from __future__ import annotations

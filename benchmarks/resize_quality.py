@@ -4,7 +4,7 @@
 
 The boxes are what our planner draws for RandomResizedCrop, at each target size; small targets have boxes that ours
 decodes at 1/2, 1/4 or 1/8. Figures are mean absolute differences of 255, over all values of all images. Images with an
-EXIF orientation are left out, and what is no JPEG of three components.
+EXIF orientation are left out, and what is not a JPEG of three components.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/rocal.py --tree TREE --set SET [--set SET …] [--rounds 5] [--batch 32] [--threads 2] [--size 224]
 
 TREE: folders of classes with JPEGs, which rocAL's file reader reads. SET: sets packed of the same tree. Every run is a
-process of its own, and the contenders take turns, so that what else goes on meets all of them. A run builds the same
+process of its own, and the contenders take turns, so that other load affects all of them. A run builds the same
 pipeline (random box to --size, flip, normalise) on the CPU backend with the same limits of decoded sizes, lets one
 epoch pass, and measures --epochs further ones, their ends included. Printed are medians (min–max) and the ratio to the
 file reader. Needs rocAL importable.
@@ -53,8 +53,8 @@ def main() -> None:
         rates = sorted(run["images_per_s"] for run in runs)
         cpu = statistics.median(run["cpu_ms"] for run in runs)
         rate = statistics.median(rates)
-        told = name if name == OWN else f"`RocalLoader`, {Path(name).name}"
-        print(f"| {told} | {rate:.0f} ({rates[0]:.0f}–{rates[-1]:.0f}) | {cpu:.2f} | {rate / base:.2f} |")
+        label = name if name == OWN else f"`RocalLoader`, {Path(name).name}"
+        print(f"| {label} | {rate:.0f} ({rates[0]:.0f}–{rates[-1]:.0f}) | {cpu:.2f} | {rate / base:.2f} |")
 
 
 def measured(arguments: argparse.Namespace, name: str) -> dict[str, float]:

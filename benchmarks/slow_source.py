@@ -1,7 +1,7 @@
 """A slow filesystem in place of a directory: reads of files below it take their time, by every reader in this process.
 
 The model is one link and a latency. A request of n bytes arrives `latency` after it was made, or when the link has
-delivered what was asked for before it, and n / bandwidth later. A read that goes on where the last one of the same
+delivered what was asked for before it, and n / bandwidth later. A read that continues where the last one of the same
 descriptor ended has no latency (read-ahead), and what was announced with posix_fadvise is on its way from then on.
 Nothing is cached: the set stands for one larger than memory. Maps are not slowed, so open indexes cost nothing.
 """

@@ -26,12 +26,12 @@ def ready_loader(reader: readers.Reader, options: PipelineOptions) -> None:
     rate = count / (time.perf_counter() - started)
     print(f"epoch 0: {count} images of {tuple(images.shape[1:])}, {images.dtype}, on {images.device}: {rate:,.0f}/s")
     for _step, (_images, _labels) in zip(range(3), loader, strict=False):
-        checkpoint = loader.state_dict()  # a few numbers: save them beside the model
+        checkpoint = loader.state_dict()  # a few numbers: save them with the model
     loader.close()
 
     other = DaliLoader(reader, BATCH, augment=classification(SIZE), options=options)
     other.load_state_dict(checkpoint)
-    print(f"epoch {other.epoch} goes on after 3 batches: {other.left} batches are left")
+    print(f"epoch {other.epoch} continues after 3 batches: {other.left} batches are left")
     assert sum(1 for _ in other) == len(reader) // BATCH - 3
 
 

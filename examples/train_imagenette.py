@@ -1,11 +1,11 @@
-"""Train a classifier on a packed set, on one CPU or on many GPUs, and go on after any interruption.
+"""Train a classifier on a packed set, on one CPU or on many GPUs, and continue after any interruption.
 
     packer convert imagenette2 --to hdf5
     python examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
     torchrun --nproc-per-node 4 examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
 
 The checkpoint holds the model, the optimizer and where the loader is: a few numbers that know neither ranks nor
-threads. The same command goes on from it, in the middle of an epoch and on another number of ranks: every sample of
+threads. The same command continues from it, in the middle of an epoch and on another number of ranks: every sample of
 the epoch is seen once. SIGTERM, which batch systems send when the time is nearly up, ends it with a last checkpoint.
 
 Written to be copied: nothing here is needed by the library.
@@ -105,7 +105,7 @@ def train_loader(args: argparse.Namespace) -> ImageLoader:
 
 
 def validation_loader(args: argparse.Namespace) -> ImageLoader:
-    """Every sample once, whatever the number of ranks."""
+    """Every sample once, with any number of ranks."""
     reader = readers.open(args.dataset, args.val_split)
     augment = [Resize(round(args.size * 256 / 224)), CenterCrop(args.size), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     return ImageLoader(reader, args.batch_size, augment=augment, shuffle=False, tail="exact")
@@ -134,7 +134,7 @@ class Run:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device
         self.main = not dist.is_initialized() or dist.get_rank() == 0
-        self.told = self.stopped = False
+        self.signalled = self.stopped = False
         self.loader = train_loader(args)
         classes = len(self.loader.reader.classes) or int(self.loader.reader.labels.max()) + 1
         torch.manual_seed(args.seed)
@@ -193,16 +193,16 @@ class Run:
                     f"epoch {epoch}: loss {loss:.3f}, accuracy {accuracy:.1%}, {rate:,.0f} images/s a rank", flush=True
                 )
 
-    def tell(self, *_: object) -> None:
+    def on_signal(self, *_: object) -> None:
         """The handler of SIGTERM: stop after this step."""
-        self.told = True
+        self.signalled = True
 
     def time_is_up(self) -> bool:
-        """Whether any rank was told to stop; all ranks learn it in the same step."""
-        told = torch.tensor(float(self.told), device=self.device)
+        """Whether any rank received a signal to stop; all ranks learn it in the same step."""
+        signalled = torch.tensor(float(self.signalled), device=self.device)
         if dist.is_initialized():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+            dist.all_reduce(signalled, dist.ReduceOp.MAX)
+        return bool(signalled)
 
     def one_step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         images = images.to(self.device, non_blocking=True, memory_format=torch.channels_last)
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     try:
         run = Run(args, device)
-        signal.signal(signal.SIGTERM, run.tell)
+        signal.signal(signal.SIGTERM, run.on_signal)
         run.train()
         return run
     finally:

@@ -16,7 +16,7 @@ from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from packer.adopted_shard import key_prefix
 from packer.columns import header_row
 from packer.formats.base import Located
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.problems import Problem, Problems
 from readers.headers import read_header
 from readers.index import Index, encode_name

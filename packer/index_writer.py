@@ -11,7 +11,7 @@ import numpy as np
 from cache.errors import OutputError
 from cache.files import Folder, sync_file
 from packer.columns import load_part
-from packer.formats.window import Window
+from packer.formats.files import Window
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names
 from readers.layout import ColumnFile
 

@@ -11,8 +11,7 @@ from cache.stores import Files, Shards
 from packer.formats import format_of_file
 from packer.formats.base import LocateOptions, Payloads
 from packer.sources.shards import ClassNames, field_kinds, located_samples
-from readers.columns import MemoryColumns
-from readers.index import ABSENT, encode_name
+from readers.index import ABSENT, MemoryColumns, encode_name
 from readers.reader import Reader
 from readers.strings import Strings
 from readers.table import Table

@@ -28,7 +28,7 @@ from packer.conversion.images import decode_fully
 from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.index_check import check_index, header_difference, sample_difference
 from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from cache.text import plural
+from cache.text import parse_size, plural
 from packer.cli.text import SetPlace, bar, human_bytes, json_option, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
-from readers.units import parse_size
 
 __all__ = ["command", "describe", "order_command"]
 

@@ -12,9 +12,8 @@ import click
 
 from cache.errors import BadNameError
 from cache.remote import RemoteError, parse_url
-from cache.text import json_printable, printable
+from cache.text import json_printable, parse_size, printable
 from readers.names import SplitName
-from readers.units import parse_size
 
 __all__ = [
     "Emphasis",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.text import parse_size
 from packer.formats import resolve_format
 from readers.names import SplitName
-from readers.units import parse_size
 
 __all__ = [
     "CHECKS",

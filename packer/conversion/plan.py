@@ -20,9 +20,9 @@ from packer.conversion.images import check_new_names
 from packer.conversion.options import ConvertOptions
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
-from readers.listing import Keys
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
+from readers.tree import Keys
 
 __all__ = ["Plan", "PlannedShard", "check_listing", "cut", "make_plan"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from readers.augment.geometry import Job, Plan, Planner
 from readers.augment.ops.base import Op, Stage
 from readers.augment.ops.color import Normalize
-from readers.order.keys import derive_keys, mix64
+from readers.order.permutation import derive_keys, mix64
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ import numpy as np
 
 from readers.augment.geometry import Planner
 from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range, tried_sides
-from readers.order.keys import counter_hash
+from readers.order.permutation import counter_hash
 
 if TYPE_CHECKING:
     import torch
