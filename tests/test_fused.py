@@ -33,7 +33,7 @@ from readers.augment import (
     Resize,
 )
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.fused import TILING, BatchRenderer, moved_bytes, triton_runs
+from readers.augment.fused import TILING, BatchRenderer, triton_runs
 from readers.augment.recipe import Plan
 from readers.decode.device import Picture, layout, upright_tensor
 from readers.decode.region import upright
@@ -153,12 +153,6 @@ def test_pictures_of_another_kind_are_refused() -> None:
             BatchRenderer(CPU, dtype=torch.uint8).render([Picture(pixels)], [job], (4, 4))
     with pytest.raises(ValueError, match="engine is one of auto, triton, torch"):
         BatchRenderer(CPU, dtype=torch.uint8, engine="cuda")  # type: ignore[arg-type]
-
-
-def test_the_bytes_that_must_be_moved() -> None:
-    jobs = [((0, 0, 10, 20, 1, False), (4, 5), (0, 0), (), ())] * 2
-    assert moved_bytes(jobs, (4, 5), torch.uint8) == 2 * (600 + 60)
-    assert moved_bytes(jobs, (4, 5), torch.bfloat16) == 2 * (600 + 120)
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------

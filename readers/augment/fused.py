@@ -28,7 +28,7 @@ from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
 from readers.decode.device import Picture, layout, upright_tensor
 
-__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "moved_bytes", "triton_runs"]
+__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_runs"]
 
 Engine: TypeAlias = Literal["auto", "triton", "torch"]
 # (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
@@ -163,12 +163,6 @@ class BatchRenderer:
             values = torch.addcmul(shift, values, scale)
         order = torch.contiguous_format if self.planar else torch.channels_last
         return values.to(self.dtype).contiguous(memory_format=order)
-
-
-def moved_bytes(jobs: Sequence[Job], size: tuple[int, int], dtype: torch.dtype) -> int:
-    """What rendering must read and write at least: the pixels of the boxes once, and the batch."""
-    read = sum(3 * job[0][2] * job[0][3] for job in jobs)
-    return read + len(jobs) * 3 * size[0] * size[1] * torch.empty(0, dtype=dtype).element_size()
 
 
 def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:

@@ -174,26 +174,12 @@ class Planner:
             self.resize(self._box[2], self._box[3])
         assert self._resized is not None
         reduce = self._reduce(self._resized)
-        top, left, height, width = self._box
-        crop_top, crop_left, out_height, out_width = self._window
-        resized_height, resized_width = self._resized
-        return Boxes(
-            top=top,
-            left=left,
-            height=height,
-            width=width,
-            resized_height=resized_height,
-            resized_width=resized_width,
-            crop_top=crop_top,
-            crop_left=crop_left,
-            out_height=out_height,
-            out_width=out_width,
-            reduce=reduce,
-            # Where the box is made half as large or less, colours at half the size are still as fine as the result.
-            # The mean difference is 0.3 of 255 or less.
-            coarse=(height >= 2 * reduce * resized_height) & (width >= 2 * reduce * resized_width),
-            bad=self._bad,
-        )
+        (top, left, height, width), (rows, columns) = self._box, self._resized
+        # Where the box is made half as large or less, colours at half the size are still as fine as the result.
+        # The mean difference is 0.3 of 255 or less.
+        coarse = (height >= 2 * reduce * rows) & (width >= 2 * reduce * columns)
+        window = self._window[0], self._window[1], self._window[2], self._window[3]
+        return Boxes(top, left, height, width, rows, columns, *window, reduce, coarse, self._bad)
 
     def _reduce(self, resized: tuple[_Ints, _Ints]) -> _Ints:
         """The largest scale that leaves the box well larger than what it is resized to, and ends on its edges.

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "LUMA",
     "MAX_SIDE",
     "Floats",
     "Interpolation",
+    "Matrix",
     "Op",
     "Rows",
     "Size",
@@ -69,11 +69,12 @@ __all__ = [
 
 MAX_SIDE = 1 << 15
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
-LUMA = (0.299, 0.587, 0.114)
+_LUMA = (0.299, 0.587, 0.114)
 
 Size: TypeAlias = int | tuple[int, int]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Matrix: TypeAlias = tuple[float, float, float, float, float, float]
 Rows: TypeAlias = Sequence[Sequence[float]]  # the parameters of n images
 
 
@@ -184,29 +185,30 @@ def tried_sides(
     return np.rint(np.sqrt(area * quotient)), np.rint(np.sqrt(area / quotient))
 
 
-def column(images: torch.Tensor, rows: Sequence[Sequence[float]], number: int) -> torch.Tensor:
-    """Parameter `number` of each image, on the device of the images: float32 [n, 1, 1, 1]."""
+def column(images: torch.Tensor, rows: Rows, number: int, plus: float = 0.0) -> Any:
+    """Parameter `number` of each image, and `plus`: float32 [n, 1, 1, 1] on the device of the images; for a single
+    image a number, which is quicker, and which is rounded to float32 so that results are the same.
+    """
     import torch
 
-    values = torch.tensor([row[number] for row in rows], dtype=torch.float32)
+    if len(rows) == 1:
+        return float(np.float32(rows[0][number]) + np.float32(plus))
+    values = torch.tensor([row[number] for row in rows], dtype=torch.float32) + plus
     return values.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
 
 
 def grey(images: torch.Tensor) -> torch.Tensor:
     """[n, 1, height, width]."""
-    return images[:, :1] * LUMA[0] + images[:, 1:2] * LUMA[1] + images[:, 2:] * LUMA[2]
+    weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(_LUMA)]
+    return weighted[0].add_(weighted[1]).add_(weighted[2])
 
 
-def blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def blend(images: torch.Tensor, other: torch.Tensor, factor: Any) -> torch.Tensor:
     """factor * images + (1 - factor) * other, clamped to 0..255; in place."""
     return images.mul_(factor).add_((1.0 - factor) * other).clamp_(0, 255)
 
 
-def affine(
-    images: torch.Tensor,
-    matrices: Sequence[tuple[float, float, float, float, float, float]],
-    mode: Literal["bilinear", "nearest"] = "bilinear",
-) -> torch.Tensor:
+def affine(images: torch.Tensor, matrices: Sequence[Matrix], mode: Literal["bilinear", "nearest"]) -> torch.Tensor:
     """Pixel (x, y) of a result is that at (a x + b y + c, d x + e y + f), for the matrix (a, b, c, d, e, f) of each
     image; x, y in pixels from the centre of the image. Black outside."""
     import torch

@@ -60,21 +60,24 @@ class ColorJitter(Op):
         return _turn_hue(images, column(images, rows, 3)) if self.hue else images
 
 
-def _turn_hue(images: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """The hue of each pixel, from 0 to 6 around the circle, moved on; largest value and chroma stay as they are."""
+def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
+    """Turn the hue of each pixel, from 0 to 6 around the circle; the largest value and the chroma stay as they are.
+
+    turns: a number, or float32 [n, 1, 1, 1].
+    """
     import torch
 
-    red, green, blue = images.unbind(1)
-    largest, chroma = images.amax(1), images.amax(1) - images.amin(1)
+    red, green, blue = images.split(1, 1)
+    largest, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
     divisor = chroma.clamp(min=1e-6)
     hue = (red - green) / divisor + 4
     hue = ((blue - red) / divisor + 2).where(largest == green, hue)
-    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns[:, 0]
+    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns
     parts = []
     for start in (5, 3, 1):
         place = (hue + start) % 6
         parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
-    return torch.stack(parts, 1)
+    return torch.cat(parts, 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
