@@ -27,9 +27,9 @@ SIZE = (230, 310)
 XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 
 
-def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
+def picture(height: int = SIZE[0], width: int = SIZE[1], seed: int = 1) -> Image.Image:
     """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -81,8 +81,7 @@ def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<")
 
 
 def xmp(orientation: int, *, attribute: bool = True) -> bytes:
-    """An XMP packet that tells the orientation, in one of the two ways to write it."""
-    told = (
-        f' tiff:Orientation="{orientation}"/>' if attribute else f"><tiff:Orientation>{orientation}</tiff:Orientation>"
-    )
-    return f"<x:xmpmeta><rdf:Description{told}</x:xmpmeta>".encode()
+    """An XMP packet with the orientation, in one of the two ways to write it."""
+    element = f"><tiff:Orientation>{orientation}</tiff:Orientation>"
+    written = f' tiff:Orientation="{orientation}"/>' if attribute else element
+    return f"<x:xmpmeta><rdf:Description{written}</x:xmpmeta>".encode()

@@ -6,21 +6,19 @@ one.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg
 from gpu_doubles import Double, hide, install
-from image_cases import XMP_PREFIX, with_segments, xmp
-from PIL import Image
+from image_cases import XMP_PREFIX, encoded, picture, with_segments, xmp
 
 from cache.errors import BadSampleError, MissingExtraError
 from readers.decode import decode_image
@@ -44,22 +42,16 @@ def name_of(double: Double) -> Any:
 
 
 def jpeg(seed: int, size: tuple[int, int] = (80, 72), mode: str = "RGB", **options: Any) -> bytes:
-    with Image.open(io.BytesIO(make_jpeg(seed, size))) as image:
-        out = io.BytesIO()
-        image.convert(mode).save(out, "JPEG", **options)
-    return out.getvalue()
+    """size: (width, height)."""
+    return encoded(picture(size[1], size[0], seed).convert(mode), "JPEG", **options)
 
 
 def turned(seed: int, orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return jpeg(seed, (96, 72), exif=exif)
+    return jpeg(seed, (96, 72), orientation=orientation)
 
 
 def png(seed: int) -> bytes:
-    out = io.BytesIO()
-    Image.open(io.BytesIO(make_jpeg(seed, (80, 72)))).save(out, "PNG")
-    return out.getvalue()
+    return encoded(picture(72, 80, seed), "PNG")
 
 
 MIXED: list[tuple[Callable[[], Buffer], bool]] = [
@@ -192,14 +184,9 @@ def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_the_same_on_every_path(double: Double, orientation: int) -> None:
     for data in (turned(4, orientation), with_segments(jpeg(4, (96, 72)), XMP_PREFIX + xmp(orientation))):
-        one_orientation_on_every_path(double, data)
-
-
-def one_orientation_on_every_path(double: Double, data: bytes) -> None:
-    decoders = [open_decoder(name_of(double), CPU), CpuDecoder(CPU)]
-    for decoder in decoders:
-        (found,) = decoder.decode([data], [parse_any(data)])
-        assert torch.equal(pixels_of(found), expected(data)), decoder.name
+        for decoder in (open_decoder(name_of(double), CPU), CpuDecoder(CPU)):
+            (found,) = decoder.decode([data], [parse_any(data)])
+            assert torch.equal(pixels_of(found), expected(data)), decoder.name
 
 
 def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
@@ -266,50 +253,26 @@ def test_without_cuda_a_stream_is_nothing() -> None:
 def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for one's own stream, decode on it, mark its end; the consumer waits for the mark, then the tensors are
     its own."""
-    log: list[str] = []
-
-    class Stream:
-        def __init__(self, name: Any) -> None:
-            self.name = "decode" if isinstance(name, torch.device) else name
-
-        def synchronize(self) -> None:
-            log.append(f"{self.name} is empty")
-
-        def record_event(self) -> Any:
-            log.append(f"{self.name} is marked")
-            return "mark"
-
-        def wait_event(self, event: Any) -> None:
-            log.append(f"{self.name} waits for the {event}")
-
-        def __enter__(self) -> None:
-            log.append(f"on {self.name}")
-
-        def __exit__(self, *_: object) -> None:
-            log.append(f"off {self.name}")
-
-    class Tensor:
-        device = torch.device("cuda", 0)
-
-        def record_stream(self, stream: Stream) -> None:
-            log.append(f"recorded on {stream.name}")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("consumer"))
+    log = MagicMock()
+    log.decode.record_event.return_value = "mark"
+    tensor = log.tensor
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: log.decode)
+    monkeypatch.setattr(torch.cuda, "stream", log.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: log.consumer)
     stream = DecodeStream(torch.device("cuda", 0))
     with stream.decoding():
-        log.append("decode")
+        log.work()
         ready = stream.mark()
-    DecodeStream.hand_over([Tensor()], ready)  # type: ignore[list-item]
-    assert log == [
-        "decode is empty",
-        "on decode",
-        "decode",
-        "decode is marked",
-        "off decode",
-        "consumer waits for the mark",
-        "recorded on consumer",
+    DecodeStream.hand_over([tensor], ready)
+    assert log.mock_calls == [
+        call.decode.synchronize(),
+        call.on(log.decode),
+        call.on().__enter__(),
+        call.work(),
+        call.decode.record_event(),
+        call.on().__exit__(None, None, None),
+        call.consumer.wait_event("mark"),
+        call.tensor.record_stream(log.consumer),
     ]
 
 
