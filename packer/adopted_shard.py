@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from crc32c import crc32c
 
 from cache.errors import FormatError
-from cache.progress import Counter
+from cache.messages import Counter
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part, string_columns
 from packer.conversion.images import adopted_image
 from packer.formats import REGISTRY, format_named

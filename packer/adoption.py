@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from cache.errors import FormatError, OutputError, SourceError
+from cache.messages import Silent, Watcher, plural
 from cache.node import usable_cpus
-from cache.progress import Silent, Watcher
-from cache.text import plural
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta
 from packer.conversion.images import remarks_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import readers
 from cache.errors import BadSampleError, DatasetError
 from cache.files import read_regular
-from cache.progress import Watcher
+from cache.messages import Watcher
 from packer.conversion.arena import Arena
 from packer.problems import Problem, Problems
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing

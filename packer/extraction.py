@@ -22,8 +22,7 @@ from typing import Any
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
-from cache.progress import Silent, Watcher
-from cache.text import plural
+from cache.messages import Silent, Watcher, plural
 from packer.index_check import check_columns
 from packer.labels_file import LABELS_FILE, LabelRow, add_labels
 from packer.output import local_output, output_errors

@@ -16,7 +16,7 @@ from typing import Any
 import cache
 import readers
 from cache.errors import OutputError, StagingError, UnknownNameError
-from cache.progress import Silent, Watcher
+from cache.messages import Silent, Watcher
 from cache.remote import is_remote
 from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
 from packer.output import place_told

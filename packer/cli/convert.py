@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cache.errors import BadNameError
-from cache.text import plural
+from cache.messages import plural
 from packer.cli.progress import watcher
 from packer.cli.text import (
     Emphasis,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from cache.errors import PackerError
-from cache.text import printable
+from cache.messages import printable
 from packer.cli.flags import learn_flags, with_flags
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 from packer.version import VERSION

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cache.text import plural
+from cache.messages import plural
 from packer.adoption import index
 from packer.cli.convert import field_columns
 from packer.cli.flags import with_flags

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cache.text import parse_size, plural
+from cache.messages import parse_size, plural
 from packer.cli.text import SetPlace, bar, human_bytes, json_option, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
 

@@ -8,8 +8,7 @@ import threading
 import time
 from typing import TextIO
 
-from cache.progress import Done, Silent, Watcher
-from cache.text import printable
+from cache.messages import Done, Silent, Watcher, printable
 from packer.cli.flags import with_flags
 from packer.cli.text import human_bytes, human_seconds
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from cache.errors import BadNameError
-from cache.remote import RemoteError, parse_url
-from cache.text import json_printable, parse_size, printable
+from cache.errors import BadNameError, RemoteError
+from cache.messages import json_printable, parse_size, printable
+from cache.remote import parse_url
 from readers.names import SplitName
 
 __all__ = [

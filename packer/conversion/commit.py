@@ -18,7 +18,7 @@ from typing import Any
 
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
-from cache.text import plural
+from cache.messages import plural
 from packer.columns import PartMeta
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.left_out import write_report

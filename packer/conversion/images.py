@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cache.errors import BadSampleError, SourceError
-from cache.text import plural
+from cache.messages import plural
 from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import check_coding

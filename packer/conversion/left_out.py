@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from cache.errors import SourceError
 from cache.files import Folder
-from cache.text import plural
+from cache.messages import plural
 from packer.columns import PartMeta
 from packer.conversion.journal import Journal
 from packer.conversion.plan import Plan, PlannedShard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.text import parse_size
+from cache.messages import parse_size
 from packer.formats import resolve_format
 from readers.names import SplitName
 

@@ -11,7 +11,7 @@ from typing import cast
 
 from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
-from cache.progress import Counter
+from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image

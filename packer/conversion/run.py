@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
+from cache.messages import Silent, Watcher
 from cache.node import usable_cpus
-from cache.progress import Silent, Watcher
 from cache.remote import is_remote
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set

@@ -101,7 +101,8 @@ class Located(NamedTuple):
     class_name: of the label, where the shard says it.
     split: the one that the shard puts the sample in, "" where it names none.
     left_behind: what the shard says of the sample that no field keeps.
-    fault: why the sample cannot be had, under `lenient`.
+    fault: why the sample cannot be read, under `lenient`.
+    left_out: why what `key` names in the file is not a sample, under `lenient`.
     place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
     it, and about how many bytes it has.
     """
@@ -114,6 +115,7 @@ class Located(NamedTuple):
     split: str = ""
     left_behind: tuple[str, ...] = ()
     fault: str = ""
+    left_out: str = ""
     place: tuple[Any, ...] | None = None
     bytes: int = 0
 
@@ -126,8 +128,8 @@ class LocateOptions:
     extra_fields: further field name -> key in the shard.
     label_offset: is subtracted from what the shard holds.
     check_payload: also verify the format's own checksums of the payload.
-    lenient: give samples that are damaged with their `fault`, and those that are not flat with their `place`, rather
-    than raise.
+    lenient: give samples that are damaged with their `fault`, those that are not flat with their `place`, and what
+    should hold a sample and does not with `left_out`, rather than raise or pass over it.
     """
 
     image_key: str | None = None
@@ -215,10 +217,6 @@ class Format(ABC):
     def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
         """The splits that a file made elsewhere names for its samples; none: it is one split, whatever it is called."""
         return ()
-
-    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
-        """(name, reason) of what in the file should hold a sample and does not."""
-        return []
 
     def index_head(self, target: str, samples: int) -> str:
         """What stands above the lines of an index for `target`."""

@@ -25,6 +25,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -89,8 +90,8 @@ class ManifestSource:
         columns = choose_columns(table, self.path_column, self.label_column, self.fields, self.folder)
         return _Listing(table, columns, self.folder, split).listing()
 
-    def open(self) -> ManifestReader:
-        return ManifestReader(self.folder)
+    def open(self) -> AbstractContextManager[ManifestReader]:
+        return nullcontext(ManifestReader(self.folder))
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
         yield self.root
@@ -239,12 +240,6 @@ class ManifestReader:
             except BadSampleError as error:
                 raise BadSampleError(f"{path!r} {error}") from error
         return payloads
-
-    def __enter__(self) -> ManifestReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 # --- which column means what ---
