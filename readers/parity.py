@@ -1,7 +1,7 @@
 """How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer-vision[torch]'`.
 
-Training on one and evaluating with another is a change of data that no loss curve shows. Every decoder and resizer
-that can be had here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
+Training on one and evaluating with another changes the data in a way that no loss curve shows. Every decoder and
+resizer that runs here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Pixels = np.ndarray[Any, np.dtype[Any]]
 
 
 def photo(seed: int, height: int, width: int, grain: int = 12) -> Pixels:
-    """uint8 [height, width, 3], as smooth as a photograph: resizers differ most on noise, which nobody trains on."""
+    """uint8 [height, width, 3], as smooth as a photograph: resizers differ most on noise, which nothing trains on."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (height // grain + 2, width // grain + 2, 3), np.uint8))
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))

@@ -70,7 +70,7 @@ def with_segments(jpeg: bytes, *contents: bytes) -> bytes:
 
 
 def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<") -> bytes:
-    """EXIF with this one entry, a number of a TIFF type (or a text, for the types that are no numbers)."""
+    """EXIF with this one entry, a number of a TIFF type (or a text, for the other types)."""
     codes = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q", 5: "II", 10: "ii"}
     numbers = (orientation, 1) if kind in (5, 10) else (orientation,)
     one = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])

@@ -94,13 +94,13 @@ def test_random_boxes_are_inside(shapes: list[tuple[int, int]], seed: int, scale
         assert (length >= boxes.reduce * 64).all() or (boxes.reduce == 1).any()
 
 
-def test_random_boxes_are_distributed_as_asked() -> None:
+def test_random_boxes_follow_scale_and_ratio() -> None:
     n = 20_000
     side = np.full(n, 1000)
     boxes = Recipe([RandomResizedCrop(900, ratio=(0.5, 2.0))]).plan(3, 0, np.arange(n), side, side).boxes
     area, ratio = boxes.height * boxes.width / 1e6, boxes.width / boxes.height
     assert area.min() > 0.079 and area.max() <= 1.0 and ratio.min() > 0.49 and ratio.max() < 2.02
-    small = area < 0.4  # boxes that fit whatever their ratio: area is uniform, the ratio's logarithm too
+    small = area < 0.4  # boxes that fit at any ratio: area is uniform, and so is the ratio's logarithm
     counts = np.histogram(area[small], 8, (0.08, 0.4))[0]
     assert np.ptp(counts) < 6 * np.sqrt(counts.mean())
     assert abs(np.log(ratio[small]).mean()) < 0.02
@@ -108,7 +108,7 @@ def test_random_boxes_are_distributed_as_asked() -> None:
     assert abs((boxes.top[small] / room).mean() - 0.5) < 0.02 and boxes.top[small].min() == 0
 
 
-def test_where_no_box_fits_the_middle_is_taken() -> None:
+def test_the_central_box_is_used_where_no_box_fits() -> None:
     boxes = plan_for([RandomResizedCrop(8, scale=(0.9, 1.0))], [np.zeros((10, 400, 3))]).boxes
     assert (boxes.height[0], boxes.width[0]) == (10, 13) and boxes.left[0] == (400 - 13) // 2
 

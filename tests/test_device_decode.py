@@ -77,7 +77,7 @@ def pixels_of(found: Any) -> torch.Tensor:
     return upright_tensor(found)
 
 
-def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
+def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
     images = [make() for make, _ in MIXED]
     assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
     with ThreadPoolExecutor(2) as executor:
@@ -87,8 +87,8 @@ def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
     assert double.calls == [5, 5], "the device's images go in one call"
 
 
-def test_the_cpu_decodes_its_part_meanwhile(double: Double) -> None:
-    """The device's call returns only when the CPU's image has been decoded: one after the other would wait for ever."""
+def test_the_cpu_decodes_its_share_concurrently(double: Double) -> None:
+    """The device's call returns only when the CPU's image has been decoded, which would deadlock one after the other."""
     decoder, seen = open_decoder(name_of(double), CPU), threading.Event()
 
     class Waiting:
@@ -152,7 +152,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
 
 
-def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None:
+def test_an_image_that_no_decoder_takes_is_an_error_in_its_row(double: Double) -> None:
     found = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(name_of(double), CPU))
     assert [isinstance(one, Picture) for one in found] == [True, False, False, True]
     assert "expected the magic" in str(found[1]) and "truncated" in str(found[2])
@@ -167,14 +167,14 @@ def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None
         RuntimeError("HIP error: unspecified launch failure"),
     ],
 )
-def test_a_lost_device_is_no_bad_image(double: Double, fault: BaseException) -> None:
+def test_a_lost_device_is_not_taken_for_a_bad_image(double: Double, fault: BaseException) -> None:
     double.fault = fault
     with pytest.raises(type(fault)):
         decode_batch([jpeg(1), jpeg(2)], open_decoder(name_of(double), CPU))
     assert len(double.calls) == 1
 
 
-def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
+def test_a_picture_of_another_size_is_an_error(double: Double) -> None:
     double.wrong_shape = True
     data = jpeg(1)
     (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_any(data)])
@@ -225,7 +225,7 @@ def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_real_ones_on_the_cpu(name: Any) -> None:
+def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
     try:
         decoder = open_decoder(name, CPU)
     except MissingExtraError as error:
@@ -242,7 +242,7 @@ def test_the_real_ones_on_the_cpu(name: Any) -> None:
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
-def test_without_cuda_a_stream_is_nothing() -> None:
+def test_without_cuda_a_stream_does_nothing() -> None:
     stream = DecodeStream(CPU)
     with stream.decoding():
         pass
@@ -250,9 +250,8 @@ def test_without_cuda_a_stream_is_nothing() -> None:
     DecodeStream.hand_over([torch.zeros(1)], None)
 
 
-def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for one's own stream, decode on it, mark its end; the consumer waits for the mark, then the tensors are
-    its own."""
+def test_streams_are_used_in_a_safe_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode stream is empty, decodes and is marked; the consumer waits for the mark before it owns the tensors."""
     log = MagicMock()
     log.decode.record_event.return_value = "mark"
     tensor = log.tensor

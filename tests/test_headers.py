@@ -1,4 +1,4 @@
-"""Headers of every format: Pillow as the oracle, files made by hand for what Pillow does not write, faults.
+"""Headers of every format: against Pillow, on handmade files that Pillow does not write, and on damaged ones.
 
 A fault may only end in BadSampleError or, where the damage leaves a well-formed file, in an ImageHeader.
 """
@@ -143,7 +143,7 @@ def test_a_cut_names_the_end(media: str) -> None:
     assert f"the end at byte {len(data) - 1} (truncated)" in refusal(data[:-1])
 
 
-def test_a_cut_after_the_first_image_is_not_seen() -> None:
+def test_a_cut_after_the_first_image_is_accepted() -> None:
     buffer = io.BytesIO()
     picture("L").save(buffer, "TIFF", save_all=True, append_images=[picture("L")])
     pages = buffer.getvalue()
@@ -214,7 +214,7 @@ def test_images_of_other_formats_are_named(data: bytes, name: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"P5 is a class of ships, 12 of them", b"\0\0\0\x18ftypisom\0\0\0\0mp41", b"<html>", b"\0\0\1\0", b""]
 )
-def test_what_is_no_image_is_not_taken_for_one(data: bytes) -> None:
+def test_other_bytes_are_not_taken_for_foreign_images(data: bytes) -> None:
     assert headers.foreign_medium(data) == headers.foreign_medium(memoryview(data)) == ""
 
 
@@ -224,7 +224,7 @@ def test_the_codes_of_media_are_frozen() -> None:
     assert tuple(SUFFIX) == MEDIA[1:-1] and [*SUFFIX.values()] == ["jpg", "png", "webp", "gif", "bmp", "tif"]
 
 
-def test_decoded_pixels_are_held_in_memory_and_are_no_file() -> None:
+def test_decoded_pixels_are_refused_as_files() -> None:
     data = b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes()
     for view in (data, memoryview(b"xyz" + data)[3:]):
         assert headers.parse_any(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
@@ -299,7 +299,7 @@ def test_process_of_a_jpeg(marker: int) -> None:
 @pytest.mark.parametrize(
     "between", [b"\xff", b"\xff" * 99, b"\xff\xd0", b"\xff\x01", b"\0", b"stray bytes", b"\xff\0\0\xff"]
 )
-def test_what_may_lie_between_segments(between: bytes) -> None:
+def test_bytes_between_segments_are_skipped(between: bytes) -> None:
     app = segment(0xE0, b"JFIF\0" + b"\xff\xda\xff\xd9")
     data = jpeg(app, between, frame(), between, SCAN, PIXELS, END)
     assert parse_header(data) == ("jpeg", 7, 13, 3, 0xC0, 1)
@@ -506,7 +506,7 @@ def tiff(*entries: tuple[int, int, int, int], order: str = "<", big: bool = Fals
         rows = [struct.pack(order + "HHQQ", *entry) for entry in entries]
         return head + b"".join(rows) + bytes(8 + body)
     head = mark + struct.pack(order + "HIH", 42, 8, len(entries))
-    # A SHORT stands in the first two bytes of its field, whatever the byte order.
+    # A SHORT is in the first two bytes of its field, in either byte order.
     rows = [struct.pack(order + ("HHIHxx" if entry[1] == 3 else "HHII"), *entry) for entry in entries]
     return head + b"".join(rows) + bytes(4 + body)
 

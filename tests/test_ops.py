@@ -1,7 +1,7 @@
-"""Every op keeps the contract of `readers.augment.ops.base`, and makes what its source says.
+"""Every op keeps the contract of `readers.augment.ops.base`, and computes what its source defines.
 
-References are Pillow (`ImageOps`, `ImageEnhance`, `Image.transform`), colorsys, and the formulas of the papers, written
-down here; torchvision is not needed.
+References are Pillow (`ImageOps`, `ImageEnhance`, `Image.transform`), colorsys, and formulas of the papers;
+torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def test_dali_makes_the_same_or_says_what_does(op: Op, reader: readers.Reader) -
     ],
     ids=["crop", "padded", "resized", "bicubic"],
 )
-def test_dali_crops_and_flips_at_the_same_places(ops: list[Op], reader: readers.Reader) -> None:
+def test_dali_crops_and_flips_alike(ops: list[Op], reader: readers.Reader) -> None:
     from readers.dali import DaliLoader
 
     ours, theirs = (kind(reader, 8, augment=ops, seed=2) for kind in (ImageLoader, DaliLoader))
@@ -271,7 +271,7 @@ def test_blur_is_a_gaussian_with_mirrored_edges() -> None:
         assert np.abs(values - result).max() < 1.0
 
 
-def test_erasing_fills_boxes_of_the_asked_area_and_ratio() -> None:
+def test_erasing_fills_boxes_of_the_given_area_and_ratio() -> None:
     n, op = 4000, RandomErasing(0.75, value=(10, 20, 30))
     ((_, parameters),) = plan_for([op], n, size=(100, 80)).steps
     top, left, height, width, _ = parameters.T
@@ -392,7 +392,7 @@ def test_mixup_and_cutmix_combine_each_image_with_the_one_before(dtype: torch.dt
             assert abs(float(box.float().mean()) - (1 - own)) < 1e-6
 
 
-def test_a_batch_of_one_and_batches_that_are_not_mixed_stay() -> None:
+def test_a_batch_of_one_and_batches_not_drawn_are_unchanged() -> None:
     batch, labels = torch.rand(4, 3, 8, 8), torch.eye(4)
     assert torch.equal(Recipe([MixUp()]).mix(0, 0, 0, batch[:1].clone(), labels[:1])[0], batch[:1])
     mixed = [Recipe([CutMix(p=0.3)]).mix(0, 0, p, batch.clone(), labels)[1] for p in range(300)]

@@ -1,5 +1,5 @@
-"""Images as the world makes them: whatever Pillow reads is read, with Pillow's pixels and upright; what would come out
-wrong is refused by name."""
+"""Unusual images: all that Pillow reads is read, upright and with Pillow's pixels; silently wrong images are
+refused by name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_most_of_these_do_stop_simplejpeg() -> None:
     assert refused >= {"stray bytes before the scan", "4:1:0", "a colour profile whose parts do not fit"}, refused
 
 
-def test_what_libjpeg_gives_up_on_is_refused_and_no_other_image_s_pixels() -> None:
+def test_an_image_on_which_libjpeg_fails_is_refused_and_old_memory_not_returned() -> None:
     """A progressive JPEG with a warning, and then a scan that names tables which are not there."""
     data, scratch = encoded(picture(48, 64), "JPEG", progressive=True), Scratch()
     second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
@@ -100,7 +100,7 @@ def test_a_jpeg_of_other_than_8_bits_is_refused(bits: int) -> None:
 
 
 @pytest.mark.parametrize(("at", "value", "what"), [(1, 0xC5, "process SOF5"), (1, 0xCB, "process SOF11")])
-def test_a_jpeg_of_a_coding_that_nobody_reads_is_refused_by_name(at: int, value: int, what: str) -> None:
+def test_a_jpeg_of_an_unsupported_coding_is_refused_by_name(at: int, value: int, what: str) -> None:
     data = patched(JPEG, b"\xff\xc0", at, value)
     with pytest.raises(OSError):
         pillow_rgb(data)
@@ -184,7 +184,7 @@ def turned(medium: str, place: str, orientation: int) -> bytes:
             "xmp": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + packet),
             "packed xmp": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0en\0\0" + zlib.compress(packet)),
             "xmp element": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(orientation, attribute=False)),
-            "xmp beside exif": chunk(b"eXIf", blob) + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(3)),
+            "xmp and exif": chunk(b"eXIf", blob) + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp(3)),
         }
         return with_chunks(PNG, chunks[place], at_the_end=place in ("xmp", "raw profile"))
     if medium == "jpeg":
@@ -193,7 +193,7 @@ def turned(medium: str, place: str, orientation: int) -> bytes:
             "xmp": [XMP_PREFIX + packet],
             "xmp element": [XMP_PREFIX + xmp(orientation, attribute=False)],
             "last xmp": [XMP_PREFIX + xmp(3), XMP_PREFIX + packet],
-            "xmp beside exif": [XMP_PREFIX + xmp(3), b"Exif\0\0" + blob],
+            "xmp and exif": [XMP_PREFIX + xmp(3), b"Exif\0\0" + blob],
             "exif in two parts": [b"Exif\0\0" + blob[:14], b"Exif\0\0" + blob[14:]],
         }
         return with_segments(JPEG, *segments[place])
@@ -205,9 +205,9 @@ def turned(medium: str, place: str, orientation: int) -> bytes:
 
 
 PLACES = [
-    *(("jpeg", place) for place in ("exif", "xmp", "xmp element", "last xmp", "xmp beside exif", "exif in two parts")),
+    *(("jpeg", place) for place in ("exif", "xmp", "xmp element", "last xmp", "xmp and exif", "exif in two parts")),
     *(("png", place) for place in ("exif", "raw profile", "packed raw profile", "xmp", "packed xmp", "xmp element")),
-    ("png", "xmp beside exif"),
+    ("png", "xmp and exif"),
     *((medium, place) for medium in ("webp", "tiff") for place in ("exif", "xmp")),
 ]
 
@@ -222,7 +222,7 @@ def test_the_orientation_of_the_index_is_the_one_that_pillow_turns_by(medium: st
 
 
 def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
-    """The size that Pillow turns an image to; None where it stumbles over its metadata."""
+    """The size that Pillow turns an image to; None where it fails on the metadata."""
     try:
         return pillow_rgb(data).shape[:2]  # type: ignore[return-value]
     except Exception:
@@ -262,7 +262,7 @@ def frames(kind: str, **options: Any) -> bytes:
 
 
 def tiff_with_a_lost_tag() -> bytes:
-    """Its software tag lies beyond the end of the file."""
+    """Its software tag points beyond the end of the file."""
     data = bytearray(encoded(picture(20, 30), "TIFF", software="a name that is long enough"))
     entry = data.index(struct.pack("<HH", 305, 2))
     struct.pack_into("<I", data, entry + 8, 1 << 24)
@@ -395,6 +395,6 @@ def test_planes_of_16_bits_are_refused_where_pillow_takes_bytes_for_pixels() -> 
         decode_unchanged(data)
 
 
-def test_pixels_that_a_cache_has_made_rgb_are_not_unchanged() -> None:
+def test_decode_unchanged_refuses_the_rgb_pixels_of_a_cache() -> None:
     with pytest.raises(BadSampleError, match="holds this image as 8-bit RGB; keep='encoded'"):
         decode_unchanged(with_header(np.zeros((4, 5, 3), np.uint8)))

@@ -1,4 +1,4 @@
-"""What happens to each image of a batch, worked out by its ops before any image is decoded.
+"""What happens to each image of a batch, planned by the ops before any image is decoded.
 
 Any list of crops with one resize among them is: a box of the image, resized, then cropped again. That is all a decoder
 and a resizer need, on a CPU or a GPU. Flips follow, then the ops on pixels with their parameters.
@@ -30,7 +30,7 @@ Step: TypeAlias = "tuple[Op, _Floats]"
 
 
 # What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the values of a `Region`;
-# resize it to `resized` (height, width), crop that at `corner` (which may lie outside: black), flip it along `flips`
+# resize it to `resized` (height, width), crop that at `corner` (which may be outside: black), flip it along `flips`
 # (axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right), apply the pixel ops with these parameters. A
 # plain tuple, as each image has one.
 Job: TypeAlias = tuple[
@@ -69,7 +69,7 @@ class Boxes:
 @dataclass(slots=True)
 class Plan:
     """What happens to n images. hflip, vflip: bool [n]. steps: the ops on pixels and their parameters, float64 [n, k],
-    as `Op.plan` has worked them out."""
+    as `Op.plan` computes them."""
 
     boxes: Boxes
     hflip: _Bools
@@ -95,7 +95,7 @@ class Plan:
 class Planner:
     """The plan so far of n images; `Op.plan` calls its methods.
 
-    It has the box of each image until it is resized, and from then on the crop of the resized box.
+    It keeps the box of each image until it is resized, and from then on the crop of the resized box.
     """
 
     def __init__(self, heights: _Ints, widths: _Ints) -> None:
@@ -184,15 +184,15 @@ class Planner:
     def _reduce(self, resized: tuple[_Ints, _Ints]) -> _Ints:
         """The largest scale that leaves the box well larger than what it is resized to, and ends on its edges.
 
-        Scaling by DCT sees other neighbours than an antialiased resize of the full image does. The resize that is left
-        hides that: with half as large again, the mean difference is 1.2 of 255; with nothing to spare it is 3.
+        Scaling by DCT sees other neighbours than an antialiased resize of the full image does. The remaining resize
+        hides that: with half as large again, the mean difference is 1.2 of 255; without a margin it is 3.
         """
         reduce = np.ones(len(self._heights), np.int64)
         for log2 in range(1, _MAX_REDUCE_LOG2 + 1):
             step = 1 << log2
             top, left, height, width = self._box
             fits = (2 * height >= 3 * step * resized[0]) & (2 * width >= 3 * step * resized[1])
-            # Under 16 pixels a side, libjpeg's scales cannot be told apart by the size of their results.
+            # Under 16 pixels a side, libjpeg's scales cannot be distinguished by the size of their results.
             fits &= (height >= 16 * step) & (width >= 16 * step)
             if self._align:
                 self._align_boxes(fits, step)

@@ -102,7 +102,7 @@ class ListDecoder:
             decoded = self.call(encoded)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.cuda.OutOfMemoryError) or str(error).startswith(_LOST):
-                raise  # the device is full or lost, which is no fault of an image
+                raise  # the device is full or lost: the images are not at fault
             if len(encoded) == 1:
                 return [BadSampleError(f"jpeg image: {self.name}: {error}")]
             half = len(encoded) // 2
@@ -215,7 +215,7 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder, executor: Executor 
         except BadSampleError as error:
             results[row] = error
         else:
-            # No GPU library may get an image that our own parser refuses, for which there is no frame.
+            # An image that our own parser refuses has no frame: GPU libraries may not get it.
             if frame and device_takes(headers[row]):
                 on_device.append(row)
 

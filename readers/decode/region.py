@@ -1,6 +1,6 @@
 """What part of an image to decode, the memory to decode it into, and pixels as seen, by EXIF orientation.
 
-Images that a cache has decoded (`readers.headers.base`) are viewed in place, whatever part is needed.
+Any part of an image that a cache has decoded (`readers.headers.base`) is a view of it.
 """
 
 from __future__ import annotations
