@@ -88,7 +88,7 @@ def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
 
 
 def test_the_cpu_decodes_its_share_concurrently(double: Double) -> None:
-    """The device's call returns only when the CPU's image has been decoded, which would deadlock one after the other."""
+    """The device's call returns only when the CPU's image is decoded, which would deadlock without concurrency."""
     decoder, seen = open_decoder(name_of(double), CPU), threading.Event()
 
     class Waiting:

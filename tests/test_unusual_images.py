@@ -73,13 +73,9 @@ def test_a_jpeg_that_pillow_reads_has_pillow_s_pixels_whole_and_in_part(name: st
 
 def test_most_of_these_do_stop_simplejpeg() -> None:
     """Or the test above would show nothing."""
-    refused = set()
-    for name, data in JPEGS.items():
-        try:
-            simplejpeg.decode_jpeg(data, "RGB", strict=False)
-        except ValueError:
-            refused.add(name)
-    assert refused >= {"stray bytes before the scan", "4:1:0", "a colour profile whose parts do not fit"}, refused
+    for name in ("stray bytes before the scan", "4:1:0", "a colour profile whose parts do not fit"):
+        with pytest.raises(ValueError):
+            simplejpeg.decode_jpeg(JPEGS[name], "RGB", strict=False)
 
 
 def test_an_image_on_which_libjpeg_fails_is_refused_and_old_memory_not_returned() -> None:
@@ -93,20 +89,18 @@ def test_an_image_on_which_libjpeg_fails_is_refused_and_old_memory_not_returned(
             decode_image(data, region, scratch)
 
 
-@pytest.mark.parametrize("bits", [2, 12, 16])
-def test_a_jpeg_of_other_than_8_bits_is_refused(bits: int) -> None:
-    with pytest.raises(BadSampleError, match=rf"has {bits} bits a sample"):
-        decode_image(patched(JPEG, b"\xff\xc0", 4, bits))
-
-
-@pytest.mark.parametrize(("at", "value", "what"), [(1, 0xC5, "process SOF5"), (1, 0xCB, "process SOF11")])
-def test_a_jpeg_of_an_unsupported_coding_is_refused_by_name(at: int, value: int, what: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [*((4, bits, f"has {bits} bits a sample") for bits in (2, 12, 16)), (1, 0xC5, "SOF5"), (1, 0xCB, "SOF11")],
+)
+def test_a_jpeg_of_an_unsupported_coding_is_refused_by_name(at: int, value: int, message: str) -> None:
     data = patched(JPEG, b"\xff\xc0", at, value)
     with pytest.raises(OSError):
         pillow_rgb(data)
     for check in (decode_image, lambda image: check_image(image, "RGB")):
-        with pytest.raises(BadSampleError, match=what):
+        with pytest.raises(BadSampleError, match=message) as caught:
             check(data)
+        assert "0x" not in str(caught.value) and "BytesIO" not in str(caught.value), "an address of an object"
 
 
 def test_grey_with_premultiplied_alpha_is_read() -> None:
@@ -135,12 +129,7 @@ def test_big_endian_and_12_bits_are_shifted_as_well() -> None:
     swapped = Image.frombytes("I;16B", (50, 40), values.astype(">u2").tobytes())
     assert np.array_equal(decode_image(encoded(swapped, "TIFF"))[:, :, 0], values >> 8)
     twelve = b"".join(struct.pack(">I", int(a >> 4) << 12 | int(b >> 4))[1:] for a, b in values.reshape(-1, 2))
-    tags = [(256, 3, 50), (257, 3, 40), (258, 3, 12), (259, 3, 1), (262, 3, 1), (273, 4, 110), (277, 3, 1)]
-    tags += [(278, 3, 40)]
-    entries = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, _, value in tags)
-    tiff = struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4)
-    data = tiff + twelve
-    assert len(tiff) == 110
+    data = tiff({256: [50], 257: [40], 258: [12], 262: [1], 277: [1], 278: [40]}, [twelve])
     assert np.array_equal(decode_image(data)[:, :, 0], values >> 8)
 
 
@@ -289,12 +278,6 @@ def test_damage_that_costs_no_pixels_costs_no_image(name: str) -> None:
         assert np.array_equal(decode_image(data), expected)
 
 
-def test_an_error_has_no_address_of_an_object() -> None:
-    with pytest.raises(BadSampleError) as caught:
-        decode_image(patched(JPEG, b"\xff\xc0", 4, 12))
-    assert "0x" not in str(caught.value) and "BytesIO" not in str(caught.value)
-
-
 def test_a_gif_is_as_large_as_its_first_image() -> None:
     data = bytearray(encoded(picture(20, 30), "GIF"))
     struct.pack_into("<HH", data, 6, 10, 10)
@@ -316,24 +299,29 @@ def png16(values: np.ndarray[Any, Any], colour: int) -> bytes:
     return PNG[:8] + b"".join(chunks)
 
 
-def tiff16(values: np.ndarray[Any, Any], photometric: int, order: str = "<", *, planes: bool = False) -> bytes:
-    """A TIFF of 16 bits a channel, [h, w, channels], in one strip, or in one for each channel."""
-    height, width, channels = values.shape
-    values = values.astype(order + "u2")
-    strips = [plane.tobytes() for plane in np.moveaxis(values, 2, 0)] if planes else [values.tobytes()]
-    tags = {256: [width], 257: [height], 258: [16] * channels, 259: [1], 262: [photometric], 273: [0] * len(strips)}
-    tags |= {277: [channels], 278: [height], 279: [len(strip) for strip in strips], 284: [2 if planes else 1]}
+def tiff(tags: dict[int, list[int]], strips: list[bytes], order: str = "<") -> bytes:
+    """A TIFF of these tags, numbers of 32 bits, and these strips."""
+    tags = tags | {259: [1], 273: [0] * len(strips), 279: [len(strip) for strip in strips]}
     start = 8 + 2 + 12 * len(tags) + 4
     place = start + sum(4 * len(numbers) for numbers in tags.values())
     tags[273] = [place + sum(map(len, strips[:number])) for number in range(len(strips))]
     entries = beyond = b""
-    for tag, numbers in tags.items():
+    for tag, numbers in sorted(tags.items()):
         packed = struct.pack(f"{order}{len(numbers)}I", *numbers)
         entries += struct.pack(order + "HHI", tag, 4, len(numbers))
         entries += packed if len(packed) == 4 else struct.pack(order + "I", start + len(beyond))
         beyond += packed if len(packed) > 4 else b""
     head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "IH", 8, len(tags))
     return (head + entries + bytes(4) + beyond).ljust(place, b"\0") + b"".join(strips)
+
+
+def tiff16(values: np.ndarray[Any, Any], photometric: int, order: str = "<", *, planes: bool = False) -> bytes:
+    """A TIFF of 16 bits a channel, [h, w, channels], in one strip, or in one for each channel."""
+    height, width, channels = values.shape
+    values = values.astype(order + "u2")
+    strips = [plane.tobytes() for plane in np.moveaxis(values, 2, 0)] if planes else [values.tobytes()]
+    tags = {256: [width], 257: [height], 258: [16] * channels, 262: [photometric], 277: [channels], 278: [height]}
+    return tiff(tags | {284: [2 if planes else 1]}, strips, order)
 
 
 def deep(channels: int) -> np.ndarray[Any, np.dtype[np.uint16]]:

@@ -44,7 +44,7 @@ def _weights(pixels, centres, inverse, inside):
 
 @triton.jit
 def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
-    """The places in the box of the pixels of a tile, or of those next to them inside, along one axis: float32 [TILE]."""
+    """The places in the box of the pixels of a tile, or of those next to them inside, on one axis: float32 [TILE]."""
     at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
     at = tl.minimum(tl.maximum(at, 0), resized - 1)
