@@ -133,6 +133,11 @@ def test_the_size_of_results(ops: list[Op], size: tuple[int, int] | None) -> Non
         assert {*zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)} == {size}
 
 
+def test_random_crops_reach_every_place_of_the_padded_image() -> None:
+    boxes = plan_for([RandomCrop((44, 50), padding=(2, 8))], [np.zeros((48, 40, 3))] * 400).boxes
+    assert {*boxes.crop_top.tolist()} == {*range(-2, 7)} and {*boxes.crop_left.tolist()} == {*range(-8, -1)}
+
+
 def test_resize_keeps_the_proportions() -> None:
     boxes = plan_for([Resize(100)], IMAGES).boxes
     for (height, width), h, w in zip(SHAPES, boxes.out_height, boxes.out_width, strict=True):

@@ -120,11 +120,13 @@ def png_frames(data: Buffer) -> int:
 
 def _png_chunks(data: Buffer) -> Iterator[tuple[bytes, int, int]]:
     """(type, first byte of the contents, byte after them) of each chunk after IHDR up to IEND."""
-    at = 8 + _PNG_FIRST.size
+    at, end, unpack_from = 8 + _PNG_FIRST.size, len(data), _PNG_CHUNK.unpack_from
     for _ in range(_MAX_PNG_CHUNKS):
-        length, kind = unpack("png", _PNG_CHUNK, data, at)
         start = at + 8
-        if start + length + 4 > len(data):
+        if start > end:
+            raise truncated("png", at, "8 bytes", data)
+        length, kind = unpack_from(data, at)
+        if start + length + 4 > end:
             raise truncated("png", at, f"chunk {kind!r} of {length} bytes", data)
         yield kind, start, start + length
         if kind == b"IEND":
