@@ -14,8 +14,8 @@ import pytest
 from conftest import files_of
 from remote_servers import Fault, Proxy
 from remote_suite import put_files
-from staging_suite import Notes
 from suites.programs import run_packer
+from suites.staging import Notes, staged
 
 import packer
 import readers
@@ -186,8 +186,7 @@ def test_a_shard_that_was_replaced(address: str, packed: Path, tmp_path: Path) -
 
 
 def test_a_changed_set_is_another_copy(address: str, packed: Path, tmp_path: Path) -> None:
-    with readers.stage(address, tmp_path / "to") as first:
-        pass
+    first = staged(address, tmp_path / "to")
     other = tmp_path / "other"
     packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
     put_files(other, address)
