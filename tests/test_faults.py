@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg
-from suites.children import crashes_at, forked, in_child
+from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
 import readers
+from cache.messages import Silent
 from packer.conversion.journal import Journal
+from packer.engines.local import run_shards
 from packer.sources.folder import FolderSource
 
 DEADLINE = 60.0
@@ -124,6 +126,31 @@ def test_a_source_that_cannot_be_sent_to_workers(tree: Path, tmp_path: Path) -> 
     with pytest.raises(readers.SourceError, match=r"cannot be sent to worker processes: not for others; use workers=1"):
         packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=2)
     assert packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=1).samples == 45
+
+
+class _SentOnce:
+    """Passes the check, and cannot be pickled again for the workers."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        _SentOnce.pickled += 1
+        if _SentOnce.pickled > 2:
+            time.sleep(0.2)  # the run is ending by then
+        if _SentOnce.pickled > 1:
+            raise TypeError("not again")
+        return _SentOnce, ()
+
+
+def test_tasks_that_cannot_be_pickled_for_the_workers_end_the_run() -> None:
+    def work() -> str:
+        try:
+            run_shards(print, [source := _SentOnce()] * 8, 8, 2, Silent(), 8, 8, source)
+        except TypeError as error:
+            return str(error)
+        return "no error"
+
+    assert end_of(work, ("not again",)) == "not again"
 
 
 def test_interrupt_stops_all_workers(tree: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     if required and not image_key and (options.image_key or not ours):
         raise FormatError(
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
-            f"--image-key KEY  (in Python: image_key=KEY)"
+            f"image_key='KEY'"
         )
     wanted = {"image": image_key, **options.extra_fields}
     fields = {key: field for field, key in wanted.items() if key}

@@ -151,7 +151,7 @@ class RocalSource(Position):
         if batch is not None:
             self._bad.extend(batch.bad)
             self._converted.update(batch.converted)
-            self._place = self._place._replace(cursor=batch.cursor)
+            self._position = self._position._replace(cursor=batch.cursor)
         fed = (batch or self._padding).feed()
         self._held.append(fed)
         return fed
@@ -162,7 +162,7 @@ class RocalSource(Position):
         self.stop()
         if self._begun:
             self._seek(Start(self.epoch + 1))
-        feed, options = self._feed.at(self._place), self.options
+        feed, options = self._feed.at(self._position), self.options
         work = SourceWork(feed, options.limits, options.convert, options.quality)
         self._bad, self._converted = [], Counter()
         self._steps = self._untaken = feed.steps()
@@ -205,7 +205,7 @@ class RocalSource(Position):
         """Batches of the epoch under way on this rank, or of the next one; padding does not count."""
         if self._running:
             return self._steps
-        return self._feed.at(Start() if self._begun else self._place).steps()
+        return self._feed.at(Start() if self._begun else self._position).steps()
 
     def close(self) -> None:
         """Join the reading thread and let go of what was held. Idempotent."""
