@@ -1,8 +1,7 @@
 """Several nodes on one machine, and several jobs on one node.
 
 A node is a mount namespace with a tmpfs of its own at the same path, and no network; its ranks have Slurm's variables.
-Where the kernel allows no namespaces to this user, that test is skipped; those of separate target directories are in
-test_staging_partial.py.
+Where the kernel allows no namespaces to this user, that test is skipped.
 """
 
 from __future__ import annotations

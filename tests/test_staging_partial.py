@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from suites.staging import SLOWLY, assert_whole, result, size_of, staged, start, wait_for
+from suites.staging import SLOWLY, assert_whole, size_of, staged, start, wait_for
 
 import readers
 from readers.order import NodeLocal
@@ -170,15 +170,3 @@ def test_without_anything_local(source: Path, tmp_path: Path) -> None:
     assert_reads(tmp_path / "nothing", source)
     with pytest.raises(readers.DatasetError, match="no such directory"):
         readers.open(tmp_path / "nothing", fallback=tmp_path / "neither")
-
-
-def test_partial_by_processes(source: Path, tmp_path: Path) -> None:
-    """Four ranks of two nodes on one machine: each node has its own directory and moves its own share once."""
-    processes = {
-        (node, rank): start(source, tmp_path / f"node{node}", part=[node, 2]) for node in range(2) for rank in range(2)
-    }
-    results = {key: result(process) for key, process in processes.items()}
-    for node in range(2):
-        both = [results[node, rank] for rank in range(2)]
-        assert sum(one["copied"] > 0 for one in both) == 1 and both[0]["path"] == both[1]["path"]
-        assert_reads(Path(both[0]["path"]), source)
