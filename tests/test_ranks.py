@@ -83,7 +83,7 @@ def test_ranks_of_launchers(environ: dict[str, str], expected: Ranks) -> None:
 
 @pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290", "4294967292"])
 def test_a_batch_script_or_a_shell_is_one_process(step: str | None) -> None:
-    """One process runs there, whatever the job has."""
+    """One process runs there, even if the job has more tasks."""
     environ = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": step or ""}
     assert detect_ranks(without(environ, "SLURM_STEP_ID") if step is None else environ) == Ranks()
     assert detect_ranks(without(SRUN, "SLURM_PROCID")) == Ranks()

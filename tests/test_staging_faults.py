@@ -157,7 +157,7 @@ def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None
         assert_whole(local, source)
 
 
-def test_a_source_that_lies_in_its_index(own: Path, tmp_path: Path) -> None:
+def test_a_source_with_a_wrong_index(own: Path, tmp_path: Path) -> None:
     shutil.rmtree(own / "val.index")
     with pytest.raises(readers.DatasetError, match=r"val.index: the index cannot be listed"):
         readers.stage(own, tmp_path / "node").__enter__()
@@ -168,7 +168,7 @@ def test_a_source_that_lies_in_its_index(own: Path, tmp_path: Path) -> None:
 
 
 def test_a_crash_at_every_step_that_changes_the_disk(source: Path, tmp_path: Path) -> None:
-    """Whatever the step: what looks whole is whole, and the next staging ends with the same bytes."""
+    """At any step: a copy that looks whole is whole, and the next staging results in the same bytes."""
     expected = files_of(source)
 
     crashes = 0

@@ -125,7 +125,7 @@ def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLo
 
 
 def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """Two ranks stop while staging goes on; three go on elsewhere, where shards come in the order still wanted."""
+    """Two ranks stop during staging; three continue elsewhere, where shards come in the order of what is left."""
     seen: list[int] = []
     with readers.stage(source, tmp_path / "a", background=True, order=order, bytes_per_second=SLOWLY) as local:
         states = []
@@ -150,7 +150,7 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
 
 
 def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """With a leader that brings nothing, and with none; a wait in vain is the last."""
+    """With a leader that copies nothing, and with none; a failed wait is the last."""
     local = staged(source, tmp_path, background=True, order=order, bytes_per_second=10_000)
     lock = FlockFile(local / ".staging/leader")
     for patience, held in ((0.2, True), (FOREVER, False)):
@@ -260,7 +260,7 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
 def test_a_disk_that_fills_up_ends_all_waiting(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on from the source, and whoever asks is told."""
+    """Training continues from the source, and `wait` raises the error."""
     transfer, third = leader.transfer, names(source, order.shards())[2]
 
     def full(source: Any, file: StagedFile, *arguments: Any) -> int:

@@ -55,7 +55,7 @@ def test_splits(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7, 50])
 def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int) -> None:
-    """Every sample of local_part lies in a staged shard, and every staged shard holds one."""
+    """Every sample of local_part is in a staged shard, and every staged shard has one."""
     files = set_files(source)
     reader = readers.open(source, "train")
     column = reader.table.column("shard")

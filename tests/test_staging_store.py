@@ -252,7 +252,7 @@ def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared
         os._exit(0)
     try:
         lock.release()
-        assert is_locked(tmp_path / "lock") == (shared and inherited), "at once, whatever the child has done by then"
+        assert is_locked(tmp_path / "lock") == (shared and inherited), "at once, even if the child has not run yet"
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
