@@ -57,7 +57,7 @@ LAZY = {
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
-    "readers.loader.device": "torch",
+    "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.remote": "30 ms: subprocess, concurrent.futures",

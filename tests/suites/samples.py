@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 
 import packer
+import readers
 from readers.headers import MEDIA, parse_held
 
-__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg"]
+__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite"]
 
 CLASSES = ("cat", "dog", "owl")
 SAMPLES = 24
@@ -38,6 +39,16 @@ def header(image: bytes) -> tuple[int, ...]:
     """What `ImageInfo` says of an image."""
     media, height, width, components, process, orientation = parse_held(image)
     return height, width, components, process, orientation, MEDIA.index(media)
+
+
+def overwrite(reader: readers.Reader, index: int, data: bytes) -> None:
+    """Put other bytes in the place of a sample, cut or filled with zeros to its length."""
+    extent = reader.byte_range(index)
+    assert extent is not None
+    shard, offset, length = extent
+    with open(shard, "r+b") as file:
+        file.seek(offset)
+        file.write(data.ljust(length, b"\0")[:length])
 
 
 @dataclass(frozen=True)
