@@ -154,11 +154,11 @@ def test_images_beside_the_splits_are_never_lost_silently(tree: Path, tmp_path: 
     assert result.samples == 45
     assert json.loads((tmp_path / "out/left-out.jsonl").read_text()) == {
         "name": "noisy.csv",
-        "reason": "beside the splits",
+        "reason": "outside the splits",
         "action": "not packed",
     }
     write(source / "extra/cat/1.jpg", make_jpeg(1))
-    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' lies beside the split 'train'.*split='train'"):
+    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' is outside the split 'train'.*split='train'"):
         packer.convert(source, to="tar", output=tmp_path / "out2", workers=1)
 
 

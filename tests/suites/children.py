@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["crashes_at", "end_of", "forked", "in_child", "limit_memory"]
+import pytest
+
+__all__ = ["crashes_at", "end_of", "forked", "in_child", "killed_in_child", "limit_memory"]
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -50,6 +52,12 @@ def in_child(work: Callable[[], object]) -> None:
     """Run in a child, which must not raise."""
     with forked(work):
         pass
+
+
+def killed_in_child(work: Callable[[], object]) -> None:
+    """Run in a child, which must be killed meanwhile."""
+    with pytest.raises(AssertionError, match="the child ended with -9"):
+        in_child(work)
 
 
 def crashes_at(step: int, work: Callable[[], object]) -> bool:
