@@ -84,9 +84,8 @@ def open_remote(
     patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
     index_cache: the directory for indexes; see `index_cache_folder`.
 
-    Pickles by address; unpickled and forked copies connect by themselves. Raises what
-    `readers.packed.open_packed` does, RemoteError, MissingExtraError, and StaleIndexError where the set has changed
-    since it was opened.
+    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.packed.open_packed`
+    does, RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
     """
     if not patience_seconds >= 0:
         raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")

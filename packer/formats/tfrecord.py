@@ -184,7 +184,7 @@ class TFRecordFormat(WalkedFormat):
     name = "tfrecord"
     exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "tfrecord": ".tfindex"}
     unindexed: ClassVar[Mapping[str, str]] = {
-        "rocal": "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
+        "rocal": "it reads them without one, from a directory made by readers.rocal.native.tfrecord_layout"
     }
 
     def shard_name(self, split: str, number: int, count: int) -> str:
