@@ -14,6 +14,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
+from cache.stores import Buffer
 from readers.augment.geometry import Boxes
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
@@ -21,7 +22,6 @@ from readers.decode import Region, decode_image
 from readers.decode.orient import upright_size
 from readers.decode.region import with_header
 from readers.headers import read_header
-from readers.sample import Buffer
 from readers.shrink import shrunk
 
 __all__ = ["boxes_of", "decoded", "recoded"]
