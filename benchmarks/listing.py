@@ -40,12 +40,11 @@ def make_tree(root: Path, files: int, per_folder: int) -> None:
 
 def measure(root: str, per_shard: int, shuffle: bool, traced: bool) -> dict[str, float]:
     """Seconds of each step, and the peak of memory in bytes."""
-    from packer.conversion.options import ConvertOptions
-    from packer.conversion.plan import check_listing, make_plan
-    from packer.engines.local import no_search_for_cycles
+    from packer.conversion.plan import ConvertOptions, check_listing, make_plan
     from packer.formats import format_named
     from packer.sources.base import SomeSamples
     from packer.sources.folder import FolderSource
+    from packer.workers import no_search_for_cycles
 
     options = ConvertOptions("tar", shuffle=0 if shuffle else None, samples_per_shard=per_shard)
     container = format_named("tar")

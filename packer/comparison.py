@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 import readers
-from cache.errors import BadSampleError, DatasetError
+from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from cache.files import read_regular
 from cache.progress import Watcher
+from packer.adopted_shard import key_prefix
+from packer.columns import header_row
 from packer.conversion.arena import Arena
-from packer.problems import Problem, Problems
+from packer.formats.base import Located
+from packer.formats.window import Window
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
-from readers.index import decode_name
-from readers.layout import MAX_JSON_BYTES, DatasetInfo, read_dataset_info
+from readers.headers import read_header
+from readers.index import Index, decode_name, encode_name
+from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import REPORT_FILE
+from readers.sample import Buffer, ImageInfo
 
-__all__ = ["compare"]
+__all__ = [
+    "MAX_PROBLEMS",
+    "Problem",
+    "Problems",
+    "check_columns",
+    "check_index",
+    "compare",
+    "header_difference",
+    "sample_difference",
+]
 
 
 def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> int:
@@ -82,10 +99,10 @@ class _Comparison:
         except BadSampleError as error:
             self._wrong(split, f"cannot be read from the source: {error}", index, key)
             return
-        for field, payload in zip(self._listing.fields, payloads, strict=True):
-            packed = reader.read(index, field) if field in reader.fields and reader.has(index, field) else None
+        for name, payload in zip(self._listing.fields, payloads, strict=True):
+            packed = reader.read(index, name) if name in reader.fields and reader.has(index, name) else None
             if payload != packed:
-                what = "differs from the source" if field == "image" else f"field {field} differs from the source"
+                what = "differs from the source" if name == "image" else f"field {name} differs from the source"
                 self._wrong(split, what, index, key)
         label = int(reader.labels[index])
         if _class(self._set_classes, label) != _class(self._source_classes, part.labels[i]):
@@ -120,3 +137,123 @@ def _left_out(root: Path) -> Iterator[tuple[str, str]]:
             yield str(item.get("split", "")), str(item["name"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error
+
+
+def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, remedy: str = "") -> bool:
+    """Check every column of a split's index: its checksum, its length, and that samples lie in the order of shards.
+
+    remedy: what to do about damage; default rebuilding the index. Returns whether the index is sound enough to look
+    into the shards with it.
+    """
+    remedy = remedy or _remedy(root)
+    files = info.splits[split]
+    damaged = _damaged_columns(root, files)
+    for name, what in damaged:
+        found.add(Problem(split, f"{files.index}/{name}", what + remedy))
+    try:
+        with readers.open(root, split) as reader:
+            Index(root / files.index, files.samples).check(reader.fields)
+            counts = [shard.samples for shard in files.shards]
+            expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+            if np.array_equal(reader.table.column("shard"), expected):
+                return True
+            if not damaged:
+                found.add(Problem(split, files.index, "the column shard does not fit dataset.json" + remedy))
+    except PackerError as error:
+        if not damaged:
+            found.add(Problem(split, files.index, str(error)))
+    return False
+
+
+def check_columns(root: Path, split: SplitInfo) -> None:
+    """Raise DatasetError where a file of a split's index is not what dataset.json says. Sets without checksums pass."""
+    for name, what in _damaged_columns(root, split):
+        raise DatasetError(f"{root / split.index / name}: {what}{_remedy(root)}")
+
+
+def _damaged_columns(root: Path, split: SplitInfo) -> list[tuple[str, str]]:
+    """(file, what is wrong with it) of those that differ from dataset.json."""
+    wrong = []
+    for name, known in split.columns.items():
+        what = _difference(root / split.index / name, known)
+        if what:
+            wrong.append((name, what))
+    return wrong
+
+
+def _difference(path: Path, known: ColumnFile) -> str:
+    try:
+        with Window(path) as window:
+            if window.size != known.bytes:
+                return f"has {window.size} bytes, dataset.json says {known.bytes}"
+            crc = window.checksum()
+    except FormatError as error:
+        return "missing index column" if not path.exists() else str(error)
+    return "" if crc == known.crc32c else f"its CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}"
+
+
+def _remedy(root: Path) -> str:
+    return f"; rebuild it with  packer index {root}"
+
+
+def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
+    """How what the index says of a sample differs from what its shard says; "" where it does not."""
+    # keys that several adopted shards shared carry the name of their shard
+    if reader.keys[index] not in (sample.key, f"{key_prefix(shard)}/{sample.key}", f"{Path(shard).stem}/{sample.key}"):
+        return f"the shard says the key {sample.key!r}"
+    if sample.label != int(reader.labels[index]):
+        return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
+    for name in reader.fields:
+        indexed = reader.byte_range(index, name)
+        expected = None if indexed is None else indexed[1:]
+        if sample.ranges.get(name) != expected:
+            return f"field {name}: the shard has it at {sample.ranges.get(name)}, the index says {expected}"
+        stored = reader.table.columns.names(name)[index]
+        named = encode_name(sample.names.get(name, ""), sample.key)
+        if stored != named:
+            return f"field {name}: the shard says the file name {named!r:.200}, the index {stored!r:.200}"
+    return ""
+
+
+def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
+    """How the header columns of a sample differ from its image (None: it has none); "" where they do not."""
+    try:
+        header = None if image is None else read_header(image)
+    except BadSampleError:
+        header = None  # adopted shards may hold what has no readable header
+    for name, value in header_row(header).items():
+        stored = int(getattr(info, name)[index])
+        if stored != value:
+            return f"the image's header says {name} {value}, the index {stored}"
+    return ""
+
+
+MAX_PROBLEMS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where (a shard, and a sample's index and key where it is one), and what."""
+
+    split: str
+    shard: str
+    what: str
+    index: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        sample = "" if self.index is None else f" sample {self.index} ({self.key})"
+        return f"{self.split}: {self.shard}:{sample} {self.what}"
+
+
+@dataclass(slots=True)
+class Problems:
+    """A list of problems: capped, while the count is not."""
+
+    problems: list[Problem] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, problem: Problem) -> None:
+        self.count += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)

@@ -23,16 +23,22 @@ from cache.remote import ChangedError, MissingError, Remote, TruncatedError, is_
 from cache.staging import StagedFile, StagingSourceError, work_off
 from cache.staging.remote import RemoteSource
 from cache.text import plural
-from packer.comparison import compare
+from packer.comparison import (
+    MAX_PROBLEMS,
+    Problem,
+    Problems,
+    check_index,
+    compare,
+    header_difference,
+    sample_difference,
+)
 from packer.conversion.images import decode_fully
-from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
 from packer.formats.window import Window
-from packer.index_check import check_index, header_difference, sample_difference
-from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
+from packer.workers import run_shards
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 from readers.remote import RemoteHome

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import files_of, make_jpeg
 
-from packer.cli.progress import progress_line
-from packer.cli.text import bar, human_bytes, human_seconds
-from packer.conversion.options import parse_size
+from packer.cli.text import bar, human_bytes, human_seconds, progress_line
+from packer.conversion.plan import parse_size
 
 
 def packer(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -158,7 +157,7 @@ def test_a_reader_that_goes_away(tree: Path, tmp_path: Path) -> None:
 def test_a_terminal_gets_a_bar(tree: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     script = (
-        "import sys, time\nfrom packer.cli.progress import ProgressDisplay\n"
+        "import sys, time\nfrom packer.cli.text import ProgressDisplay\n"
         "shown = ProgressDisplay(sys.stderr)\nshown.begin(100, 0, lambda: (50, 1000))\n"
         "time.sleep(0.5)\nshown.end()\n"
     )

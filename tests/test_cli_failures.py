@@ -20,7 +20,7 @@ from suites.programs import run_packer, run_python
 
 import packer as library
 from cache.text import json_printable, plural, printable
-from packer.cli.progress import progress_line
+from packer.cli.text import progress_line
 
 PACKER = [sys.executable, "-m", "packer"]
 
@@ -210,7 +210,7 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
     script = (
         "import sys, threading\n"
-        "from packer.cli.progress import ProgressDisplay\n"
+        "from packer.cli.text import ProgressDisplay\n"
         "drawn = threading.Event()\n"
         "def done():\n"
         "    drawn.set()\n"

@@ -14,7 +14,7 @@ from suites.children import crashes_at
 
 import packer
 import readers
-from packer.cli.index import command
+from packer.cli.convert import index_command as command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import missing_shards
@@ -180,7 +180,7 @@ def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device", "dataset.json")
 
-    monkeypatch.setattr("packer.index_commit.write_dataset_info", full)
+    monkeypatch.setattr("packer.adoption.write_dataset_info", full)
     with pytest.raises(OSError, match="No space left"):
         packer.index([packed], workers=1)
     after = files_of(packed)

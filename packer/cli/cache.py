@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from cache.text import plural
-from packer.cli.progress import watcher
 from packer.cli.text import (
     SetPlace,
     bar,
@@ -17,6 +16,7 @@ from packer.cli.text import (
     show_result,
     split_option,
     threads_option,
+    watcher,
 )
 from packer.node import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 

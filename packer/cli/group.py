@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -18,23 +19,22 @@ import click
 
 from cache.errors import PackerError
 from cache.text import printable
-from packer.cli.flags import learn_flags, with_flags
+from packer import __version__
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
-from packer.version import VERSION
 
-__all__ = ["cli", "message_of", "run"]
+__all__ = ["cli", "learn_flags", "message_of", "run", "with_flags"]
 
 # Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
     "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
-    "index": ("Adopt shards made elsewhere, or rebuild an index.", "index", "command"),
+    "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
     "inspect": ("Show what a packed set is.", "inspect", "command"),
     "verify": ("Check every byte of a packed set.", "verify", "command"),
     "extract": ("Write the original files back.", "verify", "extract_command"),
-    "export-index": ("Write the index files of other readers.", "index", "export_command"),
+    "export-index": ("Write the index files of other readers.", "convert", "export_command"),
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
-    "parity": ("Compare decoders and resizers with Pillow.", "parity", "command"),
+    "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
     "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }
 _ADVICE = {
@@ -75,7 +75,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(VERSION, prog_name="packer")
+@click.version_option(__version__, prog_name="packer")
 def cli() -> None:
     """Pack image datasets into standard shards with one index; verify, inspect and extract them."""
 
@@ -169,3 +169,29 @@ def _escape_what_cannot_be_shown() -> None:
 def _give_up_stdout() -> None:
     """Keep Python from complaining at exit about what cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+_ARGUMENT = re.compile(r"\b([a-z][a-z_]*)=('[^']*'|[A-Za-z0-9_]+)")
+_flags: dict[str, str] = {}
+
+
+def learn_flags(command: click.Command | None) -> None:
+    """Take up the options of a command, and of those below it."""
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        learn_flags(part)
+    for option in command.params if command is not None else ():
+        if isinstance(option, click.Option):
+            _flags[str(option.name)] = max(option.opts, key=len)
+
+
+def with_flags(message: str) -> str:
+    """A message with the flags in place of the arguments; what follows "(in Python:" stays."""
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'")
+        if name not in _flags:
+            return found[0]
+        return _flags[name] if value == "True" else f"{_flags[name]} {value}"
+
+    text, mark, rest = message.partition("(in Python:")
+    return _ARGUMENT.sub(flag, text) + mark + rest

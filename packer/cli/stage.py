@@ -19,8 +19,16 @@ from cache.ranks import detect_ranks
 from cache.staging import CLEANUPS
 from cache.text import plural
 from packer.cli.held import HeldSignals, undisturbed
-from packer.cli.progress import ProgressDisplay
-from packer.cli.text import SetPlace, Size, human_bytes, human_seconds, json_option, print_json, show_result
+from packer.cli.text import (
+    ProgressDisplay,
+    SetPlace,
+    Size,
+    human_bytes,
+    human_seconds,
+    json_option,
+    print_json,
+    show_result,
+)
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
 __all__ = ["command", "copies_lines"]

@@ -12,6 +12,7 @@ commit that is cut off continues from there.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,11 +20,9 @@ from typing import Any
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
 from cache.text import plural
-from packer.columns import PartMeta
+from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
-from packer.conversion.left_out import write_report
-from packer.conversion.plan import Plan
-from packer.index_writer import is_index, remove_index, write_index
+from packer.conversion.plan import Plan, PlannedShard
 from packer.output import output_errors
 from packer.sources.base import SourceListing
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
@@ -62,7 +61,7 @@ def commit(
             _move_up(work, place, shard.name)
         infos = tuple(meta.shard for _, meta in chosen)
         splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root, columns)
-    write_report(journal, plan.shards, metas, listing)
+    _write_report(journal, plan.shards, metas, listing)
     _move_up(work, place, QUARANTINE_FOLDER)
     place.sync()
     first = next(iter(plan.specs.values()))
@@ -212,3 +211,23 @@ def _named(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
     return ", ".join(listed[:_NAMED]) + more
+
+
+def _write_report(
+    journal: Journal, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing
+) -> None:
+    """One JSON object a line for every file of the source that is not in the set; no file where there is none."""
+    lines = [{"name": name, "reason": reason, "action": "not packed"} for name, reason in listing.left_out]
+    for shard, meta in zip(shards, metas, strict=True):
+        lines += [
+            {
+                "split": shard.split,
+                "name": item.name,
+                "reason": item.reason,
+                "action": item.action or "not packed",
+            }
+            for item in meta.left_out
+        ]
+    if lines:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        journal.place.write(REPORT_FILE, text.encode("utf-8", "surrogateescape"), scratch=journal.work)

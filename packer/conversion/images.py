@@ -12,27 +12,26 @@ that needs no change keeps its bytes.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cache.errors import BadSampleError, SourceError
+from cache.errors import BadSampleError
 from cache.text import plural
-from packer.conversion.options import ConvertOptions, Reencode
+from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import without_all_bits
 from readers.decode.jpeg import check_coding
 from readers.decode.orient import upright_size
 from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
 from readers.decode.region import check_pixels
-from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
+from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.exif import PREFIX
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.sample import Buffer
 from readers.shrink import shrunk
-from readers.strings import repeated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +40,6 @@ __all__ = [
     "Prepared",
     "adopted_image",
     "check_image",
-    "check_new_names",
     "decode_fully",
     "prepare_image",
     "reencode",
@@ -184,31 +182,7 @@ def reencode(
     data = _encode(image, header, size if resizes else None, codec, options.quality or _QUALITY)
     if codec == header.media and not resizes and len(data) >= len(image):
         return image, header, name
-    return data, read_header(data), name if codec == header.media else _renamed(name, key, codec)
-
-
-def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
-    """Raise SourceError where a file that is encoded anew could get the name of another one."""
-    codec = "png" if options.codec == "keep" else options.codec
-    count = len(names)
-
-    def all_names() -> Iterator[str]:
-        """The names as they are, then as they would be; what cannot be in the way is a string of its own."""
-        for i, name in enumerate(names):
-            yield name or f"\0\0{i}"
-        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-            new = _renamed(name, key, codec)
-            yield new if name and new != name else f"\0{i}"
-
-    taken: dict[str, str] = {}
-    for i in repeated(all_names, 2 * count).tolist():
-        name = names[i % count]
-        new = name if i < count else _renamed(name, keys[i % count], codec)
-        other = taken.setdefault(new, name)
-        if other != name:
-            raise SourceError(
-                f"{where}: {name} and {other} would both be called {new} when encoded anew; rename one of them"
-            )
+    return data, read_header(data), name if codec == header.media else renamed(name, key, codec)
 
 
 def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:
@@ -294,10 +268,3 @@ def _kept(picture: Image, mode: str) -> dict[str, Any]:
     if profile[_PROFILE_SPACE] == space.encode():
         options["icc_profile"] = profile
     return options
-
-
-def _renamed(name: str, key: str, codec: str) -> str:
-    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
-    dot = name.rfind(".")
-    stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
-    return f"{stem}.{SUFFIX[codec]}" if name else name

@@ -22,9 +22,8 @@ from types import TracebackType
 
 from cache.errors import BadNameError, DatasetError, OutputError
 from cache.files import BusyError, Folder, Lock
-from packer.columns import PartMeta, load_meta
+from packer.columns import PartMeta, load_meta, remove_index
 from packer.conversion.plan import Plan, PlannedShard
-from packer.index_writer import remove_index
 from packer.output import output_errors
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName

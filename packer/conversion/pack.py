@@ -15,14 +15,13 @@ from cache.progress import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
-from packer.conversion.left_out import set_aside
-from packer.conversion.options import ConvertOptions
+from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.layout import ShardInfo
-from readers.names import WORK_FOLDER
+from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
 
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
@@ -179,10 +178,21 @@ class _Packing:
                 f"on_error='skip' or on_error='quarantine'"
             ) from error
         if on_error == "quarantine" and image is not None:
-            set_aside(self._work, task.spec.split, name, image)
+            _set_aside(self._work, task.spec.split, name, image)
         self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
 
     def meta(self, written: WrittenShard) -> PartMeta:
         info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         return PartMeta(info, size, tuple(self._left_out), remarks=self._remarks)
+
+
+def _set_aside(work: Folder, split: str, name: str, payload: Buffer) -> None:
+    """Write `payload` to quarantine/split/name below `work`; names in archives may be longer than those of files.
+
+    Raises BadNameError for a name that leads out, PathError where something is in the way.
+    """
+    place = RelativePath(shortened(name))
+    folder, _, last = f"{QUARANTINE_FOLDER}/{split}/{place}".rpartition("/")
+    with work.folder(folder, create=True) as opened:
+        opened.write(last, payload)

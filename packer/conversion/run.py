@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,24 +16,29 @@ from cache.errors import OutputError, SourceError
 from cache.node import usable_cpus
 from cache.progress import Silent, Watcher
 from cache.remote import is_remote
+from cache.text import plural
+from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import no_search_for_cycles, run_shards
+from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan, parse_size
 from packer.formats import format_named
 from packer.output import local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
+from packer.sources.contents import advice
 from packer.uploading import convert_to_address
-from packer.version import VERSION
+from packer.workers import no_search_for_cycles, run_shards
 from readers.layout import DatasetInfo, read_dataset_info
+from readers.tree import has_image_suffix
 
 __all__ = ["ConvertResult", "convert"]
+
+_EXPECTED = ("hidden", "beside ", "metadata of ")  # reasons for which images may be left out without a warning
+_FOREIGN = "image, byte 0: found "
+_UNREADABLE = "damaged, or not an image that is read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class _Conversion:
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
                 f"set? pack a part of it at a time, or free memory"
             ) from error
-        listing.warnings += link_warnings(listing)
+        listing.warnings += _link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
@@ -185,7 +191,7 @@ class _Conversion:
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
-                refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
+                _refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
                 journal.remove()
                 with suppress(OSError):  # it holds the set that was to be replaced
@@ -241,7 +247,7 @@ class _Conversion:
     def _made(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
         options = {name: value for name, value in asdict(self._options).items() if value is not None}
         return {
-            "by": f"packer {VERSION}",
+            "by": f"packer {__version__}",
             "source": self._source.title,
             "options": options,
             "plan": plan.fingerprint,
@@ -262,7 +268,7 @@ class _Conversion:
             shard_bytes=0,
             seconds=time.perf_counter() - self._started,
             left_out={"not packed": len(listing.left_out)} if listing.left_out else {},
-            left_out_reasons=count_by_reason(listing, ()),
+            left_out_reasons=_count_by_reason(listing, ()),
             warnings=tuple(listing.warnings),
             dry_run=True,
         )
@@ -290,7 +296,7 @@ class _Conversion:
             seconds=time.perf_counter() - self._started,
             shards_resumed=resumed,
             left_out=left_out,
-            left_out_reasons=count_by_reason(listing, metas),
+            left_out_reasons=_count_by_reason(listing, metas),
             warnings=(*listing.warnings, *map(str, info.made.get("remarks", ()))),
             already_done=not metas,
         )
@@ -302,3 +308,47 @@ def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:
         for item in meta.left_out:
             counts[item.action or "not packed"] = counts.get(item.action or "not packed", 0) + 1
     return counts
+
+
+def _count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
+    """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
+    counts = Counter(reason for _, reason in listing.left_out)
+    for meta in metas:
+        counts.update(_kind(item.reason, item.action) for item in meta.left_out)
+    return dict(counts.most_common())
+
+
+def _kind(reason: str, action: str) -> str:
+    if not action:
+        return reason
+    if reason.startswith(_FOREIGN):
+        return reason.removeprefix(_FOREIGN).partition(";")[0]
+    return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE
+
+
+def _link_warnings(listing: SourceListing) -> list[str]:
+    """A warning for each reason that a listing has for leaving out files that are called like images."""
+    found: dict[str, list[str]] = {}
+    for name, reason in listing.left_out:
+        if has_image_suffix(name) and not reason.startswith(_EXPECTED):
+            found.setdefault(reason, []).append(name)
+    return [
+        f"{plural(len(names), 'file')} called like images left out, such as {names[0]!r}: {reason}"
+        for reason, names in found.items()
+    ]
+
+
+def _refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan, metas: Sequence[PartMeta]) -> None:
+    """Raise SourceError where no sample is left, with what the source holds and which command takes that.
+
+    metas are parallel to the shards of `plan`.
+    """
+    if any(meta.shard.samples for meta in metas):
+        return
+    files = list(listing.left_out)
+    for shard, meta in zip(plan.shards, metas, strict=True):
+        folder = listing.splits[shard.split].root
+        for item in meta.left_out:
+            files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
+    seen = advice(str(root), files, _count_by_reason(listing, metas))
+    raise SourceError(f"{title}: no images, so no set is made; found\n  {seen or 'nothing'}")
