@@ -27,6 +27,7 @@ del _name, _spec
 __version__ = "0.1.0"  # pyproject.toml has the same
 
 if TYPE_CHECKING:
+    from packer.adopted_shard import open_shard
     from packer.adoption import IndexResult, index
     from packer.conversion.plan import Reencode
     from packer.conversion.run import ConvertResult, convert
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
-    from packer.opened_shard import open_shard
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
@@ -48,7 +48,7 @@ _MODULES = {
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
-    "packer.opened_shard": ("open_shard",),
+    "packer.adopted_shard": ("open_shard",),
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),

@@ -14,7 +14,7 @@ from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from cache.files import read_regular
 from cache.progress import Watcher
 from packer.adopted_shard import key_prefix
-from packer.columns import header_row
+from packer.columns import HEADER_COLUMNS, header_values
 from packer.conversion.arena import Arena
 from packer.formats.base import Located
 from packer.formats.window import Window
@@ -221,7 +221,7 @@ def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
         header = None if image is None else read_header(image)
     except BadSampleError:
         header = None  # adopted shards may hold what has no readable header
-    for name, value in header_row(header).items():
+    for name, value in zip(HEADER_COLUMNS, header_values(header), strict=True):
         stored = int(getattr(info, name)[index])
         if stored != value:
             return f"the image's header says {name} {value}, the index {stored}"

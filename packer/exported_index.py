@@ -17,10 +17,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
@@ -28,7 +28,7 @@ from cache.progress import Silent, Watcher
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.window import Window
-from packer.output import local_output, output_errors
+from packer.output import Result, local_output, output_errors
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
@@ -44,17 +44,13 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class ExportResult:
+class ExportResult(Result):
     """What was written: the index files in the order of the shards, and the samples they name."""
 
     path: Path
     target: str
     files: tuple[Path, ...]
     samples: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path), "files": [str(file) for file in self.files]}
 
 
 def export_index(

@@ -17,9 +17,9 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
@@ -27,7 +27,7 @@ from cache.files import BusyError, Folder
 from cache.progress import Silent, Watcher
 from cache.text import plural
 from packer.comparison import check_columns
-from packer.output import local_output, output_errors
+from packer.output import Result, local_output, output_errors
 from readers.headers import SUFFIX, sniff
 from readers.index import decode_name
 from readers.layout import DatasetInfo, read_dataset_info
@@ -41,7 +41,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractResult:
+class ExtractResult(Result):
     """What was written: files and their bytes; kept counts files that were there already with the same bytes.
 
     renamed: files whose names no file can have, and that have a shorter one.
@@ -53,10 +53,6 @@ class ExtractResult:
     kept: int
     labels_file: bool
     renamed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "output": str(self.output)}
 
 
 def extract(

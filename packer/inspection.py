@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from packer.output import place_told, set_root
+from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled
@@ -55,7 +55,7 @@ class SplitReport:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectResult:
+class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some."""
 
     path: Path | str
@@ -69,10 +69,6 @@ class InspectResult:
     duplicates: int
     duplicate_examples: tuple[tuple[str, ...], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
     """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
@@ -81,7 +77,7 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
     opened = {name: readers.open(path, name) for name in info.splits}
     duplicates, examples = _duplicates(opened)
     return InspectResult(
-        path=place_told(path),
+        path=set_title(path),
         format=info.format,
         fields=info.fields,
         classes=info.classes,
@@ -175,7 +171,7 @@ def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mappin
 
 
 @dataclass(frozen=True, slots=True)
-class OrderReport:
+class OrderReport(Result):
     """One order. amplification: bytes fetched per byte used, by bytes of a request. quality: 1 mixes as well as a
     global shuffle, 0 not at all. memory_bytes: what a reader holds to read every block once; 0 for no blocks."""
 
@@ -184,9 +180,6 @@ class OrderReport:
     amplification: dict[int, float]
     quality: float
     memory_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_orders(

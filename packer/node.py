@@ -19,7 +19,7 @@ from cache.errors import OutputError, StagingError, UnknownNameError
 from cache.progress import Silent, Watcher
 from cache.remote import is_remote
 from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
-from packer.output import place_told
+from packer.output import set_title
 
 __all__ = [
     "DIRECTORY",
@@ -122,7 +122,7 @@ def warm_cache(
 
     Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
     """
-    seen, told = watcher or Silent(), place_told(path)
+    seen, told = watcher or Silent(), set_title(path)
     started = time.monotonic()
     with readers.open(path, split) as base:
         with warnings.catch_warnings(record=True) as warned:
@@ -269,7 +269,7 @@ def clean_staged(
 
 def _source_text(dataset: str | os.PathLike[str]) -> str:
     """A set as records of copies call it."""
-    return str(place_told(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
+    return str(set_title(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
 def _stores(to: str | os.PathLike[str] | None) -> list[Store]:

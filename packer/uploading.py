@@ -18,9 +18,9 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cache.checksums import crc32c, file_checksum
 from cache.errors import DatasetError, OutputError
@@ -37,6 +37,7 @@ from cache.remote import (
     UnsupportedError,
 )
 from cache.staging import StagedFile, work_off
+from packer.output import Result
 from readers.index import column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
@@ -51,7 +52,7 @@ _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
 
 @dataclass(frozen=True, slots=True)
-class UploadResult:
+class UploadResult(Result):
     """What was done: bytes and objects that were sent, objects that were there, objects of the old set removed."""
 
     address: str
@@ -59,10 +60,6 @@ class UploadResult:
     sent: int
     found: int
     removed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def upload(

@@ -76,7 +76,7 @@ def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path
     refused(
         packed,
         lambda: packer.index([other], packed, workers=1),
-        "would lose 45 samples in 8 shards", "2 splits (train, val)", "3 classes (cat, dog, owl)", "--accept-loss",
+        "would lose 45 samples in 8 shards", "2 splits (train, val)", "3 classes (cat, dog, owl)", "accept_loss=True",
     )  # fmt: skip
     same_name = shard(tmp_path / "new" / shards_of(packed)[0].name, [900, 901])
     refused(packed, lambda: packer.index([same_name], packed, workers=1), "would lose")
@@ -112,7 +112,7 @@ def test_a_missing_shard_is_told_by_the_others_where_dataset_json_is_lost(packed
         shutil.rmtree(packed / f"{split}.index")
     last = sorted(path for path in packed.iterdir() if path.name.startswith("train-"))[-1]
     last.unlink()
-    refused(packed, lambda: packer.index([packed], workers=1), "1 shard of this set is missing", "--accept-loss")
+    refused(packed, lambda: packer.index([packed], workers=1), "1 shard of this set is missing", "accept_loss=True")
     assert packer.index([packed], accept_loss=True, workers=1).samples == 39
 
 
@@ -226,7 +226,7 @@ def test_shards_with_other_classes_do_not_mix(tmp_path: Path) -> None:
         folder = tmp_path / suffix[1:]
         shard(folder / f"train-a{suffix}", [1, 2], ("cat", "dog"), [0, 1])
         shard(folder / f"train-b{suffix}", [3, 4], ("dog", "owl"), [0, 1])
-        with pytest.raises(readers.FormatError, match=r"label 0 is 'cat' in one and 'dog' in the other.*--classes"):
+        with pytest.raises(readers.FormatError, match=r"label 0 is 'cat' in one and 'dog' in the other.*classes=NAMES"):
             packer.index([folder], workers=1)
         packer.index([folder], classes=["a", "b"], workers=1)
         packer.index([folder], workers=1)
@@ -256,7 +256,7 @@ def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n\n")
     done = CliRunner().invoke(command, [str(path), "--classes", str(names)])
-    assert "has the label 7, so 8 class names are needed; --classes has 2" in str(done.exception)
+    assert "has the label 7, so 8 class names are needed; classes has 2" in str(done.exception)
     names.write_text("cat\n\ndog\n")
     done = CliRunner().invoke(command, [str(path), "--classes", str(names)])
     assert done.exit_code == 2 and "line 2 of" in done.output, done.output

@@ -25,7 +25,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan, parse_size
 from packer.formats import format_named
-from packer.output import local_output
+from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.contents import advice
@@ -42,7 +42,7 @@ _UNREADABLE = "damaged, or not an image that is read"
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertResult:
+class ConvertResult(Result):
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
 
     left_out counts files by what was done with them, left_out_reasons by why.
@@ -64,10 +64,6 @@ class ConvertResult:
     dry_run: bool = False
     already_done: bool = False
     uploaded_bytes: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "output": str(self.output)}
 
 
 def convert(
