@@ -1,6 +1,6 @@
 """Epochs of training from a slow source: read there, staged before, staged meanwhile in two orders, and cached.
 
-    python benchmarks/epochs.py --tree TREE --work DIR --to DIR [--bandwidth 20] [--latency 5] [--rounds 3] …
+    python benchmarks/epochs.py --tree TREE --work DIR --target DIR [--bandwidth 20] [--latency 5] [--rounds 3] …
 
 Packs the tree once into DIR/set (outside the clock). Each row is a process: ImageLoader with RandomResizedCrop(224) and
 a flip, two epochs. The clock starts before staging. The source is `slow_source.SlowSource` over the packed set.
@@ -163,7 +163,7 @@ def _set_of(arguments: argparse.Namespace) -> Path:
 
 
 def _target(arguments: argparse.Namespace, name: str) -> Path:
-    return Path(arguments.to) / f"epochs-benchmark-{slug(name)}"
+    return Path(arguments.target) / f"epochs-benchmark-{slug(name)}"
 
 
 BENCHMARK = Benchmark(
@@ -190,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
     options = base_parser(__doc__)
     options.add_argument("--tree", required=True, type=Path, help="folder with train/<class>/ of image files")
     options.add_argument("--work", required=True, type=Path, help="folder for the packed set")
-    options.add_argument("--to", required=True, type=Path, help="folder to stage to")
+    options.add_argument("--target", required=True, type=Path, help="folder to stage to")
     options.add_argument("--bandwidth", type=float, default=20.0, help="MB/s of the source")
     options.add_argument("--latency", type=float, default=5.0, help="milliseconds of a request to the source")
     options.add_argument("--shard-mb", type=float, default=8.0)

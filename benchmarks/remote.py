@@ -1,10 +1,10 @@
 """Remote: samples and whole sets from a web server with latency, on loopback.
 
-    python benchmarks/remote.py --set DIR --to DIR [--latency 20] [--samples 256] [--rounds 3] …
+    python benchmarks/remote.py --set DIR --target DIR [--latency 20] [--samples 256] [--rounds 3] …
 
 The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
 random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
-the clock; `gets` counts what the clock saw. Staging writes to a directory below --to, which is removed.
+the clock; `gets` counts what the clock saw. Staging writes to a directory below --target, which is removed.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
     import readers
 
-    target = Path(arguments.to) / "remote-benchmark"
+    target = Path(arguments.target) / "remote-benchmark"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     os.environ["PACKER_CACHE_DIR"] = str(target / "index")
@@ -191,7 +191,7 @@ def parser() -> argparse.ArgumentParser:
     options = base_parser(__doc__)
     options.add_argument("--set", required=True, type=Path, help="a packed set on this machine, which is served")
     options.add_argument("--split", help="default: the only one, or train")
-    options.add_argument("--to", required=True, type=Path, help="folder to stage to")
+    options.add_argument("--target", required=True, type=Path, help="folder to stage to")
     options.add_argument("--latency", type=float, default=20, help="milliseconds before each answer")
     options.add_argument("--samples", type=int, default=256)
     return options

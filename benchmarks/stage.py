@@ -1,6 +1,6 @@
 """Stage: shards to a directory of this node, against cp; and against cp -r of the small files they were made of.
 
-    python benchmarks/stage.py --tree TREE --work DIR --to DIR [--strace] [--rounds 3] …
+    python benchmarks/stage.py --tree TREE --work DIR --target DIR [--strace] [--rounds 3] …
 
 Packs the tree once into DIR/set (outside the clock). The clock stops when the copier returns, and again when all is on
 the disk: ours has synced by then, cp has not. `--strace` counts system calls in a further run outside the clock.
@@ -136,7 +136,7 @@ def _set_of(arguments: argparse.Namespace) -> Path:
 
 
 def _target(arguments: argparse.Namespace, name: str) -> Path:
-    return Path(arguments.to) / f"staging-benchmark-{slug(name)}"
+    return Path(arguments.target) / f"staging-benchmark-{slug(name)}"
 
 
 BENCHMARK = Benchmark(
@@ -165,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
     options = base_parser(__doc__)
     options.add_argument("--tree", required=True, type=Path, help="folder of class folders of image files")
     options.add_argument("--work", required=True, type=Path, help="folder for the packed set")
-    options.add_argument("--to", required=True, type=Path, help="folder to stage to, best on another filesystem")
+    options.add_argument("--target", required=True, type=Path, help="folder to stage to, best on another filesystem")
     options.add_argument("--strace", action="store_true", help="count system calls, in a run of its own")
     return options
 

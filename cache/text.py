@@ -1,4 +1,4 @@
-"""Words for people: counts with the right ending, and text of strangers that a terminal may be shown.
+"""Text for people: counts with their nouns, sizes, and foreign text made safe for a terminal.
 
 >>> plural(1, "shard"), plural(1200, "class"), plural(0, "directory")
 ('1 shard', '1,200 classes', '0 directories')
@@ -10,10 +10,21 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["json_printable", "plural", "printable"]
+__all__ = ["json_printable", "parse_size", "plural", "printable"]
 
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def plural(count: int, noun: str) -> str:
@@ -40,3 +51,11 @@ def printable(text: str) -> str:
 def json_printable(text: str) -> str:
     """The same for a JSON document, as JSON's own escapes."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "1GiB", "256MB", "4096". Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{text!r} is not a valid size; write it as 256MiB or 1GiB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

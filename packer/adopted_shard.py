@@ -20,9 +20,8 @@ from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.window import Window
 from packer.found_shards import FoundShard, FoundShards, listed
 from packer.sources.shards import ClassNames, classes_in_order, located_samples
-from readers.columns import MemoryColumns
 from readers.headers import ImageHeader
-from readers.index import ABSENT
+from readers.index import ABSENT, MemoryColumns
 from readers.layout import ShardInfo
 from readers.reader import Reader
 from readers.sample import NO_LABEL

@@ -236,15 +236,18 @@ class CleanResult:
         return asdict(self)
 
 
-def staged_copies(to: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
+def staged_copies(target: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
     """The copies in a target directory (None: in all that staging would look at), least recently used first."""
-    stores = _stores(to)
+    stores = _stores(target)
     leaving = [_described(copy, leaving=True) for store in stores for copy in store.leaving()]
     return leaving + [_described(copy) for store in stores for copy in store.copies()]
 
 
 def clean_staged(
-    dataset: str | os.PathLike[str] | None = None, to: str | os.PathLike[str] | None = None, *, dry_run: bool = False
+    dataset: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    dry_run: bool = False,
 ) -> CleanResult:
     """Remove the copies of a set (None: all copies) that nobody uses, and what interrupted removals left of any.
 
@@ -256,7 +259,7 @@ def clean_staged(
         return source is None or source in (copy.source, os.path.realpath(copy.path))
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
-    for store in _stores(to):
+    for store in _stores(target):
         with store.lock():
             described = {copy.path: _described(copy) for copy in store.copies()}
             described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
@@ -272,14 +275,14 @@ def _source_text(dataset: str | os.PathLike[str]) -> str:
     return str(set_title(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
-def _stores(to: str | os.PathLike[str] | None) -> list[Store]:
+def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
     """Our directories in the candidates; those that are not ours are an error only where the user named one."""
     found: dict[Path, Store] = {}
-    for target in candidates(to):
+    for candidate in candidates(target):
         try:
-            store = find_store(target.path)
+            store = find_store(candidate.path)
         except (StagingError, OSError):
-            if to is not None:
+            if target is not None:
                 raise
             continue
         if store is not None:

@@ -11,8 +11,10 @@ Imports neither click, h5py nor torch.
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import cache
 
@@ -40,13 +42,16 @@ from cache.errors import (
     UnknownNameError,
     WorkerError,
 )
-from readers.cached import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
-from readers.folder import open_folder
 from readers.packed import Backend, open_copied, open_packed
 from readers.reader import Reader, concat
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
-from readers.staging import Staged, StageOptions, stage
 from readers.table import Table
+
+if TYPE_CHECKING:
+    from readers import order as order
+    from readers.caching import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
+    from readers.folder import open_folder
+    from readers.staging import Staged, StageOptions, stage
 
 __all__ = [
     "NO_LABEL",
@@ -84,6 +89,35 @@ __all__ = [
     "open_folder",
     "stage",
 ]
+
+# Imported on first use (PEP 562): every worker imports `readers`, and reading a local set needs none of these. Type
+# checkers see the imports above. `order` is a package, which `import readers` alone has always been enough for.
+_LAZY = {
+    "CachedReader": "readers.caching",
+    "CachedStats": "readers.caching",
+    "Capacity": "readers.caching",
+    "Decoded": "readers.caching",
+    "Recoded": "readers.caching",
+    "StageOptions": "readers.staging",
+    "Staged": "readers.staging",
+    "cached": "readers.caching",
+    "open_folder": "readers.folder",
+    "order": "readers.order",
+    "stage": "readers.staging",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'readers' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    if name not in globals():
+        globals()[name] = getattr(module, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
 
 
 def open(

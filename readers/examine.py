@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cache.errors import SourceError
-from readers.listing import TreeFiles
 from readers.strings import Names, NamesBuilder, Strings
+from readers.tree import TreeFiles
 
 __all__ = ["NOT_REGULAR", "UNKNOWN", "FolderFiles", "examine", "scan"]
 

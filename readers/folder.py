@@ -11,11 +11,12 @@ import numpy as np
 
 from cache.errors import SourceError
 from cache.stores import LooseFiles
-from readers.columns import MemoryColumns
+from readers.examine import scan
+from readers.index import MemoryColumns
 from readers.reader import Reader
 from readers.strings import Strings
 from readers.table import Table
-from readers.tree import arrange, has_image_suffix, scan, unique_keys
+from readers.tree import arrange, has_image_suffix, unique_keys
 
 __all__ = ["open_folder"]
 

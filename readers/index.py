@@ -1,4 +1,6 @@
-"""The index of one split: one `.npy` file per column in `<split>.index/`, mapped into memory and never loaded.
+"""What is known of n samples, column by column: in memory, or as the index of a split, mapped and never loaded.
+
+An index is one `.npy` file per column in `<split>.index/`:
 
     shard.npy               uint32 [n]      position in the split's list of shards
     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
@@ -25,7 +27,8 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +37,16 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError
 from cache.files import open_regular
-from readers.sample import ImageInfo
+from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 
 __all__ = [
     "ABSENT",
     "COLUMNS",
     "FIELD_COLUMNS",
-    "FieldColumns",
+    "Columns",
     "Index",
+    "MemoryColumns",
     "column_names",
     "decode_name",
     "encode_name",
@@ -87,8 +91,132 @@ def decode_name(stored: str, key: str) -> str:
     return key + stored[1:] if stored[0] == "+" else stored[1:]
 
 
+class Columns(ABC):
+    """Columns of n rows, each loaded on first use; a table takes rows of them. They pickle, by path if they are files.
+
+    title: what messages call the set: its directory or address, and the split.
+    place: the directory or address, as commands take it.
+    """
+
+    fields: tuple[str, ...] = ("image",)
+    classes: tuple[str, ...] = ()
+    title: str = ""
+    place: str = ""
+    has_headers: bool = True
+    has_checksums: bool = True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One of `COLUMNS`, length n."""
+
+    @abstractmethod
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        """One of `FIELD_COLUMNS` of a field, length n."""
+
+    @abstractmethod
+    def keys(self) -> Strings: ...
+
+    @abstractmethod
+    def names(self, field: str) -> Strings:
+        """Original file names as `encode_name` stores them."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that differs for other columns."""
+
+    @property
+    @abstractmethod
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        """Size of each shard."""
+
+    def shard_place(self, shard: int) -> str:
+        """The shard as messages name it."""
+        return f"{self.place or self.title}, shard {shard}"
+
+    def explained(self, error: Exception) -> Exception:
+        """The exception to raise for `error`, which occurred while the set was opened or read."""
+        return error
+
+
+class MemoryColumns(Columns):
+    """Columns in memory; a column that is not given is 0 everywhere, and -1 for labels.
+
+    columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS.
+    names: file names by field, as `encode_name` stores them.
+    shard_bytes: size of each shard; default: where its last sample ends.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, npt.ArrayLike],
+        fields: tuple[str, ...] = ("image",),
+        classes: tuple[str, ...] = (),
+        *,
+        names: Mapping[str, Strings] | None = None,
+        shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
+        title: str = "",
+    ) -> None:
+        self._keys = keys if isinstance(keys, Strings) else Strings.of(keys)
+        self.fields, self.classes, self.title, self.place = fields, classes, title, title
+        self.has_headers = all(name in columns for name in ImageInfo._fields)
+        self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
+        self._names = dict(names or {})
+        self._shard_bytes = shard_bytes
+        dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
+        self._columns = {name: np.ascontiguousarray(values, dtypes[name]) for name, values in columns.items()}
+        for name, values in self._columns.items():
+            if values.shape != (len(self._keys),):
+                raise ValueError(f"column {name} has the shape {values.shape}, expected ({len(self._keys)},)")
+        self._dtypes = dtypes
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._columns:
+            unknown = NO_LABEL if name == "label" else 0
+            return np.broadcast_to(np.array(unknown, self._dtypes[name]), (len(self),))
+        return self._columns[name]
+
+    def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
+        return self.column(f"{field}.{name}")
+
+    def keys(self) -> Strings:
+        return self._keys
+
+    def names(self, field: str) -> Strings:
+        if field not in self._names:
+            self._names[field] = Strings(np.zeros(0, np.uint8), np.zeros(len(self) + 1, np.uint64))
+        return self._names[field]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(repr((self.title, self.fields, self.classes)).encode(), digest_size=16)
+        for column in (self._keys.blob, self._keys.offsets, self.column("label")):
+            digest.update(np.ascontiguousarray(column).data)
+        for field in self.fields:
+            for name in FIELD_COLUMNS:
+                digest.update(np.ascontiguousarray(self.field_column(field, name)).data)
+        return digest.hexdigest()
+
+    @property
+    def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        if self._shard_bytes is not None:
+            return self._shard_bytes
+        ends = [self.field_column(f, "offset").astype(np.int64) + self.field_column(f, "length") for f in self.fields]
+        shard = self.column("shard")
+        sizes = np.zeros(int(shard.max(initial=0)) + 1, np.int64)
+        for end in ends:
+            np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
+        self._shard_bytes = sizes.tolist()
+        return self._shard_bytes
+
+
 class Index:
-    """The mapped columns of one split. Columns are opened when first used and checked against `samples`."""
+    """The mapped columns of one split, opened on first use and checked against `samples`."""
 
     def __init__(self, directory: str | os.PathLike[str], samples: int) -> None:
         self.directory = Path(directory)
@@ -114,9 +242,6 @@ class Index:
         """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
 
-    def info(self) -> ImageInfo:
-        return ImageInfo(*(self.column(name) for name in ImageInfo._fields))
-
     def check(self, fields: Iterable[str]) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""
         for name in COLUMNS:
@@ -128,7 +253,7 @@ class Index:
             self.names(field)
 
     def digest(self, fields: Iterable[str]) -> str:
-        """16 hex digits of all that decides which bytes and label a sample has; reads those columns."""
+        """16 hex digits over the columns that decide which bytes and label a sample has."""
         digest = hashlib.blake2b(digest_size=8)
         columns = [self.column("shard"), self.column("label")]
         columns += [self.field_column(field, name) for field in fields for name in FIELD_COLUMNS]
@@ -164,23 +289,6 @@ class Index:
         return self._texts[name]
 
 
-class FieldColumns:
-    """Where one field's bytes lie: its columns, and memoryviews of them, which give integers faster than scalars."""
-
-    __slots__ = ("_index", "_name", "length", "lengths", "offset", "offsets")
-
-    def __init__(self, index: Index, field: str) -> None:
-        self._index, self._name = index, field
-        self.offsets = index.field_column(field, "offset")
-        self.lengths = index.field_column(field, "length")
-        self.offset = self.offsets.data
-        self.length = self.lengths.data
-
-    @property
-    def crc32c(self) -> npt.NDArray[Any]:
-        return self._index.field_column(self._name, "crc32c")
-
-
 # The header as numpy.save writes it for one dimension. NumPy's own parser compiles it as Python, which bytes from
 # outside do not deserve, and which fails in a process forked while another thread was compiling (CPython gh-106905).
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -188,7 +296,7 @@ _HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, 'sha
 
 
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """Map a one-dimensional .npy of a known dtype; every lie of its header is a DatasetError."""
+    """Map a one-dimensional .npy of a known dtype. Raises DatasetError where its header is not true of the file."""
     try:
         with open_regular(path) as file:
             magic, length = file.read(len(_MAGIC)), int.from_bytes(file.read(2), "little")
@@ -203,7 +311,7 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
             if header[1].decode() != expected.str:
                 raise ValueError(f"dtype {header[1].decode()}, expected {expected.str}")
             if start + samples * expected.itemsize != size:
-                raise ValueError(f"{size} bytes, its header promises {start + samples * expected.itemsize}")
+                raise ValueError(f"{size} bytes, its header says {start + samples * expected.itemsize}")
             if samples == 0:
                 return np.zeros(0, expected)
             view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)

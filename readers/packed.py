@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from cache.errors import DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Extents, Files, Shards, Store, StoreOver
-from readers.columns import Columns
-from readers.index import Index
+from readers.index import Columns, Index
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.reader import Reader
 from readers.strings import Strings

@@ -246,13 +246,13 @@ class Reader:
     def __getitem__(self, which: int | str | slice) -> Sample | list[Sample]:
         """A sample by number or key, a list of samples by slice.
 
-        A key is looked for from the first sample on: where many are wanted, `select(keys=…)`. Raises IndexError,
-        UnknownNameError (no such key) and TypeError.
+        The first key builds an index of all keys, of 8 bytes a sample. Raises IndexError, UnknownNameError (no such
+        key) and TypeError.
         """
         if isinstance(which, slice):
             return [self.sample(i) for i in range(*which.indices(len(self)))]
         if isinstance(which, str):
-            return self.sample(self._numbered(which))
+            return self.sample(self.table.find(which))
         try:
             index = operator.index(which)
         except TypeError:
@@ -345,13 +345,6 @@ class Reader:
         except StaleIndexError as error:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
-
-    def _numbered(self, key: str) -> int:
-        for number, found in enumerate(self.keys):
-            if found == key:
-                return number
-        such = f"; the first is {self.keys[0]!r}" if len(self) else ""
-        raise UnknownNameError(f"{self}: no sample has the key {key!r}{such}")
 
     def _if_good(self, index: int) -> Buffer | None:
         try:

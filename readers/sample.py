@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from cache.stores import Buffer
-from readers.headers import MEDIA, ImageHeader, read_header
 
 __all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of"]
 
@@ -53,21 +53,16 @@ class ImageInfo(NamedTuple):
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
     """What the headers of images say; zeros for None, and for a header that cannot be read: decoding says why."""
-    found = [_header(image) for image in images]
-    return ImageInfo(
-        np.array([header.height for header in found], np.uint32),
-        np.array([header.width for header in found], np.uint32),
-        np.array([header.components for header in found], np.uint8),
-        np.array([header.process for header in found], np.uint8),
-        np.array([header.orientation for header in found], np.uint8),
-        np.array([MEDIA.index(header.media) for header in found], np.uint8),
-    )
+    from readers.headers import MEDIA, read_header
 
-
-def _header(image: Buffer | None) -> ImageHeader:
-    if image is not None:
-        try:
-            return read_header(image)
-        except BadSampleError:
-            pass
-    return ImageHeader("", 0, 0, 0, 0, 0)
+    facts = []
+    for image in images:
+        fact = (0, 0, 0, 0, 0, 0)
+        with suppress(BadSampleError):
+            if image is not None:
+                header = read_header(image)
+                fact = (*header[1:], MEDIA.index(header.media))
+        facts.append(fact)
+    columns = np.array(facts, np.int64).reshape(-1, len(ImageInfo._fields)).T
+    dtypes = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)
+    return ImageInfo._make(column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True))

@@ -24,8 +24,7 @@ from cache.staging import FolderSource, Manifest, StagedFile, total_bytes
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
-from readers.order.node_local import NodeLocal
-from readers.order.staged import shard_starts
+from readers.order.local import NodeLocal, shard_starts
 
 __all__ = ["Portion", "SetFiles", "all_files", "column_checksum", "set_files"]
 

@@ -25,8 +25,7 @@ from cache.errors import StagingError
 from cache.node import usable_cpus
 from cache.progress import Watcher
 from cache.ranks import detect_ranks
-from readers.order.staged import StagedFirst
-from readers.order.token import ResumeToken
+from readers.order import ResumeToken, StagedFirst
 from readers.staged_files import Portion, SetFiles, set_files
 
 __all__ = ["StageOptions", "Staged", "stage"]
@@ -166,7 +165,7 @@ class Staged:
 
     def _files(self) -> SetFiles:
         if isinstance(self.dataset, str) and "://" in self.dataset:
-            from readers.remote.staged import remote_set_files  # what it imports is not for everybody
+            from readers.remote import remote_set_files
 
             return remote_set_files(self.dataset)
         return set_files(self.dataset)
@@ -182,7 +181,7 @@ class Staged:
             files.manifest,
             first,
             later=shards if options.background else (),
-            to=self.target,
+            target=self.target,
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,
             cleanup=options.cleanup,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, overload
 
@@ -24,8 +25,7 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
-from readers.columns import Columns, MemoryColumns
-from readers.index import ABSENT, FIELD_COLUMNS, decode_name, encode_name
+from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 
@@ -33,7 +33,7 @@ __all__ = ["Form", "Table", "checked_indices", "concat"]
 
 
 class Form(Protocol):
-    """What images are handed out as, where that is not how they are stored: see `readers.cached.form`."""
+    """What images are handed out as, where that is not how they are stored: see `readers.caching.form`."""
 
     @property
     def kind(self) -> str:
@@ -52,6 +52,7 @@ class Table:
     def __init__(self, columns: Columns, rows: Int64s | None = None, forms: tuple[Form, ...] = ()) -> None:
         self.columns, self.rows, self.forms = columns, rows, forms
         self._labels: npt.NDArray[np.int64] | None = None
+        self._by_hash: npt.NDArray[np.int64] | None = None  # numbers of the samples by the hash of their keys
         self._fingerprint = ""
         if rows is None:
             self.labels  # noqa: B018  # now: later they may be another set's
@@ -194,6 +195,24 @@ class Table:
     def at(self, indices: Int64s) -> Int64s:
         """Rows of the columns for samples, which count from 0."""
         return indices if self.rows is None else self.rows[indices]
+
+    def find(self, key: str) -> int:
+        """The number of the first sample with this key. Raises UnknownNameError.
+
+        The first call builds an index of the keys, which takes 8 bytes a sample and stays in this process.
+        """
+        keys, wanted = self.keys, hash(key)
+        if self._by_hash is None:
+            hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+            self._by_hash = hashes.argsort(kind="stable")
+        start = bisect_left(self._by_hash.data, wanted, key=lambda number: hash(keys[number]))
+        for number in self._by_hash.data[start:]:
+            if keys[number] == key:
+                return number
+            if hash(keys[number]) != wanted:
+                break
+        such = f"; the first is {keys[0]!r}" if len(self) else ""
+        raise UnknownNameError(f"{self.described}: no sample has the key {key!r}{such}")
 
     def row(self, index: int) -> int:
         """The row of one sample, which may count from the end. Raises IndexError."""

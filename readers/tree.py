@@ -1,44 +1,36 @@
-"""List a tree of image files: splits, classes, and files in the order of torchvision's ImageFolder.
+"""A tree of image files as columns: splits, classes, keys, and files in the order of torchvision's ImageFolder.
 
     root/<split>/<class>/**/file    splits train, val, valid, validation, test
     root/<class>/**/file            one split, "train" unless named
-    root/**/file                    files right under the split's folder have no label
+    root/**/file                    files directly in the split's folder have no label
 
-Only names are looked at here, no file is opened; sizes and times come from the directory. Classes are sorted by
-name, over all splits together, so that a label means the same in each. Symbolic links are followed; a link that
-leads back to a folder above it is reported and left out, and a folder that links reach on more than 64 paths is an
-error. A tree may be as deep as paths can be long.
+Only names are used here, no file is opened; sizes and times come from `readers.examine.scan`. Classes are sorted by
+name, over all splits together, so that a label means the same in each.
+
+A file takes 36 bytes of columns and the bytes of its name in its folder: a tree of ten million files takes half a
+gigabyte. A split, or any other selection, is rows of the columns of the tree; paths, names and keys are built on use.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from readers.examine import scan
 from readers.layout import same_split
-from readers.listing import (
-    IMAGE_SUFFIXES,
-    Keys,
-    Rows,
-    TreeFile,
-    TreeFiles,
-    TreeNames,
-    has_image_suffix,
-    key_of_name,
-)
-from readers.strings import repeated
+from readers.strings import NamesBuilder, Strings, repeated
 
 __all__ = [
     "IMAGE_SUFFIXES",
     "SPLIT_NAMES",
     "Keys",
+    "Rows",
     "TreeFile",
     "TreeFiles",
     "TreeNames",
@@ -46,11 +38,229 @@ __all__ = [
     "arrange",
     "has_image_suffix",
     "key_of_name",
-    "scan",
     "unique_keys",
 ]
 
 SPLIT_NAMES = ("train", "val", "valid", "validation", "test")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_BLOCK = 4096
+Rows: TypeAlias = "range | npt.NDArray[np.int64]"
+
+
+class TreeFile(NamedTuple):
+    """A file: its path relative to the root ("/" between parts), size in bytes, times of modification and change in ns.
+
+    bytes is -1 for a file that cannot be examined, such as a dangling link.
+    """
+
+    path: str
+    bytes: int
+    mtime_ns: int
+    ctime_ns: int = 0
+
+
+class TreeFiles(Sequence[TreeFile]):
+    """Files of a tree, as rows of columns that all selections of it share.
+
+    folders: relative to the root, with a "/" at the end; "" for the root itself
+    folder   int32 [n]      which of them a file is in
+    names    [n]            its name there
+    facts    int64 [n, 3]   bytes (-1: could not be examined), times of modification and change in ns
+    rows     [k]            the files that these are, in their order
+    """
+
+    __slots__ = ("facts", "folder", "folders", "names", "rows")
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        folder: npt.NDArray[np.int32],
+        names: Strings,
+        facts: npt.NDArray[np.int64],
+        rows: Rows | None = None,
+    ) -> None:
+        self.folders, self.folder, self.names, self.facts = folders, folder, names, facts
+        self.rows: Rows = range(len(names)) if rows is None else rows
+
+    @classmethod
+    def of(cls, paths: Sequence[str], sizes: Sequence[int]) -> TreeFiles:
+        """Files that no folder of this machine holds, such as the members of an archive; their times are 0."""
+        folders: dict[str, int] = {}
+        numbers = np.empty(len(paths), np.int32)
+        names = NamesBuilder()
+        for i, path in enumerate(paths):
+            cut = path.rfind("/") + 1
+            numbers[i] = folders.setdefault(path[:cut], len(folders))
+            names.append(path[cut:])
+        facts = np.zeros((len(paths), 3), np.int64)
+        facts[:, 0] = sizes
+        return cls(list(folders), numbers, names.build(), facts)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> TreeFile: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TreeFile]: ...
+    def __getitem__(self, index: int | slice) -> TreeFile | list[TreeFile]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        row = int(self.rows[index])
+        return TreeFile(self.folders[self.folder[row]] + self.names[row], *self.facts[row].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TreeFiles):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, indices: Rows) -> TreeFiles:
+        """Some of these files, in the order of `indices`."""
+        if isinstance(indices, range):
+            rows: Rows = self.rows[indices.start : indices.stop : indices.step]
+        else:
+            whole = isinstance(self.rows, range) and self.rows == range(len(self.names))
+            rows = indices if whole else np.asarray(self.rows)[indices]
+        return TreeFiles(self.folders, self.folder, self.names, self.facts, rows)
+
+    def column(self, number: int) -> npt.NDArray[np.int64]:
+        """int64 [k]: 0 the sizes, 1 the times of modification, 2 of change; a view where the rows are consecutive."""
+        return self.facts[_index(self.rows), number]
+
+    def in_folders(self) -> npt.NDArray[np.int32]:
+        """int32 [k]: the number in `folders` that each file is in."""
+        return self.folder[_index(self.rows)]
+
+    def used_folders(self) -> list[int]:
+        """The numbers in `folders` that any file is in, rising."""
+        return _numbers_in(self.in_folders(), len(self.folders))
+
+    def paths(self, first: int = 0, stop: int | None = None, skip: int = 0) -> Iterator[str]:
+        """The paths of the files [first, stop), without the first `skip` letters, a block in memory at a time."""
+        folders = self.folders
+        for rows in _blocks(self.rows[first:stop]):
+            if isinstance(rows, range):
+                names: Sequence[str] = self.names[rows.start : rows.stop]
+            else:
+                names = list(self.names.take(rows))
+            numbers = self.folder[_index(rows)].tolist()
+            prefix = {number: folders[number][skip:] for number in set(numbers)}
+            yield from [prefix[number] + name for number, name in zip(numbers, names, strict=True)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """These rows alone, for another process."""
+        rows = np.asarray(self.rows, np.int64)
+        used = self.used_folders()
+        number = np.zeros(len(self.folders), np.int32)
+        number[used] = np.arange(len(used))
+        folders = [self.folders[i] for i in used]
+        return TreeFiles, (folders, number[self.folder[rows]], self.names.take(rows), self.facts[rows])
+
+
+def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:
+    """Rows as NumPy takes them: consecutive ones are a view."""
+    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+
+
+def _numbers_in(numbers: npt.NDArray[np.int32], count: int) -> list[int]:
+    """Which of the numbers from 0 to `count` are there. (np.unique imports what takes as long as listing does.)"""
+    found = np.zeros(count, np.bool_)
+    found[numbers] = True
+    return list(np.flatnonzero(found).tolist())
+
+
+def _blocks(rows: Rows) -> Iterator[Rows]:
+    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
+
+
+class _Texts(Sequence[str]):
+    """A sequence of strings that are put together when they are asked for, and is equal to a list of the same."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._between(0, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            first, stop, step = index.indices(len(self))
+            return list(self._between(first, max(first, stop)))[::step]
+        i = range(len(self))[index]
+        return next(self._between(i, i + 1))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        raise NotImplementedError
+
+
+class TreeNames(_Texts):
+    """The names of files relative to a folder, whose path in the tree has `skip` letters."""
+
+    __slots__ = ("files", "skip")
+
+    def __init__(self, files: TreeFiles, skip: int = 0) -> None:
+        self.files, self.skip = files, skip
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> TreeNames:
+        """The names at `indices`."""
+        return TreeNames(self.files.take(indices), self.skip)
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        return self.files.paths(first, stop, self.skip)
+
+
+class Keys(_Texts):
+    """The keys of samples by the names of their files. whole, bool [n]: where the key is the name with its suffix."""
+
+    __slots__ = ("names", "whole")
+
+    def __init__(self, names: Sequence[str], whole: npt.NDArray[np.bool_]) -> None:
+        self.names, self.whole = names, whole
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Keys:
+        """The keys at `indices`."""
+        if isinstance(self.names, (Strings, TreeNames)):
+            return Keys(self.names.take(indices), self.whole[indices])
+        return Keys([self.names[i] for i in indices.tolist()], self.whole[indices])
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        for start in range(first, stop, _BLOCK):
+            end = min(start + _BLOCK, stop)
+            names, whole = self.names[start:end], self.whole[start:end]
+            if not whole.any():
+                yield from map(key_of_name, names)
+                continue
+            for name, is_key in zip(names, whole.tolist(), strict=True):
+                yield name if is_key else key_of_name(name)
+
+
+def key_of_name(name: str) -> str:
+    """The key that a file name implies: the name without its last suffix."""
+    dot = name.rfind(".")
+    return name[:dot] if dot > name.rfind("/") + 1 else name
+
+
+def has_image_suffix(name: str) -> bool:
+    """Whether a file name ends as images do."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)

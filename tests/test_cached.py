@@ -13,7 +13,7 @@ from cached_sources import SlowReader, images
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from readers.augment import CenterCrop, Resize
-from readers.cached.subset import EVERYTHING, Subset
+from readers.caching.budget import EVERYTHING, Subset
 from readers.decode import decode_image
 from readers.order import NodeLocal, Shuffled
 
@@ -152,7 +152,7 @@ def test_bad_samples_are_nobodys_business_but_the_readers(base: Any, place: dict
     [
         ({"capacity": 1.5}, "a share is from 0 to 1, not 1.5"),
         ({"capacity": -1}, "capacity is -1 bytes"),
-        ({"capacity": "much"}, "'much' is no size"),
+        ({"capacity": "much"}, "'much' is not a valid size"),
         ({"capacity": None}, "a share from 0 to 1, not None"),
         ({"keep": "encode"}, "keep is encoded, recoded:SIDE"),
         ({"keep": "recoded:0"}, "a short side of 1 to 65535"),

@@ -16,9 +16,9 @@ from PIL import Image
 
 import readers
 from cache.stores import Buffer, Extents
-from readers.cached import fill
-from readers.cached.compression import compress as compressed
-from readers.cached.compression import decompress, share_left
+from readers.caching import fill
+from readers.caching.form import compress as compressed
+from readers.caching.form import decompress, share_left
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
 

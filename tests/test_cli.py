@@ -90,7 +90,7 @@ def test_damage_exits_with_1(tree: Path, tmp_path: Path) -> None:
         (
             ("convert", "{tree}", "--to", "tar", "--shard-size", "big"),
             2,
-            "'big' is no size; write it as 256MiB",
+            "'big' is not a valid size; write it as 256MiB",
         ),
         (
             ("convert", "{tree}", "--to", "tar", "--max-side", "9", "--resize-short", "9"),

@@ -17,7 +17,7 @@ packer = partial(run_packer, "cache")
 
 @pytest.fixture
 def memory(tmp_path: Path) -> tuple[str, Path]:
-    return "--directory", tmp_path
+    return "--target", tmp_path
 
 
 def test_from_warm_to_clean(packed: Path, memory: tuple[str, Path]) -> None:
@@ -65,22 +65,20 @@ def test_warm_speaks_json_and_says_nothing_else(packed: Path, memory: tuple[str,
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("warm", "{packed}", "--capacity", "lots"), 2, "'lots' is no size"),
+        (("warm", "{packed}", "--capacity", "lots"), 2, "'lots' is not a valid size"),
         (("warm", "{packed}", "--keep", "gold"), 2, "keep is encoded, recoded:SIDE"),
         (("warm", "{packed}", "--capacity", "10"), 1, "no room for a cache"),
         (("warm", "{packed}", "--split", "test"), 1, "no split 'test'; it has train, val"),
         (("warm", "nowhere"), 2, "Path 'nowhere' does not exist"),
         (("warm", "{tmp}"), 1, "not a packed set"),
         (("stats", "nothing"), 1, "no cache 'nothing'; it has none"),
-        (("ls", "--directory", "nowhere"), 2, "'nowhere' does not exist"),
+        (("ls", "--target", "nowhere"), 2, "'nowhere' does not exist"),
         (("purge",), 2, "No such command"),
     ],
 )
 def test_one_clear_message(packed: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
     given = [argument.format(packed=packed, tmp=tmp_path) for argument in arguments]
-    done = run_packer(
-        "cache", *given, *([] if "--directory" in given or given == ["purge"] else ["--directory", tmp_path])
-    )
+    done = run_packer("cache", *given, *([] if "--target" in given or given == ["purge"] else ["--target", tmp_path]))
     assert done.returncode == status, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
     assert list(tmp_path.iterdir()) == []

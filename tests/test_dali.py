@@ -285,7 +285,7 @@ def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
     next(batches)
     state = ours.state_dict()
     theirs = DaliLoader(reader, 8, augment=CROPS, seed=0)
-    with pytest.warns(UserWarning, match="began with the decoder 'cpu' and goes on with 'dali'"):
+    with pytest.warns(UserWarning, match="began with the decoder 'cpu' and continues with 'dali'"):
         theirs.load_state_dict(state)
     for (images, labels), (others, other_labels) in zip(batches, theirs, strict=True):
         assert labels.tolist() == other_labels.tolist()

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import packer
 import readers
 from cache.errors import TrainerError
-from readers.cached import cached
+from readers.caching import cached
 from readers.loader import ImageLoader
 from readers.order import Shuffled
 from readers.packed import open_copied, open_packed

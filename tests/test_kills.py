@@ -197,14 +197,14 @@ class Stage(Job):
         self.whole = files_of(folder / "set")
 
     def command(self) -> list[str]:
-        return ["stage", str(self.folder / "set"), "--to", str(self.to), "--any-filesystem", "--json"]
+        return ["stage", str(self.folder / "set"), "--target", str(self.to), "--any-filesystem", "--json"]
 
     def prepare(self) -> None:
         shutil.rmtree(self.to, ignore_errors=True)
         self.to.mkdir()
 
     def copies(self) -> list[dict[str, object]]:
-        done = run(["stage", "ls", "--to", str(self.to), "--json"])
+        done = run(["stage", "ls", "--target", str(self.to), "--json"])
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         return list(found["copies"] if isinstance(found, dict) else found)
@@ -221,7 +221,7 @@ class Stage(Job):
         found = {name: data for name, data in files_of(copies[0]).items() if name in self.whole}
         assert found == self.whole
         assert len(self.copies()) == 1
-        assert run(["stage", "clean", "--to", str(self.to)]).returncode == 0
+        assert run(["stage", "clean", "--target", str(self.to)]).returncode == 0
         left = [str(path.relative_to(self.to)) for path in self.to.rglob("*") if path.is_file() and path.stat().st_size]
         assert not [name for name in left if name.endswith((".tfrecord", ".npy", "dataset.json"))], left
 
@@ -235,7 +235,7 @@ class CacheFill(Job):
             self.samples = [bytes(data) for data in reader.read_many(range(len(reader)))]
 
     def command(self) -> list[str]:
-        return ["cache", "warm", str(self.folder / "set"), "--split", "train", "--directory", str(self.memory)]
+        return ["cache", "warm", str(self.folder / "set"), "--split", "train", "--target", str(self.memory)]
 
     def prepare(self) -> None:
         shutil.rmtree(self.memory, ignore_errors=True)
@@ -248,7 +248,7 @@ class CacheFill(Job):
 
     def check_done(self) -> None:
         self.check_killed()
-        assert run(["cache", "clean", "--all", "--directory", str(self.memory)]).returncode == 0
+        assert run(["cache", "clean", "--all", "--target", str(self.memory)]).returncode == 0
         assert os.listdir(self.memory) == []
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from suites.programs import run_python
+from suites.samples import Samples
 
 import packer
 from cache.errors import MissingExtraError
@@ -54,7 +55,8 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
-    "readers.cached.convert": "60 ms: decoders",
+    "readers.caching.convert": "60 ms: decoders",
+    "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader.device": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
@@ -245,6 +247,20 @@ def test_what_an_import_loads(module: str) -> None:
     layer = module.partition(".")[0]
     above = LAYERS[LAYERS.index(layer) + 1 :]
     assert layer in loaded and not loaded & {*HEAVY, *above}, f"import {module} loads {loaded & {*HEAVY, *above}}"
+
+
+def test_reading_a_local_set_loads_few_modules(samples: Samples) -> None:
+    """Every worker imports `readers`: at most 30 modules of ours, and opening and reading a local set loads no more."""
+    script = f"""
+import sys, readers
+ours = lambda: {{name for name in sys.modules if name.partition(".")[0] in ("cache", "readers")}}
+imported = ours()
+readers.open({str(samples.packed())!r}, "train")[0]
+print(len(imported), *sorted(ours() - imported))
+print(*sorted(name for name in readers.__all__ if name not in dir(readers) or not hasattr(readers, name)))
+"""
+    imported, missing = run_python("-c", script, cwd=ROOT, check=True).stdout.splitlines()
+    assert int(imported.split()[0]) <= 30 and not imported.split()[1:] and not missing, (imported, missing)
 
 
 def test_import_packer_loads_nothing_optional() -> None:

@@ -26,8 +26,8 @@ from packer.conversion.plan import ConvertOptions, make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree
-from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine
-from readers.tree import TreeFile, TreeFiles, scan
+from readers.examine import NOT_REGULAR, UNKNOWN, FolderFiles, examine, scan
+from readers.tree import TreeFile, TreeFiles
 
 
 @pytest.fixture

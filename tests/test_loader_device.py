@@ -273,7 +273,7 @@ def test_resume_names_the_decoder(reader: readers.Reader, double: Double) -> Non
         warnings.simplefilter("error")
         other.load_state_dict(state)
     compare([*seen, *other], whole, 0)
-    with pytest.warns(UserWarning, match=r"began with the decoder .*/cpu' and goes on with 'cpu'"):
+    with pytest.warns(UserWarning, match=r"began with the decoder .*/cpu' and continues with 'cpu'"):
         ImageLoader(reader, 6, **options).load_state_dict(state)
 
 

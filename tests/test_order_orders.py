@@ -24,7 +24,7 @@ from readers.order import (
     StagedFirst,
     Weighted,
 )
-from readers.order.block import block_starts
+from readers.order.local import block_starts
 
 N = 200
 LABELS = np.array([0] * 120 + [1] * 50 + [3] * 20 + [-1] * 10)
@@ -97,7 +97,7 @@ def test_an_epoch_goes_on_with_the_order_it_began_with(kind: str) -> None:
     order = ORDERS[kind]()
     assert order.resumed(order.spec()) is order
     for wrong in ({**order.spec(), "samples": N + 1}, {**order.spec(), "kind": "other"}, {}, {"nodes": "3"}):
-        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot go on with kind="):
+        with pytest.raises(ResumeError, match=r"the epoch began with .* cannot continue with kind="):
             order.resumed(wrong)
 
 
@@ -144,7 +144,7 @@ def test_blocks_over_chunks_of_the_column(monkeypatch: pytest.MonkeyPatch) -> No
     sizes = np.random.default_rng(0).integers(0, 500, 5000)
     expected = block_starts(sizes, 3000)
     for chunk in (1, 7, 4999):
-        monkeypatch.setattr("readers.order.block._CHUNK_SAMPLES", chunk)
+        monkeypatch.setattr("readers.order.local._CHUNK_SAMPLES", chunk)
         assert np.array_equal(block_starts(sizes, 3000), expected)
 
 

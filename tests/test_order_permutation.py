@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from readers.order.keys import KEYS, counter_hash, derive_keys, mix64, uniform
-from readers.order.permutation import Permutation, permute_each
+from readers.order.permutation import KEYS, Permutation, counter_hash, derive_keys, mix64, permute_each, uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 

@@ -254,7 +254,7 @@ def test_what_a_token_fits() -> None:
         token().check(fingerprint="ab12", order_spec=NodeLocal(10, 2).spec(), decoder="turbo 3.0")
     with pytest.raises(ResumeError, match="began with the order 'node-local', this run has 'shuffled'"):
         token().check(fingerprint="ab12", order_spec=Shuffled(1000).spec(), decoder="turbo 3.0")
-    with pytest.warns(UserWarning, match="'turbo 3.0' and goes on with 'nv 12'.*differ slightly"):
+    with pytest.warns(UserWarning, match="'turbo 3.0' and continues with 'nv 12'.*differ slightly"):
         token().check(fingerprint="ab12", order_spec=spec, decoder="nv 12")
 
 

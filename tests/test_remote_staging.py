@@ -204,7 +204,7 @@ def test_bandwidth(address: str, packed: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(address: str, proxy: Proxy, packed: Path, tmp_path: Path) -> None:
-    done = run_packer("stage", address, "--to", str(tmp_path))
+    done = run_packer("stage", address, "--target", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert data_of(Path(done.stdout.strip())) == files_of(packed)
     for wrong, status, message in [
@@ -212,7 +212,7 @@ def test_the_command(address: str, proxy: Proxy, packed: Path, tmp_path: Path) -
         ("s3://bucket/nothing", 1, "no packed set"),
         ("s3://no-such-bucket/x", 1, "no such bucket"),
     ]:
-        done = run_packer("stage", wrong, "--to", str(tmp_path))
+        done = run_packer("stage", wrong, "--target", str(tmp_path))
         assert done.returncode == status and message in done.stderr and "secret" not in done.stderr
         assert "Traceback" not in done.stderr and done.stdout == ""
     done = run_packer("inspect", address)

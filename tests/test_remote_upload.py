@@ -351,7 +351,7 @@ def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> 
     for command in (("convert", target, "--to", "hdf5"), ("extract", target, "-o", "out")):
         done = run(*command)
         assert done.returncode == 2 and f"packer stage {target}" in done.stderr
-    done = run("cache", "warm", target, "--split", "val", "--directory", str(tmp_path), "--json")
+    done = run("cache", "warm", target, "--split", "val", "--target", str(tmp_path), "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["present"] == 9, done.stderr
     done = run("verify", target, "--deep")
     assert done.returncode == 1 and "packer stage" in done.stderr

@@ -201,7 +201,7 @@ def test_a_token_of_our_own_loader(rocal: Any, reader: Any) -> None:
     state = ours.state_dict()
     del loop
     with faces(reader) as loader:
-        with pytest.warns(UserWarning, match="goes on with 'rocal'"):
+        with pytest.warns(UserWarning, match="continues with 'rocal'"):
             loader.load_state_dict(state)
         assert epoch_of(loader) == batches[1:]
 

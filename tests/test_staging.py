@@ -123,19 +123,21 @@ def test_a_shared_filesystem_is_refused(source: Path, tmp_path: Path, monkeypatc
 
 
 def test_the_command(source: Path, tmp_path: Path) -> None:
-    done = stage_command(source, "--to", "$HERE/a", HERE=str(tmp_path))
+    done = stage_command(source, "--target", "$HERE/a", HERE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     local = Path(done.stdout.rstrip("\n"))
     assert done.stdout.count("\n") == 1 and local.is_relative_to(tmp_path / "a")
     assert f"packer: staging to {tmp_path / 'a'} (" in done.stderr and "files copied" in done.stderr
     assert_whole(local, source)
-    listed = stage_command("ls", "--to", tmp_path / "a").stdout
+    listed = stage_command("ls", "--target", tmp_path / "a").stdout
     assert str(local) in listed and str(source) in listed and "in use" not in listed
-    script = f'test "$PACKER_STAGED" = {local} && {sys.executable} -m packer stage clean --to {tmp_path / "a"}; exit 7'
-    run = stage_command(source, "--to", tmp_path / "a", "--cleanup", "atexit", "--", "bash", "-c", script)
+    script = (
+        f'test "$PACKER_STAGED" = {local} && {sys.executable} -m packer stage clean --target {tmp_path / "a"}; exit 7'
+    )
+    run = stage_command(source, "--target", tmp_path / "a", "--cleanup", "atexit", "--", "bash", "-c", script)
     assert (run.returncode, run.stdout) == (7, f"kept {local}: in use\n"), run.stderr
     assert not local.exists() and f"cleaned up: removed {local}" in run.stderr
-    assert stage_command("ls", "--to", tmp_path / "a").stdout == "no staged copies\n"
+    assert stage_command("ls", "--target", tmp_path / "a").stdout == "no staged copies\n"
 
 
 @pytest.mark.parametrize(
@@ -143,16 +145,20 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     [
         (("nowhere",), 2, "Path 'nowhere' does not exist"),
         (("{tree}",), 1, "not a packed set (no dataset.json)"),
-        (("{source}", "--to", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set here"),
-        (("{source}", "--to", "{tmp}", "--part", "2/2"), 2, "'2/2' is neither i/n"),
-        (("{source}", "--to", "{tmp}", "--fraction", "0"), 2, "0.0 is not in the range"),
-        (("{source}", "--to", "{tmp}", "--splits", "test"), 1, "no split 'test'; it has train, val"),
-        (("{source}", "--to", "{tmp}", "--cleanup", "atexit"), 2, "--cleanup atexit needs a COMMAND"),
-        (("{source}", "--to", "{tmp}", "--quota", "10kB"), 1, "the quota is 10,000"),
-        (("{source}", "--to", "{source}/dataset.json"), 1, "dataset.json: not a directory; choose another"),
-        (("{source}", "--to", "/proc/nothing"), 1, "/proc/nothing"),
-        (("{source}", "--to", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
-        (("ls", "--to", "$NOT_SET"), 1, "names $NOT_SET"),
+        (("{source}", "--target", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set here"),
+        (("{source}", "--target", "{tmp}", "--part", "2/2"), 2, "'2/2' is neither i/n"),
+        (("{source}", "--target", "{tmp}", "--fraction", "0"), 2, "0.0 is not in the range"),
+        (("{source}", "--target", "{tmp}", "--split", "test"), 1, "no split 'test'; it has train, val"),
+        (("{source}", "--target", "{tmp}", "--cleanup", "atexit"), 2, "--cleanup atexit needs a COMMAND"),
+        (("{source}", "--target", "{tmp}", "--quota", "10kB"), 1, "the quota is 10,000"),
+        (
+            ("{source}", "--target", "{source}/dataset.json"),
+            1,
+            "dataset.json: not a directory; choose another directory with --target DIR",
+        ),
+        (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
+        (("{source}", "--target", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
+        (("ls", "--target", "$NOT_SET"), 1, "names $NOT_SET"),
     ],
 )
 def test_one_clear_message(
@@ -165,7 +171,7 @@ def test_one_clear_message(
 
 def test_help() -> None:
     shown = stage_command("--help").stdout
-    for text in ("--to", "--splits", "--part", "--fraction", "--quota", "--cleanup", "--bandwidth", "ls", "clean"):
+    for text in ("--target", "--split", "--part", "--fraction", "--quota", "--cleanup", "--bandwidth", "ls", "clean"):
         assert text in shown
 
 

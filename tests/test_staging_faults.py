@@ -85,7 +85,7 @@ def test_all_killed_then_resumed(source: Path, tmp_path: Path) -> None:
 
 
 def test_interrupt(source: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "packer", "stage", source, "--to", tmp_path, "--bandwidth", str(SLOWLY)]
+    command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--bandwidth", str(SLOWLY)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: leader_of(tmp_path), "copying")
     process.send_signal(signal.SIGINT)
@@ -101,7 +101,7 @@ def test_interrupt(source: Path, tmp_path: Path) -> None:
 def test_the_time_is_up(source: Path, tmp_path: Path) -> None:
     """SIGTERM goes to the command; then the copy is removed, and the command's status returned."""
     script = f"trap 'exit 5' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.05; done"
-    command = [sys.executable, "-m", "packer", "stage", source, "--to", tmp_path, "--cleanup", "atexit", "--"]
+    command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--cleanup", "atexit", "--"]
     process = subprocess.Popen([*command, "bash", "-c", script], stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "began").exists, "the command")
     assert copy_of(tmp_path) is not None
@@ -145,7 +145,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
 def test_a_target_that_is_read_only(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "fixed", "10m") as fixed:
         subprocess.run(["mount", "-o", "remount,ro", fixed], check=True)
-        with pytest.raises(readers.StagingError, match=r"fixed: not writable; choose another directory with  --to"):
+        with pytest.raises(readers.StagingError, match=r"fixed: not writable; choose another directory with target="):
             readers.stage(source, fixed).__enter__()
 
 

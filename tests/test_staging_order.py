@@ -261,7 +261,7 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
     with pytest.raises(readers.StagingError, match="no split has the 2 shards with 36 samples"):
         readers.stage(source, tmp_path, background=True, order=other).__enter__()
     token = ImageLoader(readers.open(source, "train"), 4, augment=[Resize((8, 8))], rank=0, world_size=1).state_dict()
-    with pytest.raises(readers.ResumeError, match="cannot go on with kind=staged-first"):
+    with pytest.raises(readers.ResumeError, match="cannot continue with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
     assert not list(tmp_path.iterdir())
 

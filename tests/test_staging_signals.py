@@ -36,7 +36,7 @@ def counted(path, missing_ok=False):
         os.kill(os.getpid(), signal.SIGKILL)
     unlink(path, missing_ok=missing_ok)
 pathlib.Path.unlink = counted
-packer.clean_staged(to=sys.argv[1])
+packer.clean_staged(target=sys.argv[1])
 """
 
 
@@ -73,7 +73,7 @@ def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stage(source: Path, to: Path, *arguments: object, **environ: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "packer", "stage", source, "--to", to, *arguments]
+    command = [sys.executable, "-m", "packer", "stage", source, "--target", to, *arguments]
     env = {**os.environ, **environ}
     return subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, start_new_session=True, env=env)
 
@@ -106,7 +106,7 @@ def test_no_number_of_signals_ends_the_cleaning_up(source: Path, tmp_path: Path,
 def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tmp_path: Path) -> None:
     """A signal to all ends the witness; its successor must not have the copy's locks when COMMAND ends meanwhile."""
     script = f"trap 'exit 0' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.01; done"
-    arguments = ["stage", source, "--to", tmp_path, "--cleanup", "atexit", "--", "bash", "-c", script]
+    arguments = ["stage", source, "--target", tmp_path, "--cleanup", "atexit", "--", "bash", "-c", script]
     command = [sys.executable, "-c", SLOW_WITNESS, *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         wait_for((tmp_path / "began").exists, "the command")
@@ -154,11 +154,11 @@ def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path:
     (copy,) = packer.staged_copies(tmp_path)
     assert copy.leaving and not copy.in_use, copy
     assert 0 < copy.bytes < copy.wanted_bytes and Path(copy.path).name == left
-    assert "half removed" in shown("ls", "--to", tmp_path) and left in shown("ls", "--to", tmp_path)
-    assert f"would remove {copy.path}" in shown("clean", "--to", tmp_path, "--dry-run")
+    assert "half removed" in shown("ls", "--target", tmp_path) and left in shown("ls", "--target", tmp_path)
+    assert f"would remove {copy.path}" in shown("clean", "--target", tmp_path, "--dry-run")
     assert in_store(tmp_path) == [left], "a dry run removes nothing"
-    assert f"removed {copy.path}" in shown("clean", "--to", tmp_path)
-    assert in_store(tmp_path) == [] and shown("ls", "--to", tmp_path) == "no staged copies\n"
+    assert f"removed {copy.path}" in shown("clean", "--target", tmp_path)
+    assert in_store(tmp_path) == [] and shown("ls", "--target", tmp_path) == "no staged copies\n"
 
 
 def test_directories_without_files_are_swept(source: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_directories_without_files_are_swept(source: Path, tmp_path: Path) -> No
     (local.parent / "removing-1-x" / ".staging").mkdir(parents=True)
     (local.parent / "removing-2-x").mkdir()
     (local.parent / "removing-2-x" / "thesis.txt").touch()
-    packer.clean_staged(to=tmp_path)
+    packer.clean_staged(target=tmp_path)
     assert in_store(tmp_path) == ["removing-2-x"]
 
 

@@ -56,14 +56,14 @@ def test_held_copies_are_never_removed(sets: list[Path], tmp_path: Path) -> None
     with readers.stage(sets[1], tmp_path) as mine:
         with pytest.raises(readers.StagingError, match=r"the quota is [\d,]+; in use: set0-\w+, set1-"):
             readers.stage(sets[2], tmp_path, quota_bytes=quota).__enter__()
-        cleaned = packer.clean_staged(to=tmp_path)
+        cleaned = packer.clean_staged(target=tmp_path)
         assert not cleaned.removed and len(cleaned.kept) == 2
         assert_whole(mine, sets[1])
     other.kill()
     other.communicate()
     with readers.stage(sets[2], tmp_path, quota_bytes=quota) as path:
         assert_whole(path, sets[2])
-    assert len(packer.clean_staged(to=tmp_path).removed) == 2
+    assert len(packer.clean_staged(target=tmp_path).removed) == 2
 
 
 def test_the_last_one_cleans_up(sets: list[Path], tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_clean_one_set(sets: list[Path], tmp_path: Path) -> None:
     for source in sets[:2]:
         with readers.stage(source, tmp_path) as path:
             local.append(path)
-    assert len(packer.clean_staged(to=tmp_path, dry_run=True).removed) == 2 and local[0].exists()
+    assert len(packer.clean_staged(target=tmp_path, dry_run=True).removed) == 2 and local[0].exists()
     result = packer.clean_staged(sets[0], tmp_path)
     assert [copy.path for copy in result.removed] == [str(local[0])]
     assert not local[0].exists() and local[1].exists()
@@ -99,7 +99,7 @@ def test_files_of_others_stay(sets: list[Path], tmp_path: Path) -> None:
         (store / "link").symlink_to(outside)
         (local / "thesis.txt").write_text("4")
         (local / "train.index/link").symlink_to(outside)
-    result = packer.clean_staged(to=tmp_path)
+    result = packer.clean_staged(target=tmp_path)
     assert sorted(Path(path).name for path in result.foreign) == ["link", "thesis.txt"]
     left = {Path(name).name: data for name, data in files_of(store).items() if ".staging" not in name}
     assert left == {".packer-staged": left[".packer-staged"], "lock": b"", "notes": b"2", "x": b"3", "thesis.txt": b"4"}
@@ -115,11 +115,11 @@ def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
     shutil.copytree(local.parent, home / local.parent.name)  # all markers copied, for other directories
     before = files_of(home)
     with pytest.raises(readers.StagingError, match="holds files but not the marker of a staging directory"):
-        packer.clean_staged(to=home)
+        packer.clean_staged(target=home)
     with pytest.raises(readers.StagingError, match="holds files but not the marker"):
         readers.stage(sets[0], home).__enter__()
     shutil.copytree(local, local.parent / "copied")  # and a copied copy inside our directory
-    assert len(packer.clean_staged(to=tmp_path / "node").removed) == 1
+    assert len(packer.clean_staged(target=tmp_path / "node").removed) == 1
     assert files_of(home) == before and (local.parent / "copied/dataset.json").exists()
 
 
@@ -139,7 +139,7 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
     local.symlink_to(outside)
     with pytest.raises(readers.StagingError, match="is not a directory of our own"):
         readers.stage(sets[0], tmp_path / "node").__enter__()
-    assert packer.clean_staged(to=tmp_path / "node").removed == ()
+    assert packer.clean_staged(target=tmp_path / "node").removed == ()
     local.unlink()
     local.mkdir(mode=0o700)
     (local / ".staging").symlink_to(outside)
@@ -165,7 +165,7 @@ def test_a_record_that_names_paths_outside(sets: list[Path], tmp_path: Path) -> 
     record = json.loads((local / ".staging/copy.json").read_text())
     record["files"].append(["../../../victim", 8, None])
     (local / ".staging/copy.json").write_text(json.dumps(record))
-    assert packer.clean_staged(to=tmp_path / "node").removed == ()
+    assert packer.clean_staged(target=tmp_path / "node").removed == ()
     assert (tmp_path / "victim").read_text() == "precious" and local.exists()
 
 

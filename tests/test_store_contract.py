@@ -15,10 +15,10 @@ from cache.stores import Files, Shards
 from cache.stores.copied import Copied
 from cache.stores.joined import Joined, Part
 from cache.stores.remote import RemoteFiles
-from readers.cached.form import Encoded
-from readers.cached.store import Cached, Slots, Terms
-from readers.cached.subset import EVERYTHING, Subset
-from readers.columns import MemoryColumns
+from readers.caching.budget import EVERYTHING, Slots, Subset
+from readers.caching.form import Encoded
+from readers.caching.store import Cached, Terms
+from readers.index import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)
 

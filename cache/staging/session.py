@@ -46,7 +46,7 @@ class Request:
     manifest: Manifest
     files: Sequence[StagedFile]
     later: Sequence[StagedFile] = ()
-    to: str | os.PathLike[str] | None = None
+    target: str | os.PathLike[str] | None = None
     quota_bytes: int | None = None
     any_filesystem: bool = False
     cleanup: str = "never"
@@ -88,7 +88,10 @@ class Session:
         request = self.request
         self._owner = os.getpid()
         self.choice = _choose(
-            candidates(request.to), self._need, make=request.to is not None, any_filesystem=request.any_filesystem
+            candidates(request.target),
+            self._need,
+            make=request.target is not None,
+            any_filesystem=request.any_filesystem,
         )
         self._tell_choice(self.choice)
         try:
@@ -254,11 +257,11 @@ class Choice:
     refused: tuple[tuple[str, str], ...]
 
 
-def candidates(to: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> list[Target]:
-    """The directories to look at, in order. Raises NoTargetError where `to` names a variable that is not set."""
+def candidates(target: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> list[Target]:
+    """The directories to look at, in order. Raises NoTargetError where `target` names a variable that is not set."""
     env = os.environ if environ is None else environ
-    if to is not None:
-        return [Target(_expand(os.fspath(to), env), "the user")]
+    if target is not None:
+        return [Target(_expand(os.fspath(target), env), "the user")]
     found = [Target(Path(env[name]), f"${name}") for name in scratch_variables() if env.get(name)]
     for site in _SITES:
         if "$USER" not in site or env.get("USER"):
@@ -301,10 +304,11 @@ def _choose(targets: list[Target], need: Callable[[Path], Need], *, make: bool, 
         raise short
     if len(targets) == 1:
         path, why = refused[0]
-        raise NoTargetError(f"{why if why.startswith(path) else f'{path}: {why}'}; choose another directory with  --to")
+        reason = why if why.startswith(path) else f"{path}: {why}"
+        raise NoTargetError(f"{reason}; choose another directory with target=DIR")
     reasons = "; ".join(f"{path} ({why})" for path, why in refused)
     kind = NoTargetError if short is None else NoRoomError
-    raise kind(f"nowhere to stage to: {reasons}; name a directory of this node with  --to")
+    raise kind(f"nowhere to stage to: {reasons}; name a directory of this node with target=DIR")
 
 
 def _usable(path: Path, make: bool, any_filesystem: bool) -> str:

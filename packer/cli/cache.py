@@ -25,7 +25,7 @@ __all__ = ["command"]
 _BAR = 10
 _NAME = 48  # characters
 directory_option = click.option(
-    "--target", "--directory", "directory", default=DIRECTORY, show_default=True, help="Where the caches are.",
+    "--target", "directory", default=DIRECTORY, show_default=True, help="Where the caches are.",
     type=click.Path(exists=True, file_okay=False),
 )  # fmt: skip
 

@@ -28,6 +28,8 @@ from packer.cli.text import (
     json_option,
     print_json,
     show_result,
+    target_option,
+    threads_option,
 )
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
@@ -95,8 +97,8 @@ def _splits(ctx: click.Context, param: click.Parameter, value: str | None) -> tu
     return None if value is None else tuple(name for name in value.split(",") if name)
 
 
-_to_option = click.option(
-    "--target", "--to", "to", metavar="DIR", help="Directory of this node; may name variables, as '$TMPDIR'. Default: "
+_target_option = target_option(
+    "Directory of this node; may name variables, as '$TMPDIR'. Default: "
     f"the first fit of {', '.join(f'${name}' for name in scratch_variables())}, /mnt/bb/$USER, /local, /scratch/local, "
     "/dev/shm.",
 )  # fmt: skip
@@ -114,8 +116,8 @@ def command() -> None:
 
 @command.command("copy", hidden=True)
 @click.argument("dataset", type=SetPlace())
-@_to_option
-@click.option("--split", "--splits", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
+@_target_option
+@click.option("--split", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
               "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
@@ -125,17 +127,16 @@ def command() -> None:
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
               "and nobody else uses it: atexit. Default: never.")  # fmt: skip
 @click.option("--bandwidth", "bytes_per_second", type=Size(), metavar="SIZE", help="At most this much a second.")
-@click.option("--threads", "--workers", "threads", type=click.IntRange(min=1), metavar="N", help="Default: 2 to 8, as "
-              "CPUs allow.")  # fmt: skip
+@threads_option("Default: 2 to 8, as CPUs allow.")
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
 @json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND…]")
-def _copy(dataset: str, to: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
+def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Copy DATASET to this node."""
     if options["cleanup"] == "atexit" and not run:
         raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage DATASET … -- COMMAND")
     shown = _Shown(as_json, follows=detect_ranks().local_rank > 0)
-    staging = readers.stage(dataset, to, watcher=shown, **options)
+    staging = readers.stage(dataset, target, watcher=shown, **options)
     signals = HeldSignals(lambda: staging.begun, staging.stop)
     with signals.taken():
         try:
@@ -178,23 +179,23 @@ def _stage_and_run(
 
 
 @command.command("ls")
-@_to_option
+@_target_option
 @json_option
-def _ls(to: str | None, as_json: bool) -> None:
+def _ls(target: str | None, as_json: bool) -> None:
     """List the staged copies of this node."""
-    copies = staged_copies(to)
+    copies = staged_copies(target)
     show_result(copies, as_json, lambda: copies_lines(copies) or ["no staged copies"])
 
 
 @command.command("clean")
 @click.argument("dataset", required=False)
-@_to_option
+@_target_option
 @click.option("--dry-run", is_flag=True, help="Tell only.")
 @json_option
-def _clean(dataset: str | None, to: str | None, dry_run: bool, as_json: bool) -> None:
+def _clean(dataset: str | None, target: str | None, dry_run: bool, as_json: bool) -> None:
     """Remove staged copies that nobody uses; DATASET: only those of this set."""
     with undisturbed():
-        result = clean_staged(dataset, to, dry_run=dry_run)
+        result = clean_staged(dataset, target, dry_run=dry_run)
     show_result(result, as_json, lambda: _cleaned(result, "would remove" if dry_run else "removed"))
 
 

@@ -15,10 +15,9 @@ import click
 from cache.errors import BadNameError
 from cache.progress import Done, Silent, Watcher
 from cache.remote import RemoteError, parse_url
-from cache.text import json_printable, printable
+from cache.text import json_printable, parse_size, printable
 from packer.cli.group import with_flags
 from readers.names import SplitName
-from readers.units import parse_size
 
 __all__ = [
     "Emphasis",

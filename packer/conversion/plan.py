@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadNameError, SourceError
+from cache.text import parse_size
 from packer.formats import resolve_format
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
 from readers.headers import SUFFIX
-from readers.listing import Keys
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
-from readers.units import parse_size
+from readers.tree import Keys
 
 __all__ = [
     "CHECKS",

@@ -20,7 +20,8 @@ from packer.sources.base import FieldNames, SourceListing, SplitListing, check_n
 from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
 from packer.sources.files import read_file, read_head
 from packer.sources.tree_layouts import check_layout
-from readers.tree import Keys, TreeFiles, TreeSplit, arrange, scan, unique_keys
+from readers.examine import scan
+from readers.tree import Keys, TreeFiles, TreeSplit, arrange, unique_keys
 
 __all__ = ["FolderSource", "TreeListing", "list_tree"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from readers.order.keys import derive_keys, mix64
+from readers.order.permutation import derive_keys, mix64
 
 __all__ = ["Draws"]
 

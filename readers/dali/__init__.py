@@ -1,4 +1,4 @@
-"""Our bytes in NVIDIA DALI pipelines. Needs DALI: `pip install 'packer-vision[dali]'`; importing this module does not.
+"""Samples of any reader in NVIDIA DALI pipelines. Using it needs DALI: `pip install 'packer-vision[dali]'`.
 
 from readers.dali import DaliLoader, classification, external_source
 
@@ -11,10 +11,9 @@ def training(reader):
     return fn.decoders.image(encoded, device="mixed"), label.gpu()
 """
 
-from readers.augment.presets import celeba
+from readers.augment.presets import celeba, classification
 from readers.dali.loader import DaliLoader
-from readers.dali.nodes import external_source
-from readers.dali.pipelines import PipelineOptions, classification, pipeline
+from readers.dali.pipelines import PipelineOptions, external_source, pipeline
 from readers.dali.source import BatchSource, SampleSource, Source
 
 __all__ = [

@@ -1,10 +1,8 @@
-"""DALI itself: the one place that imports it, and running pipelines as torch tensors or NumPy arrays.
+"""Running DALI pipelines, as torch tensors or NumPy arrays. The only module that imports DALI.
 
-A pipeline with worker processes is watched: one that dies is an error, where DALI alone might wait for it for ever.
-DALI talks to its workers through locks in shared memory. A worker that is killed (out of memory) may hold one, or be
-waited for by a condition that counts it; then no call into DALI returns. So the calls are made in a thread, and
-whatever wants a batch waits for the thread and looks after the workers meanwhile. A thread that got stuck is left to
-itself.
+A pipeline with worker processes is watched. DALI talks to its workers through locks in shared memory: a worker that is
+killed (out of memory) may hold one, or be counted by a condition, and then no call into DALI returns. So a thread makes
+the calls, and the caller waits for that thread and checks the workers meanwhile. A thread that is stuck is abandoned.
 """
 
 from __future__ import annotations
@@ -13,76 +11,79 @@ import multiprocessing.util
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from cache.errors import MissingExtraError, WorkerError
 
-__all__ = ["Dali", "Output", "Run", "empty_batch", "load_dali", "start_run"]
+__all__ = ["Output", "Run", "empty_batch", "load_dali", "start_run"]
 
 Output: TypeAlias = Literal["torch", "numpy"]
-_OLDEST = (2, 3)  # before, a parallel external source could hand out memory that was in use again
-_LOOK_SECONDS = 0.2
-_GRACE_SECONDS = 2.0  # DALI notices most deaths by itself and says so
+_OLDEST = (2, 3)  # before, a parallel external source could reuse memory that DALI still read
+_CHECK_SECONDS = 0.2
+_GRACE_SECONDS = 2.0  # DALI notices most deaths by itself and reports them
 _JOIN_SECONDS = 10.0
 
 
-class Dali(NamedTuple):
-    """What we use of DALI: the functional operators, its types, and the class Pipeline."""
-
-    fn: Any
-    types: Any
-    pipeline: Any
-
-
-def load_dali() -> Dali:
-    """Raises MissingExtraError where DALI is not installed, or older than 2.3."""
+def load_dali() -> Any:
+    """The module nvidia.dali. Raises MissingExtraError where it is not installed, or older than 2.3."""
     try:
         import nvidia.dali as dali
-        from nvidia.dali import fn, types
     except (ImportError, OSError) as error:  # OSError: a library that does not fit this system
         raise MissingExtraError("NVIDIA DALI", "dali", "readers.dali") from error
     if tuple(int(part) for part in dali.__version__.split(".")[:2]) < _OLDEST:
-        found = f"DALI from 2.3 on (found {dali.__version__})"
-        raise MissingExtraError(found, "dali", "readers.dali")
-    return Dali(fn, types, dali.Pipeline)
+        raise MissingExtraError(f"DALI from 2.3 on (found {dali.__version__})", "dali", "readers.dali")
+    return dali
 
 
-class Run(Protocol):
+def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:
+    """Images and labels of a batch without samples, as a run returns them. device: as torch names it."""
+    images, labels = np.empty((0, *shape), dtype), np.empty(0, np.int64)
+    if output == "numpy":
+        return images, labels
+    import torch
+
+    return torch.from_numpy(images).to(device), torch.from_numpy(labels)
+
+
+class Run(ABC):
     """A running pipeline, epoch after epoch. Dropping it ends the pipeline and its processes."""
 
+    @abstractmethod
     def take(self) -> tuple[Any, ...]:
-        """The outputs of the next batch, which stay as they are: images, and int64 [n] each. Raises StopIteration at
-        the end of an epoch, and whatever DALI does."""
+        """The outputs of the next batch, in memory of their own: images, and int64 [n] each.
 
+        Raises StopIteration at the end of an epoch, and whatever DALI raises.
+        """
+
+    @abstractmethod
     def reset(self) -> None:
         """Begin the next epoch; only after StopIteration."""
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Within this, `take` in another thread gives images as it would in the one that calls `here`."""
+    def stream(self) -> AbstractContextManager[Any]:
+        """A context for another thread, in which `take` returns images for the current CUDA stream of this one."""
+        return nullcontext()
 
 
 def start_run(pipeline: Any, outputs: Sequence[str], output: Output, workers: int) -> Run:
     """Start a pipeline with these outputs. Raises MissingExtraError."""
-    iterator = _torch_iterator() if output == "torch" else None
-    return _WatchedRun(pipeline, outputs, iterator) if workers else _open(pipeline, outputs, iterator)
-
-
-def empty_batch(output: Output, shape: tuple[int, ...], dtype: str, device: str) -> tuple[Any, Any]:
-    """Images and labels of a batch without samples, as a run would give them. device: as torch names it."""
-    if output == "numpy":
-        return np.empty((0, *shape), dtype), np.empty(0, np.int64)
-    import torch
-
-    return torch.empty((0, *shape), dtype=getattr(torch, dtype), device=device), torch.empty(0, dtype=torch.int64)
+    open_run = partial(_TorchRun, _torch_iterator(), outputs) if output == "torch" else _ArrayRun
+    if not workers:
+        return open_run(pipeline)
+    before = multiprocessing.active_children()
+    pipeline.start_py_workers()
+    started = [child for child in multiprocessing.active_children() if child not in before]
+    return _WatchedRun(open_run(pipeline), started)
 
 
 def _torch_iterator() -> Any:
-    """DALI's iterator that gives torch tensors. Raises MissingExtraError."""
+    """DALI's iterator of torch tensors. Raises MissingExtraError."""
     try:
         import torch  # noqa: F401  the plug-in below would only say that a module is missing
     except ImportError as error:
@@ -92,17 +93,11 @@ def _torch_iterator() -> Any:
     return DALIGenericIterator
 
 
-def _open(pipeline: Any, outputs: Sequence[str], iterator: Any) -> Run:
-    """iterator: the class that gives torch tensors, None for arrays."""
-    return _ArrayRun(pipeline) if iterator is None else _TorchRun(pipeline, outputs, iterator)
+class _TorchRun(Run):
+    """By DALI's own iterator. Images are on the pipeline's device, all else on the CPU."""
 
-
-class _TorchRun:
-    """Through DALI's own iterator. Images are on the pipeline's device, all else on the CPU."""
-
-    def __init__(self, pipeline: Any, outputs: Sequence[str], iterator: Any) -> None:
-        self._device_id = pipeline.device_id
-        self._outputs = tuple(outputs)
+    def __init__(self, iterator: Any, outputs: Sequence[str], pipeline: Any) -> None:
+        self._device_id, self._outputs = pipeline.device_id, outputs
         self._iterator = iterator([pipeline], list(outputs), size=-1, prepare_first_batch=False)
 
     def take(self) -> tuple[Any, ...]:
@@ -113,18 +108,18 @@ class _TorchRun:
     def reset(self) -> None:
         self._iterator.reset()
 
-    def here(self) -> AbstractContextManager[Any]:
+    def stream(self) -> AbstractContextManager[Any]:
         if self._device_id is None:
             return nullcontext()
         import torch
 
-        # DALI makes the stream that is current wait for its images, and each thread has a current one of its own.
+        # DALI makes the current stream wait for its images, and each thread has a current stream of its own.
         stream: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.current_stream(self._device_id))
         return stream
 
 
-class _ArrayRun:
-    """Straight from the pipeline, as copies in this process's own memory, wherever the pipeline is."""
+class _ArrayRun(Run):
+    """By the pipeline itself. Arrays are copies in the memory of this process, whatever the pipeline's device."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
@@ -136,103 +131,84 @@ class _ArrayRun:
     def reset(self) -> None:
         self._pipeline.reset()
 
-    def here(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
 
 # --- with worker processes --------------------------------------------------------------------------------------
-_Call = tuple[AbstractContextManager[Any], Callable[[Run], Any]]
+_Call = tuple[AbstractContextManager[Any], Literal["take", "reset"]]
 
 
-class _WatchedRun:
-    """A run whose workers are started at once. Dropping it ends the pipeline and the workers.
+class _WatchedRun(Run):
+    """A run whose workers have been started. Dropping it ends the pipeline and the workers.
 
     So does the end of the interpreter, before `multiprocessing` joins all processes that were started.
     """
 
-    def __init__(self, pipeline: Any, outputs: Sequence[str], iterator: Any) -> None:
-        before = multiprocessing.active_children()
-        pipeline.start_py_workers()
-        self._workers = [child for child in multiprocessing.active_children() if child not in before]
-        self._run = [_open(pipeline, outputs, iterator)]  # empty once it has ended
+    def __init__(self, run: Run, workers: list[BaseProcess]) -> None:
+        self._run, self._workers = [run], workers  # the list is empty once the run has ended
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        given = (self._run, self._calls, self._answers)
-        thread = threading.Thread(target=_serve, args=given, name="packer-dali", daemon=True)
+        arguments = (self._run, self._calls, self._answers)
+        thread = threading.Thread(target=_serve, args=arguments, name="packer-dali", daemon=True)
         thread.start()
-        ending = (self._run, thread, self._calls, self._workers)
-        multiprocessing.util.Finalize(self, _stop, ending, exitpriority=10)
+        multiprocessing.util.Finalize(self, _stop, (self._run, thread, self._calls, workers), exitpriority=10)
 
     def take(self) -> tuple[Any, ...]:
-        result: tuple[Any, ...] = self._call(_take)
-        return result
+        outputs: tuple[Any, ...] = self._call("take")
+        return outputs
 
     def reset(self) -> None:
-        self._call(_reset)
+        self._call("reset")
 
-    def here(self) -> AbstractContextManager[Any]:
-        return self._run[0].here()
+    def stream(self) -> AbstractContextManager[Any]:
+        return self._run[0].stream()
 
-    def _call(self, function: Callable[[Run], Any]) -> Any:
-        """Have the thread do it. Raises WorkerError where a worker has died."""
-        self._calls.put((self.here(), function))
-        dead_since: float | None = None
-        while True:
-            try:
-                result, error = self._answers.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
-                dead_since = dead_since or (time.monotonic() if self._dead() else None)
-                if dead_since is not None and time.monotonic() - dead_since > _GRACE_SECONDS:
-                    raise self._died() from None
-                continue
-            if error is None:
-                return result
-            dead = not isinstance(error, StopIteration) and self._dead()
-            try:
-                raise self._died() if dead else error
-            finally:
-                del error  # whose traceback has this frame, which would keep the pipeline alive
+    def _call(self, method: Literal["take", "reset"]) -> Any:
+        """Have the thread call it. Raises WorkerError where a worker has died."""
+        self._calls.put((self.stream(), method))
+        result, error, dead_since = None, None, 0.0
+        try:
+            while True:
+                try:
+                    result, error = self._answers.get(timeout=_CHECK_SECONDS)
+                    break
+                except queue.Empty:
+                    error = self._death()
+                    dead_since = dead_since or (time.monotonic() if error else 0.0)
+                    if dead_since and time.monotonic() - dead_since > _GRACE_SECONDS:
+                        break
+            if error is not None:
+                raise error if isinstance(error, StopIteration) else self._death() or error
+            return result
+        finally:
+            del error  # its traceback has this frame, which would keep the pipeline alive
 
-    def _dead(self) -> BaseProcess | None:
-        return next((worker for worker in self._workers if not worker.is_alive()), None)
-
-    def _died(self) -> WorkerError:
-        dead = self._dead()
-        code = dead.exitcode if dead is not None else None
+    def _death(self) -> WorkerError | None:
+        """The error that reports a dead worker, if there is one."""
+        codes = [worker.exitcode for worker in self._workers if not worker.is_alive()]
+        if not codes:
+            return None
         return WorkerError(
-            f"a process that reads for DALI died (exit status {code}; -9 often means out of memory); start the loop "
-            f"again from the last state_dict, with fewer workers or a smaller prefetch"
+            f"a process that reads for DALI died (exit status {codes[0]}; -9 often means out of memory); start the "
+            f"loop again from the last state_dict, with fewer workers or a smaller prefetch"
         )
 
 
-def _take(run: Run) -> Any:
-    return run.take()
-
-
-def _reset(run: Run) -> None:
-    run.reset()
-
-
 def _serve(runs: list[Run], calls: queue.SimpleQueue[Any], answers: queue.SimpleQueue[Any]) -> None:
-    while True:
-        call = calls.get()
-        if call is None:
-            return
-        context, function = call
+    while (call := calls.get()) is not None:
+        context, method = call
         answer: tuple[Any, BaseException | None]
         try:
             with context:
-                answer = (function(runs[0]), None)
+                answer = (getattr(runs[0], method)(), None)
         except BaseException as error:
-            answer = (None, error.with_traceback(None))  # whose frames would keep the pipeline alive
+            answer = (None, error.with_traceback(None))  # its frames would keep the pipeline alive
         answers.put(answer)
-        del call, context, function, answer
+        del call, context, answer
 
 
 def _stop(runs: list[Run], thread: threading.Thread, calls: queue.SimpleQueue[Any], workers: list[BaseProcess]) -> None:
     calls.put(None)
     stuck = any(not worker.is_alive() for worker in workers)
-    thread.join(_LOOK_SECONDS if stuck else _JOIN_SECONDS)
+    thread.join(_CHECK_SECONDS if stuck else _JOIN_SECONDS)
     if thread.is_alive():
         for worker in workers:
             worker.kill()

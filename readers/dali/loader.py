@@ -19,7 +19,6 @@ from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.sample import Buffer
 
 __all__ = ["DaliLoader"]
 
@@ -32,14 +31,14 @@ class DaliLoader(FeedLoader):
 
         loader = DaliLoader(reader, 256, augment=classification(224), options=PipelineOptions(device="gpu"), seed=7)
 
-    augment, order to tail: as for `readers.loader.ImageLoader`, with the same samples, crops and flips in the same
-        places.
+    augment: ops, as for `readers.loader.ImageLoader`, with the same crops and flips; see `readers.dali.pipeline`.
     graph: in place of augment, see `readers.dali.pipeline`.
+    order, shuffle, seed, rank, world_size, tail: as for `readers.loader.ImageLoader`, with the same samples.
     options: where and how the pipeline runs.
     output: "torch" tensors (images on the pipeline's device) or "numpy" arrays.
-    on_error: "raise"; "skip" (smaller batches; DALI takes no empty one, so a batch of bad samples alone is an error);
-        or "substitute" (another sample); see `bad_samples`. An image that DALI alone fails on ends its pipeline: a new
-        one continues without it, in this epoch and the later ones.
+    on_error: "raise"; "skip" (smaller batches; DALI takes no empty batch, so one of bad samples alone is an error); or
+        "substitute" (another sample); see `bad_samples`. An image that only DALI fails on ends its pipeline: a new one
+        continues without it, in this epoch and the later ones.
 
     The pipeline starts with the first loop and lives until an epoch is left early, an error, or the loader's end. A
     loop begins with its first batch. Raises TrainerError where two loops run at once, or a framework would lose or
@@ -80,9 +79,9 @@ class DaliLoader(FeedLoader):
         )
         self._undecodable: dict[int, str] = {}  # rows that DALI failed on, and why
         self._idle: _Batches | None = None  # at the end of an epoch
-        pipeline(self._source, self.options, graph=graph)  # says at once what is wrong; nothing is started
-        options_given = replace(self._source.feed.options, rank=rank, world_size=world_size)
-        super().__init__(replace(self._source.feed, options=options_given))
+        pipeline(self._source, self.options, graph=graph)  # raises what is wrong with the arguments; nothing is started
+        feed = self._source.feed
+        super().__init__(replace(feed, options=replace(feed.options, rank=rank, world_size=world_size)))
 
     def close(self) -> None:
         """End the pipeline and its processes, and a loop under way with its epoch; the next loop starts them again."""
@@ -110,7 +109,9 @@ class DaliLoader(FeedLoader):
 class _Batches:
     """The batches of a pipeline, which may live for several epochs.
 
-    source: that of the pipeline under way, or of the next one. undecodable: takes the rows that DALI fails on.
+    source: that of the pipeline under way, or of the next one.
+    options, graph, output: as for `DaliLoader`.
+    undecodable: receives the rows that DALI fails on.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class _Batches:
                 raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
             except Exception as error:
                 self._run = None  # a failed pipeline is of no more use
-                problem = error.with_traceback(None)  # whose frames would keep the pipeline alive
+                problem = error.with_traceback(None)  # its frames would keep the pipeline alive
             except BaseException:
                 self._run = None
                 raise
@@ -157,7 +158,7 @@ class _Batches:
         self._run = None
 
     def at_end(self) -> bool:
-        """Whether the pipeline knows that its epoch is over, and can be used for the next one."""
+        """Whether the pipeline has noticed the end of its epoch, so that it can be used for the next one."""
         try:
             if self._run is not None:
                 self._run.take()
@@ -166,7 +167,7 @@ class _Batches:
         return False
 
     def next_epoch(self, feed: Feed) -> bool:
-        """Continue with the first epoch of `feed`, if that is what the pipeline has next."""
+        """Continue with the first epoch of `feed`, if that is the pipeline's next one."""
         if self._source.feed.at(Start(self._number + 1)) != feed or self._run is None:
             return False
         self._epoch, self._step = self._epoch + 1, 0
@@ -178,12 +179,12 @@ class _Batches:
     @property
     def _number(self) -> int:
         """The epoch, as the order counts it."""
-        return self._source.start.epoch + self._epoch
+        return self._source.feed.start.epoch + self._epoch
 
     def _start(self) -> Run:
-        made = pipeline(self._source, self._options, graph=self._graph)
+        unstarted = pipeline(self._source, self._options, graph=self._graph)
         outputs = ("image", "label") if self._source.on_error == "raise" else ("image", "label", "row")
-        return start_run(made, outputs, self._output, self._options.workers)
+        return start_run(unstarted, outputs, self._output, self._options.workers)
 
     def _empty(self) -> tuple[Any, Any]:
         """The batch of a rank that has no sample left in the last step."""
@@ -196,17 +197,17 @@ class _Batches:
         return empty_batch(self._output, shape, dtype, options.device.replace("gpu", "cuda"))
 
     def _recover(self, error: Exception) -> None:
-        """Go on without the sample that made the pipeline fail, where on_error says so; otherwise raise."""
+        """Continue without the sample that made the pipeline fail, if on_error allows that; otherwise raise."""
         if isinstance(error, PackerError):
             raise error
         under_way = range(self._step, min(self._batches, self._step + 2 * self._options.prefetch + 2))
-        row, reason = _diagnose(self._source, self._epoch, under_way)
-        if row is None:
-            where = f"batch {self._step} of epoch {self._number}"
+        culprit = _diagnose(self._source, self._epoch, under_way)
+        if culprit is None:
             raise WorkerError(
-                f"DALI failed at {where}, though our own decoder reads its images: {_essence(error)}"
+                f"DALI failed at batch {self._step} of epoch {self._number}, though our own decoder reads its images: "
+                f"{_essence(error)}"
             ) from error
-        feed = self._source.feed
+        feed, (row, reason) = self._source.feed, culprit
         feed.bad(row, 0, BadSampleError(reason))  # raises under on_error="raise"
         self._undecodable[row] = reason
         self._source = self._source.without(self._undecodable).over(feed.at(feed.after(self._step, self._number)))
@@ -214,34 +215,29 @@ class _Batches:
         self._batches = self._source.batches()
 
 
-def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int | None, str]:
+def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int, str] | None:
     """The first bad sample of the batches that were under way when DALI failed, and what is wrong with it.
 
-    DALI's messages name neither key nor batch, so the batches are made again in this process, which raises what a
-    worker process raised, and their images are decoded by our own decoder. (None, "") where nothing is wrong with them.
+    DALI's messages name neither key nor batch. So the batches are read again in this process, which raises what a
+    worker process raised, and their images are decoded by our own decoder. None where nothing is wrong with them.
     """
     for step in steps:
         for row, data in source.images(epoch, step):
-            reason = _reason(data)
+            reason = refusal(data)
+            try:
+                if not reason:
+                    decode_image(data)
+            except BadSampleError as error:
+                reason = str(error)
             if reason:
                 return row, reason
-    return None, ""
-
-
-def _reason(data: Buffer) -> str:
-    reason = refusal(data)
-    if not reason:
-        try:
-            decode_image(data)
-        except BadSampleError as error:
-            return str(error)
-    return reason
+    return None
 
 
 def _essence(error: Exception) -> str:
-    """The lines of a message of DALI's that say what happened, not where in its graph."""
+    """The lines of one of DALI's messages that say what happened, not where in its graph."""
     lines = [line.strip() for line in str(error).splitlines()]
     if "encountered:" in lines:
         lines = lines[lines.index("encountered:") + 1 :]
-    told = " ".join(line for line in lines if line and not line.startswith("Current pipeline object"))
-    return told[-_ERROR_CHARACTERS:] or type(error).__name__
+    text = " ".join(line for line in lines if line and not line.startswith("Current pipeline object"))
+    return text[-_ERROR_CHARACTERS:] or type(error).__name__

@@ -1,11 +1,10 @@
-"""Which bytes each batch of a DALI pipeline gets: a function of DALI's (epoch, iteration) and nothing else.
+"""The bytes of each batch of a DALI pipeline: a function of DALI's (epoch, iteration) and nothing else.
 
 DALI calls a source with the number of the batch, several batches ahead, from several processes, again after a restored
-checkpoint, and past the end of an epoch. So a source remembers nothing: DALI's epoch e is epoch `start.epoch` + e of
-the order, and only the first begins at a cursor. What lies past the end raises StopIteration, however often it is asked
-for.
+checkpoint, and past the end of an epoch. So a source has no state: DALI's epoch e is epoch `feed.start.epoch` + e of
+the order, and only the first begins at a cursor. Every call past the end of an epoch raises StopIteration.
 
-What a batch of n samples is made of, in this order:
+A batch of n samples consists of, in this order:
 
     encoded   n arrays uint8 [bytes], views of the reader's memory: nothing is copied in this process
     label     int64 [n, 1], -1 without one
@@ -13,8 +12,8 @@ What a batch of n samples is made of, in this order:
 and where the source has a list of `readers.augment` ops, what they do to each image, drawn by (seed, epoch, position):
 
     box       int64 [n, 4]    top, left, height, width in the upright image; only if some op crops before the resize
-    resized   float32 [n, 4]  height, width it is resized to; the final crop's place in the room it has, 0..1 (y, x),
-                              or in pixels, where crops may reach beyond the image
+    resized   float32 [n, 4]  height, width it is resized to; the final crop's position in the margin, 0..1 (y, x), or
+                              in pixels, where crops may reach beyond the image
     flips     int32 [n, 2]    left and right, top and bottom
     step      float32 [n, k]  for each op on pixels, its parameters
 
@@ -22,8 +21,8 @@ and where bad samples are skipped or replaced:
 
     row       int64 [n, 1]    which samples these are
 
-The memory behind `encoded` must stay as it is until DALI has used it. A reader does not touch memory that somebody
-looks at, so the source holds the arrays of the batches that DALI may have under way.
+The memory behind `encoded` must not change until DALI has used it. A reader does not reuse memory that is referred to,
+so the source keeps the arrays of the batches that DALI may have under way.
 """
 
 from __future__ import annotations
@@ -46,14 +45,13 @@ from readers.feed import (
     Feed,
     FeedOptions,
     OnError,
-    Start,
     choose_order,
     choose_tail,
     name_sample,
     upright_sides,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
-from readers.order import Order, Schedule
+from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import Reader
@@ -62,7 +60,7 @@ from readers.sample import Buffer, ImageInfo
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "refusal"]
 
 DECODER = "dali"  # named in resume tokens
-# What DALI cannot decode, though our own decoder can.
+# What only our own decoder decodes.
 _FOREIGN = {
     "gif": "DALI does not decode GIF images",
     "pixels": "its bytes are pixels, which DALI does not take: have readers.cached keep 'encoded' or 'recoded:…'",
@@ -70,7 +68,7 @@ _FOREIGN = {
 _FOREIGN_CODES = [MEDIA.index(media) for media in _FOREIGN]
 
 
-class _Chosen(NamedTuple):
+class _Samples(NamedTuple):
     """The samples of a batch: their rows, their encoded images, and what the ops do to each."""
 
     rows: Int64s
@@ -79,11 +77,12 @@ class _Chosen(NamedTuple):
 
 
 class Source:
-    """The batches of one rank. Arguments as those of `readers.loader.ImageLoader`; immutable, pickles, may be shared.
+    """The batches of one rank. Immutable, pickles, may be shared. Arguments as those of `readers.loader.ImageLoader`.
 
-    augment: ops whose outcome becomes part of each batch; those that DALI does not execute are refused by `pipeline`.
-    on_error: "raise"; "skip" (smaller batches; DALI takes no empty one, so a batch of bad samples alone is an error);
-    or "substitute" (another sample). With the last two every image's header and end are checked before DALI gets it.
+    augment: ops whose outcome becomes part of each batch; `pipeline` refuses those that DALI does not execute.
+    on_error: "raise"; "skip" (smaller batches; DALI takes no empty batch, so one of bad samples alone is an error); or
+        "substitute" (another sample). With the last two every image's header and end are checked before DALI gets it.
+
     Raises ValueError.
     """
 
@@ -106,35 +105,7 @@ class Source:
         self.feed = Feed(reader, order, batch_size, options).ranked()
         self.feed.schedule()
         self.recipe = None if augment is None else Recipe(augment)
-        self.boxed = self.recipe is not None and self.recipe.boxed
         self.undecodable: Mapping[int, str] = {}
-
-    @property
-    def reader(self) -> Reader:
-        return self.feed.reader
-
-    @property
-    def batch_size(self) -> int:
-        return self.feed.batch_size
-
-    @property
-    def seed(self) -> int:
-        return self.feed.seed
-
-    @property
-    def order(self) -> Order:
-        """The order of whole epochs."""
-        return self.feed.order
-
-    @property
-    def schedule(self) -> Schedule:
-        """Of whole epochs."""
-        return self.feed.at(Start()).schedule()[0]
-
-    @property
-    def start(self) -> Start:
-        """Where DALI's epoch 0 begins."""
-        return self.feed.start
 
     @property
     def on_error(self) -> OnError:
@@ -147,10 +118,6 @@ class Source:
         other.feed = feed
         return other
 
-    def starting(self, epoch: int, cursor: int = 0, order: Order | None = None) -> Source:
-        """The same source, beginning at `cursor` of `epoch`; order: of that epoch alone."""
-        return self.over(self.feed.at(Start(epoch, cursor, order)))
-
     def resumed(self, state: Mapping[str, Any]) -> Source:
         """The source that continues where `state` was taken, by this one or by an ImageLoader, on any number of ranks.
 
@@ -160,27 +127,27 @@ class Source:
 
     def state_after(self, epoch: int, steps: int) -> dict[str, Any]:
         """The state after `steps` batches, on every rank, of DALI's epoch `epoch`: what `resumed` takes."""
-        return self.feed.token(self.feed.or_next(self.feed.after(steps, self.start.epoch + epoch)))
+        return self.feed.token(self.feed.or_next(self.feed.after(steps, self._number(epoch))))
 
     def without(self, undecodable: Mapping[int, str]) -> Source:
-        """The same source, which knows these rows to be bad, and why: DALI failed on them."""
+        """The same source, for which these rows are bad, and why: DALI failed on them."""
         other = copy.copy(self)
         other.undecodable = {**self.undecodable, **undecodable}
         return other
 
-    # --- what it gives --------------------------------------------------------------------------------------------
+    # --- batches --------------------------------------------------------------------------------------------------
     def steps(self, epoch: int = 0) -> int:
         """Steps of DALI's epoch `epoch`, the same number on every rank."""
-        return self.feed.steps(self.start.epoch + epoch)
+        return self.feed.steps(self._number(epoch))
 
     def batches(self, epoch: int = 0) -> int:
         """Steps in which this rank has samples: with tail="exact" it may have none in the last."""
-        return self.feed.batches(self.start.epoch + epoch)
+        return self.feed.batches(self._number(epoch))
 
     def samples_of(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
         """(positions, rows) of a batch, int64 [n] each. Raises StopIteration from the end of the epoch on."""
         try:
-            positions, rows = self.feed.rows(self.start.epoch + epoch, step)
+            positions, rows = self.feed.rows(self._number(epoch), step)
         except IndexError:
             raise StopIteration from None
         if not len(rows):
@@ -189,105 +156,108 @@ class Source:
 
     def batch(self, epoch: int, step: int) -> tuple[Any, ...]:
         """A batch as described at the top of this module. Raises StopIteration, BadSampleError, and what readers do."""
-        return self._parts(self._choose(epoch, *self.samples_of(epoch, step)))
+        return self._parts(self._read(epoch, *self.samples_of(epoch, step)))
 
     def images(self, epoch: int, step: int) -> Iterator[tuple[int, Buffer]]:
         """(row, encoded image) of a batch. Raises as `batch` does."""
-        chosen = self._choose(epoch, *self.samples_of(epoch, step))
-        return zip(chosen.rows.tolist(), chosen.data, strict=True)
+        samples = self._read(epoch, *self.samples_of(epoch, step))
+        return zip(samples.rows.tolist(), samples.data, strict=True)
 
     def sample(self, epoch: int, step: int, row: int) -> tuple[Any, ...]:
-        """One row of a batch. Raises StopIteration from the first batch on that is not full: DALI counts on full ones
-        where it asks for samples one by one."""
+        """One row of a batch. Raises as `batch` does, and StopIteration from the first batch on that is not full: where
+        DALI asks for single samples it expects full batches."""
         positions, rows = self.samples_of(epoch, step)
-        if len(positions) < self.batch_size:
+        if len(positions) < self.feed.batch_size:
             raise StopIteration
-        parts = self._parts(self._choose(epoch, positions[row : row + 1], rows[row : row + 1]))
+        parts = self._parts(self._read(epoch, positions[row : row + 1], rows[row : row + 1]))
         return tuple(part[0] for part in parts)
 
-    def bad_samples_of(self, epoch: int, step: int, given: Int64s) -> list[BadSample]:
-        """The samples of a batch that were skipped or replaced; given: its rows as they were handed out."""
+    def bad_samples_of(self, epoch: int, step: int, returned: Int64s) -> list[BadSample]:
+        """The samples of a batch that were skipped or replaced. returned: its rows as a pipeline returned them."""
         positions, rows = self.samples_of(epoch, step)
         if self.on_error == "substitute":
-            missing = np.flatnonzero(rows != given).tolist()
+            missing = np.flatnonzero(rows != returned).tolist()
         else:
-            left = iter(given.tolist())
-            expected = next(left, None)
+            rest = iter(returned.tolist())
+            expected = next(rest, None)
             missing = []
             for i, row in enumerate(rows.tolist()):
                 if row == expected:
-                    expected = next(left, None)
+                    expected = next(rest, None)
                 else:
                     missing.append(i)
-        found = []
+        bad = []
         for i in missing:
             faults, _ = self._examine(epoch, positions[i : i + 1], rows[i : i + 1], self.feed.read(rows[i : i + 1]))
             error = faults.get(0, BadSampleError("it was bad when it was read"))
-            found.append(self.feed.bad(int(rows[i]), int(positions[i]), error))
-        return found
+            bad.append(self.feed.bad(int(rows[i]), int(positions[i]), error))
+        return bad
 
     # --- inside ---------------------------------------------------------------------------------------------------
-    def _parts(self, chosen: _Chosen) -> tuple[Any, ...]:
-        arrays = [np.frombuffer(one, np.uint8) for one in chosen.data]
-        labels = np.array(self.reader.labels[chosen.rows], np.int64).reshape(-1, 1)
-        if chosen.plan is None or self.recipe is None:
-            columns: tuple[npt.NDArray[Any], ...] = ()
-        else:
-            columns = _plan_columns(chosen.plan, self.recipe)[0 if self.boxed else 1 :]
-        return (arrays, labels, *columns, *(() if self.on_error == "raise" else (chosen.rows.reshape(-1, 1),)))
+    def _number(self, epoch: int) -> int:
+        """DALI's epoch as the order counts it."""
+        return self.feed.start.epoch + epoch
 
-    def _choose(self, epoch: int, positions: Int64s, rows: Int64s) -> _Chosen:
-        """These samples; where some are bad, with others in their places, or without them. Raises BadSampleError."""
+    def _parts(self, samples: _Samples) -> tuple[Any, ...]:
+        arrays = [np.frombuffer(data, np.uint8) for data in samples.data]
+        labels = np.array(self.feed.reader.labels[samples.rows], np.int64).reshape(-1, 1)
+        columns = () if samples.plan is None or self.recipe is None else _plan_columns(samples.plan, self.recipe)
+        return (arrays, labels, *columns, *(() if self.on_error == "raise" else (samples.rows.reshape(-1, 1),)))
+
+    def _read(self, epoch: int, positions: Int64s, rows: Int64s) -> _Samples:
+        """These samples; bad ones are left out or replaced. Raises BadSampleError."""
         data = list(self.feed.read(rows))
         faults, plan = self._examine(epoch, positions, rows, data)
         if not faults:
-            return _Chosen(rows, data, plan)  # type: ignore[arg-type]  # none is an Exception
+            return _Samples(rows, data, plan)  # type: ignore[arg-type]  # none is an Exception
         first, rows = int(rows[0]), rows.copy()
         for i, error in sorted(faults.items()):
             position = int(positions[i])
             self.feed.bad(int(rows[i]), position, error)  # raises under on_error="raise"
             if self.on_error == "substitute":
-                number = self.start.epoch + epoch
-                rows[i], data[i] = self.feed.substitute(number, position, error, partial(self._good, epoch, position))
+                read_one = partial(self._read_one, epoch, positions[i : i + 1])
+                rows[i], data[i] = self.feed.substitute(self._number(epoch), position, error, read_one)
         if self.on_error == "skip":
             good = [i for i in range(len(rows)) if i not in faults]
             positions, rows, data = positions[good], rows[good], [data[i] for i in good]
         if not len(rows):
             raise name_sample(
-                self.reader,
+                self.feed.reader,
                 first,
                 f"it is the first of {len(faults)} samples of a batch that are all bad, so that on_error='skip' leaves "
                 f"none of it, and DALI takes no empty batch; use on_error='substitute'",
             )
-        return _Chosen(rows, data, self._plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
+        return _Samples(rows, data, self._plan(epoch, positions, rows)[1])  # type: ignore[arg-type]  # as above
 
-    def _good(self, epoch: int, position: int, row: int) -> Buffer:
-        """The image of a row, if nothing is wrong with it at this position. Raises BadSampleError."""
+    def _read_one(self, epoch: int, position: Int64s, row: int) -> Buffer:
+        """The image of a row, if nothing is wrong with it at this position, int64 [1]. Raises BadSampleError."""
         rows = np.array([row], np.int64)
         (data,) = self.feed.read(rows)
-        faults, _ = self._examine(epoch, np.array([position], np.int64), rows, [data])
-        for error in faults.values():
-            raise BadSampleError(str(error)) from error
-        assert not isinstance(data, Exception)
+        faults, _ = self._examine(epoch, position, rows, [data])
+        if faults or isinstance(data, Exception):
+            raise BadSampleError(str(faults[0])) from faults[0]
         return data
 
     def _plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
         """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
         if self.recipe is None:
             return None, None
-        info = self.reader.image_info(rows)
+        info = self.feed.reader.image_info(rows)
         heights, widths = np.maximum(1, upright_sides(info))
-        return info, self.recipe.plan(self.seed, self.start.epoch + epoch, positions, heights, widths)
+        return info, self.recipe.plan(self.feed.seed, self._number(epoch), positions, heights, widths)
 
     def _examine(
         self, epoch: int, positions: Int64s, rows: Int64s, data: Sequence[Buffer | Exception]
     ) -> tuple[dict[int, Exception], Plan | None]:
         """What is wrong with some of these samples, by their place here; and what the ops do to each."""
         info, plan = self._plan(epoch, positions, rows)
-        faults: dict[int, Exception] = {i: one for i, one in enumerate(data) if isinstance(one, Exception)}
-        reasons: dict[int, str] = {i: "its image has no bytes" for i, one in enumerate(data) if _is_empty(one)}
-        if self.undecodable:
-            reasons |= {i: self.undecodable[row] for i, row in enumerate(rows.tolist()) if row in self.undecodable}
+        faults: dict[int, Exception] = {}
+        reasons: dict[int, str] = {}
+        for i, (row, one) in enumerate(zip(rows.tolist(), data, strict=True)):
+            if isinstance(one, Exception):
+                faults[i] = one
+            elif row in self.undecodable or not len(one):
+                reasons[i] = self.undecodable.get(row, "its image has no bytes")
         if info is not None and plan is not None:
             for i in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
                 if i not in faults:
@@ -310,38 +280,34 @@ class Source:
 class BatchSource:
     """What `fn.external_source(…, batch=True, batch_info=True)` calls: whole batches.
 
-    kept: batches that DALI may have under way, whose memory is held. Pickles without them.
+    kept: batches that DALI may have under way, whose memory is kept. Pickles without them.
     """
 
     def __init__(self, source: Source, kept: int = 0) -> None:
         self.source = source
-        self._held: deque[Any] = deque(maxlen=kept)
+        self._under_way: deque[Any] = deque(maxlen=kept)
 
     def __call__(self, info: Any) -> tuple[Any, ...]:
         """info: nvidia.dali.types.BatchInfo."""
         batch = self.source.batch(info.epoch_idx, info.iteration)
-        self._held.append(batch)
+        self._under_way.append(batch)
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "_held": deque(maxlen=self._held.maxlen)}
+        return {"source": self.source, "_under_way": deque(maxlen=self._under_way.maxlen)}
 
 
-class SampleSource:
+class SampleSource(BatchSource):
     """What `fn.external_source(…, batch=False)` calls: samples one by one, each perhaps in another process."""
 
     def __init__(self, source: Source, kept: int = 0) -> None:
-        self.source = source
-        self._held: deque[Any] = deque(maxlen=kept * source.batch_size)
+        super().__init__(source, kept * source.feed.batch_size)
 
     def __call__(self, info: Any) -> tuple[Any, ...]:
         """info: nvidia.dali.types.SampleInfo."""
         sample = self.source.sample(info.epoch_idx, info.iteration, info.idx_in_batch)
-        self._held.append(sample)
+        self._under_way.append(sample)
         return sample
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "_held": deque(maxlen=self._held.maxlen)}
 
 
 def refusal(data: Buffer) -> str:
@@ -362,16 +328,13 @@ def refusal(data: Buffer) -> str:
     return _FOREIGN.get(media, "")
 
 
-def _is_empty(data: Buffer | Exception) -> bool:
-    return not isinstance(data, Exception) and not len(data)
-
-
 def _plan_columns(plan: Plan, recipe: Recipe) -> tuple[npt.NDArray[Any], ...]:
-    """box, resized, flips and steps of a batch."""
+    """box, where the recipe crops before the resize; resized, flips and steps of a batch."""
     b = plan.boxes
     box = np.stack([b.top, b.left, b.height, b.width], axis=1)
     room = np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
     corner = np.stack([b.crop_top, b.crop_left]) / (1 if recipe.hangs_over else room)
     resized = np.stack([b.resized_height, b.resized_width, *corner], axis=1).astype(np.float32)
     flips = np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
-    return box, resized, flips, *(parameters.astype(np.float32) for _, parameters in plan.steps)
+    steps = (parameters.astype(np.float32) for _, parameters in plan.steps)
+    return (*([box] if recipe.boxed else []), resized, flips, *steps)

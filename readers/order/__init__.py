@@ -1,4 +1,4 @@
-"""The order of training: which sample comes when, on which rank, and how to go on from there.
+"""The order of training: which sample comes when, on which rank, and how to resume.
 
     order = Shuffled(len(reader), seed=7)
     schedule = Schedule(order, batch_size=256, rank=0, world_size=8)
@@ -10,13 +10,10 @@ Nothing here holds a list of the samples or remembers anything: an order is a fu
 """
 
 from readers.order.base import Order, Sequential, Shuffled
-from readers.order.block import BlockShuffled, block_shuffled
-from readers.order.node_local import NodeLocal
+from readers.order.local import BlockShuffled, NodeLocal, StagedFirst, block_shuffled, staged_first
 from readers.order.permutation import Permutation
 from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
-from readers.order.schedule import Schedule
-from readers.order.staged import StagedFirst, staged_first
-from readers.order.token import ResumeToken
+from readers.order.schedule import ResumeToken, Schedule
 from readers.order.weighted import ClassBalanced, Weighted
 
 __all__ = [

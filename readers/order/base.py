@@ -11,26 +11,15 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import ResumeError
-from readers.order.keys import check_counter
-from readers.order.permutation import Permutation
+from readers.order.permutation import MAX_SAMPLES, Permutation, check_counter
 
-__all__ = [
-    "Int64s",
-    "Order",
-    "PlainOrder",
-    "Sequential",
-    "Shuffled",
-    "Spec",
-    "check_samples",
-    "checked_positions",
-    "digest_of",
-]
+__all__ = ["Int64s", "Order", "PlainOrder", "Sequential", "Shuffled", "Spec", "check_samples", "digest_of"]
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Spec: TypeAlias = dict[str, str | int | float]
@@ -62,13 +51,18 @@ class Order(Protocol):
         """The same kind of order with another seed."""
 
     def resumed(self, spec: Mapping[str, Any]) -> Order:
-        """The order with which an epoch that began with `spec` goes on. Raises ResumeError where there is none."""
+        """The order that continues an epoch which began with `spec`. Raises ResumeError where there is none."""
 
 
 class PlainOrder(ABC):
     """What orders share. Subclasses are frozen dataclasses with a field `seed`."""
 
     seed: int
+    # Fields that may differ when an epoch is resumed: the epoch keeps those that it began with.
+    _kept_by_epoch: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_counter("seed", self.seed)
 
     @property
     def groups(self) -> int:
@@ -78,93 +72,96 @@ class PlainOrder(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def indices(self, epoch: int, positions: Int64s) -> Int64s: ...
+    def spec(self) -> Spec: ...
 
     @abstractmethod
-    def spec(self) -> Spec: ...
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        """The samples at positions of the epoch, int64 [k], one or more."""
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        given = np.asarray(positions, np.int64)
+        if not given.size:
+            return given
+        if int(given.min()) < 0 or int(given.max()) >= len(self):
+            raise IndexError(f"positions {given.min()} to {given.max()} are not all inside the {len(self)} of an epoch")
+        return self._samples_at(epoch, given.ravel()).reshape(given.shape)
 
     def with_seed(self: _Self, seed: int) -> _Self:
         return replace(self, seed=check_counter("seed", seed))  # type: ignore[type-var]
 
-    def resumed(self, spec: Mapping[str, Any]) -> Order:
-        mine = self.spec()
-        if dict(spec) != mine:
-            raise ResumeError(
-                f"the epoch began with the order {_shown(spec)} and cannot go on with {_shown(mine)}; "
-                f"make the order with the same parameters, or start a new epoch"
-            )
-        return self
+    def resumed(self: _Self, spec: Mapping[str, Any]) -> _Self:
+        began, mine = dict(spec), self.spec()
+        if began == mine:
+            return self
+        kept = {name: began.get(name) for name in self._kept_by_epoch}
+        if kept and all(isinstance(value, int) for value in kept.values()):
+            try:
+                order: _Self = replace(self, **kept)  # type: ignore[type-var]
+            except ValueError:  # a state that no run has written
+                order = self
+            if order.spec() == began:
+                return order
+        raise ResumeError(
+            f"the epoch began with the order {_describe(began)} and cannot continue with {_describe(mine)}; "
+            f"make the order with the same parameters, or start a new epoch"
+        )
 
 
-def check_samples(samples: int) -> int:
-    """A number of samples: 0 to 2^62 - 1. Raises ValueError."""
-    if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or not 0 <= samples < 1 << 62:
+def check_samples(samples: int) -> None:
+    """Raise ValueError for a number of samples that is not an integer from 0 to 2^62 - 1."""
+    if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or not 0 <= samples < MAX_SAMPLES:
         raise ValueError(f"the number of samples is {samples!r}, expected 0 to 2^62 - 1")
-    return int(samples)
-
-
-def checked_positions(positions: npt.ArrayLike, length: int) -> Int64s:
-    """Positions as an int64 array; raises IndexError for one outside range(length)."""
-    wanted = np.asarray(positions, np.int64)
-    if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= length):
-        raise IndexError(f"positions {wanted.min()} to {wanted.max()} are not all inside the {length} of an epoch")
-    return wanted
 
 
 def digest_of(*arrays: npt.NDArray[Any]) -> str:
-    """16 hex digits that tell arrays apart: BLAKE2b of their little-endian bytes."""
+    """16 hex digits that distinguish arrays: BLAKE2b of their little-endian bytes."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
     return digest.hexdigest()
 
 
-def _shown(spec: Mapping[str, Any]) -> str:
+def _describe(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in spec.items())
 
 
 # --- the two plain ones -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Sequential(PlainOrder):
-    """The samples as they are stored, in every epoch; the seed changes nothing."""
-
+class _EachOnce(PlainOrder):
     samples: int
     seed: int = 0
+    _kind: ClassVar[str]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_samples(self.samples)
-        check_counter("seed", self.seed)
 
     def __len__(self) -> int:
         return self.samples
 
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        return checked_positions(positions, self.samples)
-
     def spec(self) -> Spec:
-        return {"kind": "sequential", "samples": self.samples}
+        return {"kind": self._kind, "samples": self.samples}
 
 
 @dataclass(frozen=True)
-class Shuffled(PlainOrder):
+class Sequential(_EachOnce):
+    """The samples as they are stored, in every epoch; the seed changes nothing."""
+
+    _kind = "sequential"
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        return positions
+
+
+@dataclass(frozen=True)
+class Shuffled(_EachOnce):
     """Every sample once an epoch, in an order of (seed, epoch). O(1) memory for any number of samples below 2^62."""
 
-    samples: int
-    seed: int = 0
+    _kind = "shuffled"
 
-    def __post_init__(self) -> None:
-        check_samples(self.samples)
-        check_counter("seed", self.seed)
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         return Permutation(self.samples, self.seed, epoch).forward(positions)
 
     def positions(self, epoch: int, samples: Int64s) -> Int64s:
         """Where in the epoch these samples come: the inverse of `indices`."""
         return Permutation(self.samples, self.seed, epoch).inverse(samples)
-
-    def spec(self) -> Spec:
-        return {"kind": "shuffled", "samples": self.samples}

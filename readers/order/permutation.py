@@ -1,40 +1,109 @@
 """A keyed permutation of range(n), computed and never stored: any position of any epoch costs the same.
 
-The domain is Z_a x Z_b with a = ceil(sqrt n) and b = ceil(n / a); x stands for (x mod a, x // a). Each of ROUNDS turns
-of a generalised Feistel network adds a keyed hash of one half to the other, which is undone by subtracting it
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). a * b is less than n + a, so few results fall outside
-range(n); those go through the network again until they are inside, which keeps it a permutation.
+Random numbers are functions of (seed, epoch, counter): nothing is drawn, so there is no state to save. Keys come from
+BLAKE2b over (seed, epoch, purpose), numbers from the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast
+splittable pseudorandom number generators") over a key and a counter. Integer arithmetic modulo 2^64 gives the same on
+every machine and with every NumPy.
+
+The domain of the permutation is Z_a x Z_b with a = ceil(sqrt n) and b = ceil(n / a); x stands for (x mod a, x // a).
+Each of ROUNDS turns of a generalised Feistel network adds a keyed hash of one half to the other, which is undone by
+subtracting it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). a * b is less than n + a, so few
+results fall outside range(n); those pass through the network again until they are inside, which keeps it a permutation.
 
 The hash is the finaliser of MurmurHash3 over half XOR key; its upper 32 bits are scaled to the modulus by a
 multiplication. Eight turns leave no trace in the position of an element or of a pair of neighbours from about 20
-samples on; below SMALL, where a turn has little to add, three such networks follow each other. Shuffling asks for even
-statistics, which the tests measure, and not for secrecy, which this has not. The numbers are pinned by tests: what
-runs today must resume tomorrow.
+samples on; below SMALL, where a turn adds little, three such networks follow each other. Shuffling needs even
+statistics, which the tests measure, and no secrecy, which this does not provide. All numbers are pinned by tests and
+may never change: the orders of running trainings and their resume tokens depend on them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.order.keys import KEYS, UInt64s, derive_keys, mix64
+__all__ = [
+    "KEYS",
+    "MAX_SAMPLES",
+    "Permutation",
+    "UInt64s",
+    "check_counter",
+    "counter_hash",
+    "derive_keys",
+    "mix64",
+    "permute_each",
+    "uniform",
+]
 
-__all__ = ["MAX_SAMPLES", "Permutation", "permute_each"]
-
+UInt64s = npt.NDArray[np.uint64]
 MAX_SAMPLES = 1 << 62
+KEYS = 24  # three BLAKE2b digests of 64 bytes
 ROUNDS = 8
 SMALL = 64
+_PERSON = b"packer order 1"
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _MURMUR_1, _MURMUR_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
-_32, _33 = np.uint64(32), np.uint64(33)
+_11, _27, _30, _31, _32, _33 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32, 33))
 _Word: TypeAlias = Any  # np.uint64, or an array of them: one for all elements, or one for each
 _Keys: TypeAlias = tuple[np.uint64, ...]
 
 
+# --- keys and random numbers --------------------------------------------------------------------------------------
+def check_counter(name: str, value: int) -> int:
+    """A seed or epoch: an integer from 0 to 2^64 - 1. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"{name} must be an integer, not {value!r}")
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} is {value}, expected 0 to 2^64 - 1")
+    return int(value)
+
+
+@lru_cache(maxsize=64)
+def derive_keys(seed: int, epoch: int, purpose: str) -> tuple[np.uint64, ...]:
+    """KEYS independent 64-bit keys for one use of (seed, epoch)."""
+    numbers = (check_counter("seed", seed), check_counter("epoch", epoch))
+    digest = b"".join(
+        hashlib.blake2b(struct.pack("<QQQ", *numbers, part) + purpose.encode(), person=_PERSON).digest()
+        for part in range(KEYS // 8)
+    )
+    return tuple(np.uint64(key) for key in struct.unpack(f"<{KEYS}Q", digest))
+
+
+def mix64(values: UInt64s) -> UInt64s:
+    """The SplitMix64 finaliser: a bijection of 64-bit words in which every input bit moves every output bit."""
+    mixed: UInt64s = values ^ (values >> _30)
+    mixed *= _MIX_1
+    mixed ^= mixed >> _27
+    mixed *= _MIX_2
+    mixed ^= mixed >> _31
+    return mixed
+
+
+def counter_hash(key: np.uint64, counters: npt.NDArray[np.int64]) -> UInt64s:
+    """The numbers that SplitMix64 started at `key` gives after `counters` (int64 [k], not negative) steps."""
+    state = counters.astype(np.uint64)
+    state *= _GOLDEN
+    state += key
+    return mix64(state)
+
+
+def uniform(key: np.uint64, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """float64 [k] in [0, 1): the upper 53 bits of `counter_hash`."""
+    upper: npt.NDArray[np.float64] = (counter_hash(key, counters) >> _11).astype(np.float64)
+    upper *= 2.0**-53
+    return upper
+
+
+# --- permutations -------------------------------------------------------------------------------------------------
 class _Domain(NamedTuple):
     """The size n and its factors a and b, for all elements or one for each; tweak is None or one for each."""
 
@@ -96,11 +165,11 @@ def permute_each(
     keys: _Keys,
 ) -> npt.NDArray[np.int64]:
     """Many small permutations at once: element i is position i of the permutation of range(sizes[i]) that tweaks[i]
-    chooses. All int64 [k]; positions[i] in range(sizes[i]) is for the caller to see to. keys: from `derive_keys`.
+    chooses. All int64 [k]; positions[i] must be in range(sizes[i]), which is not checked. keys: from `derive_keys`.
     """
     n = np.asarray(sizes, np.int64).astype(np.uint64)
     root = np.sqrt(n.astype(np.float64)).astype(np.uint64)
-    root -= root * root > n  # exact where float64 cannot tell n from its neighbours
+    root -= root * root > n  # exact where float64 rounds n to a neighbour
     a = root + (root * root < n)
     b = (n + a - np.uint64(1)) // a
     domain = _Domain(n, a, b, mix64(np.asarray(tweaks, np.int64).astype(np.uint64)))

@@ -25,7 +25,7 @@ import numpy as np
 from cache.stores.ranges import plan_reads
 from readers.index import ABSENT
 from readers.order.base import Int64s, Order, Sequential
-from readers.order.block import BlockShuffled
+from readers.order.local import BlockShuffled
 from readers.reader import Reader
 
 __all__ = ["ShuffleReport", "describe", "read_amplification", "shuffle_quality"]

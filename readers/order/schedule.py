@@ -1,4 +1,4 @@
-"""Which positions of an epoch each rank takes in each step, counted from a global cursor.
+"""Which positions of an epoch each rank takes in each step, counted from a global cursor; and the resume token.
 
     whole = batch_size * world_size        samples of a step
     base  = cursor + s * whole             step s takes the positions base to base + whole
@@ -12,27 +12,45 @@ positions p with p mod G = g alone:
 That needs world_size and cursor to be multiples of G; otherwise ranks take slices as above.
 
 All ranks together have seen exactly the positions from the cursor to `cursor_after`, so a run may stop after any step
-and go on with another world size and batch size: nothing is lost and nothing comes twice. What is left at the end,
+and continue with another world size and batch size: nothing is lost and nothing comes twice. What is left at the end,
 m positions, fewer than one step:
 
     drop_last   is not seen in this epoch
     pad         every rank gets ceil(m / world_size) samples; those missing are repeats from the start of the epoch
-    exact       every position once, as evenly as it goes; ranks may get fewer, or none: an empty array
+    exact       every position once, as evenly as possible; ranks may get fewer, or none: an empty array
+
+A resume token says where a training is in its epoch: a small dictionary to save with the model. It counts global
+positions and holds neither ranks, batch size nor workers. What it does hold is checked: the data set by its fingerprint
+and number of samples, the order by its `spec`, and what decoded the images.
+
+    {"kind": "packer-resume", "version": 1, "seed": 7, "epoch": 3, "cursor": 81920, "samples": 1281167,
+     "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
+
+Unknown members are ignored, so that later versions can add some.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 
-from readers.order.base import Int64s, Order
+from cache.errors import ResumeError
+from readers.order.base import Int64s, Order, Spec
 
-__all__ = ["TAILS", "Schedule", "Tail"]
+__all__ = ["TAILS", "ResumeToken", "Schedule", "Tail"]
 
 Tail = Literal["drop_last", "pad", "exact"]
-TAILS = ("drop_last", "pad", "exact")
+TAILS = get_args(Tail)
+_Order = TypeVar("_Order", bound=Order)
+_KIND, _VERSION = "packer-resume", 1
+_COUNTS = {"seed": 1 << 64, "epoch": 1 << 64, "cursor": 1 << 62, "samples": 1 << 62}
+_TEXTS = ("fingerprint", "decoder")
+_MAX_TEXT, _MAX_PARAMETERS = 1024, 64
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ class Schedule:
         return groups if self.world_size % groups == 0 and cursor % groups == 0 else 1
 
     def _wrapped(self, positions: Int64s, group: int, groups: int) -> Int64s:
-        """Positions past the end go on at the start of the epoch, with those of the same node."""
+        """Positions past the end continue at the start of the epoch, with those of the same node."""
         length = len(self.order)
         if not positions.size or int(positions[-1]) < length:
             return positions
@@ -121,3 +139,112 @@ class Schedule:
         if own == 0:  # an epoch with fewer samples than nodes: there is nothing of its own to repeat
             return positions % length
         return positions // groups % own * groups + group
+
+
+# --- resume tokens ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ResumeToken:
+    """`cursor` positions of epoch `epoch` have been trained on, on all ranks together.
+
+    fingerprint: of the reader.
+    decoder: the name of what decodes, such as "simplejpeg 1.8"; "" for none.
+    order: the `spec` of the order.
+    samples: of the data set.
+
+    Raises ResumeError for values that no run can have had.
+    """
+
+    seed: int
+    epoch: int
+    cursor: int
+    fingerprint: str
+    decoder: str
+    order: Spec
+    samples: int
+
+    def __post_init__(self) -> None:
+        for name, limit in _COUNTS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+                raise ResumeError(f"resume token: {name} is {_short(value)}, expected an integer below {limit}")
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > _MAX_TEXT:
+                raise ResumeError(f"resume token: {name} is {_short(value)}, expected a string")
+        _check_order(self.order)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strings, integers and one dictionary of them: for JSON, or a checkpoint."""
+        values = {name: getattr(self, name) for name in (*_COUNTS, *_TEXTS)}
+        return {"kind": _KIND, "version": _VERSION, **values, "order": dict(self.order)}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> ResumeToken:
+        """The inverse of `to_dict`; raises ResumeError for anything that it cannot have written."""
+        if not isinstance(content, Mapping) or content.get("kind") != _KIND:
+            raise ResumeError(f"not a resume token: expected an object of kind {_KIND!r}, found {_short(content)}")
+        version = content.get("version")
+        if version != _VERSION or isinstance(version, bool):
+            raise ResumeError(
+                f"resume token of version {_short(version)}, this packer reads version {_VERSION}; upgrade packer"
+            )
+        names = (*_COUNTS, *_TEXTS, "order")
+        missing = [name for name in names if name not in content]
+        if missing:
+            raise ResumeError(f"resume token without {', '.join(missing)}: save it again from the run")
+        token = cls(**{name: content[name] for name in names})
+        return replace(token, order=dict(token.order))
+
+    def resumed(self, order: _Order) -> _Order:
+        """`order` as it was in the epoch of this token (see `Order.resumed`), for one of its seed.
+
+        Raises ResumeError for a cursor that is beyond the epoch's end.
+        """
+        began = cast(_Order, order.resumed(self.order))  # an order resumes as one of its own kind
+        if self.cursor > len(began):
+            raise ResumeError(
+                f"resume token: cursor {self.cursor} is beyond the {len(began)} positions of an epoch; no run of this "
+                f"order has written it"
+            )
+        return began
+
+    def check(
+        self, *, fingerprint: str, order_spec: Mapping[str, Any], decoder: str, samples: int | None = None
+    ) -> None:
+        """Check that a run with this data set, order and decoder may continue from here.
+
+        Raises ResumeError for another data set or another kind of order; warns where another decoder would give
+        slightly other pixels. Parameters of the order are checked by `Order.resumed`.
+        """
+        count = order_spec.get("samples") if samples is None else samples
+        if fingerprint != self.fingerprint or (count is not None and count != self.samples):
+            raise ResumeError(
+                f"the resume token is of the data set {self.fingerprint} with {self.samples} samples, this one is "
+                f"{fingerprint} with {count}; open the one that the run began with, or start without the token"
+            )
+        kind = order_spec.get("kind")
+        if kind != self.order["kind"]:
+            raise ResumeError(
+                f"the epoch began with the order {self.order['kind']!r}, this run has {kind!r}; resume with "
+                f"{self.order['kind']!r}, or start a new epoch"
+            )
+        if decoder != self.decoder:
+            warnings.warn(
+                f"the epoch began with the decoder {self.decoder!r} and continues with {decoder!r}: "
+                f"pixels may differ slightly",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+def _check_order(order: Any) -> None:
+    if not isinstance(order, Mapping) or not isinstance(order.get("kind"), str) or len(order) > _MAX_PARAMETERS:
+        raise ResumeError(f"resume token: order is {_short(order)}, expected the spec of an order")
+    for name, value in order.items():
+        plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        if not isinstance(name, str) or not plain or (isinstance(value, float) and not math.isfinite(value)):
+            raise ResumeError(f"resume token: order has {_short(name)}: {_short(value)}, expected a text or a number")
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.80}"

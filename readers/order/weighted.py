@@ -13,9 +13,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from readers.order.base import Int64s, PlainOrder, Spec, check_samples, checked_positions, digest_of
-from readers.order.keys import check_counter, derive_keys, uniform
-from readers.order.permutation import permute_each
+from readers.order.base import Int64s, PlainOrder, Spec, check_samples, digest_of
+from readers.order.permutation import derive_keys, permute_each, uniform
 
 __all__ = ["ClassBalanced", "Weighted"]
 
@@ -25,7 +24,7 @@ class Weighted(PlainOrder):
     """P(sample i at a position) = weights[i] / sum(weights), independent of all other positions.
 
     weights: float [n], finite and not negative, not all 0. samples: positions in an epoch, n unless given. Memory:
-    8 bytes a sample for the cumulative weights. Raises ValueError for weights that are none.
+    8 bytes a sample for the cumulative weights. Raises ValueError for anything else.
     """
 
     weights: npt.ArrayLike = field(repr=False)
@@ -34,7 +33,7 @@ class Weighted(PlainOrder):
     _cumulative: npt.NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_counter("seed", self.seed)
+        super().__post_init__()
         if self.samples is not None:
             check_samples(self.samples)
         weights = np.asarray(self.weights, np.float64)
@@ -52,25 +51,19 @@ class Weighted(PlainOrder):
     def __len__(self) -> int:
         return len(self._cumulative) if self.samples is None else self.samples
 
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        given = checked_positions(positions, len(self))
+    def spec(self) -> Spec:
+        return {"kind": "weighted", "samples": len(self._cumulative), "length": len(self), "weights": self._digest}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         key = derive_keys(self.seed, epoch, "weighted")[0]
-        # u < 1 and rounding keep the product below the sum; right of equal ones lies a sample with weight
-        place = uniform(key, given.ravel()) * self._cumulative[-1]
-        found: Int64s = self._cumulative.searchsorted(place, side="right").astype(np.int64)
-        return found.reshape(given.shape)
+        # u < 1 and rounding keep the product below the sum; "right" of equal sums is a sample with weight
+        drawn = uniform(key, positions) * self._cumulative[-1]
+        samples: Int64s = self._cumulative.searchsorted(drawn, side="right").astype(np.int64)
+        return samples
 
     @cached_property
     def _digest(self) -> str:
         return digest_of(self._cumulative)
-
-    def spec(self) -> Spec:
-        return {
-            "kind": "weighted",
-            "samples": len(self._cumulative),
-            "length": len(self),
-            "weights": self._digest,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +82,7 @@ class ClassBalanced(PlainOrder):
     _starts: Int64s = field(init=False, repr=False)  # of each class in _members, and their number
 
     def __post_init__(self) -> None:
-        check_counter("seed", self.seed)
+        super().__post_init__()
         if self.samples is not None:
             check_samples(self.samples)
         labels = np.asarray(self.labels)
@@ -112,9 +105,12 @@ class ClassBalanced(PlainOrder):
         """Classes that have samples."""
         return len(self._starts) - 1
 
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        given = checked_positions(positions, len(self))
-        turn, slot = np.divmod(given.ravel(), self.classes)
+    def spec(self) -> Spec:
+        spec: Spec = {"kind": "class-balanced", "samples": int(np.size(self.labels))}
+        return {**spec, "length": len(self), "labels": self._digest}
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        turn, slot = np.divmod(positions, self.classes)
         order_keys = derive_keys(self.seed, epoch, "balanced classes")
         number = permute_each(slot, np.full(slot.shape, self.classes), turn, order_keys)
         start = self._starts[number]
@@ -122,17 +118,9 @@ class ClassBalanced(PlainOrder):
         cycle, inside = np.divmod(turn, size)
         cycle_keys = derive_keys(self.seed, epoch, "balanced samples")
         chosen = permute_each(inside, size, cycle * self.classes + number, cycle_keys)
-        found: Int64s = self._members[start + chosen]
-        return found.reshape(given.shape)
+        samples: Int64s = self._members[start + chosen]
+        return samples
 
     @cached_property
     def _digest(self) -> str:
         return digest_of(self._members, self._starts)
-
-    def spec(self) -> Spec:
-        return {
-            "kind": "class-balanced",
-            "samples": int(np.size(self.labels)),
-            "length": len(self),
-            "labels": self._digest,
-        }

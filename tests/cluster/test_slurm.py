@@ -148,7 +148,7 @@ def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source
     script = cluster.work / "parts.py"
     script.write_text(NODE_PARTS)
     cluster.run(
-        *("srun", "-N2", "--ntasks-per-node=1", "packer", "stage", source, "--to", cluster.local, "--part", "node"),
+        *("srun", "-N2", "--ntasks-per-node=1", "packer", "stage", source, "--target", cluster.local, "--part", "node"),
         *("--cleanup", "atexit", "--", "torchrun", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"),
         *("--rdzv-id=parts", "--rdzv-endpoint=n9:29500", script, source),
         seconds=300,
@@ -217,7 +217,7 @@ def test_time_limits_of_an_array_leave_nothing(source: Path) -> None:
         path.write_text(
             "#!/bin/bash\n"
             f"export TO={cluster.local}/$SLURM_ARRAY_TASK_ID\n"
-            f"srun bash -c 'mkdir $TO; exec packer stage {source} --to $TO --cleanup atexit -- sleep 600'\n"
+            f"srun bash -c 'mkdir $TO; exec packer stage {source} --target $TO --cleanup atexit -- sleep 600'\n"
         )
         job = cluster.submit("--array=1-5", "--nodes=2", "--ntasks-per-node=1", "--time=1", path)
         cluster.wait(lambda: len(staged(cluster)) == 10, 60, "ten copies", lambda: cluster.output(job))
@@ -232,7 +232,7 @@ def test_two_signals_at_once(cluster: Cluster, source: Path) -> None:
     for trial in range(8):
         job = cluster.submit(
             *("--nodes=1", "--nodelist=n9"),
-            f"--wrap=srun packer stage {source} --to {cluster.local} --cleanup atexit -- sleep 600",
+            f"--wrap=srun packer stage {source} --target {cluster.local} --cleanup atexit -- sleep 600",
         )
         cluster.wait(lambda: cluster.on("n9", "pgrep", "-x", "sleep", check=False), 60, "the command")
         cluster.on("n9", "bash", "-c", f"{kills}; sleep 0.003; {kills}", check=False)

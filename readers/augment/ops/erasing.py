@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
-from readers.order.keys import counter_hash
+from readers.order.permutation import counter_hash
 
 if TYPE_CHECKING:
     import torch

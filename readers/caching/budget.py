@@ -1,12 +1,19 @@
-"""How many bytes a set takes in a cache, and how many of its samples are kept where there is room for less.
+"""Which samples a cache keeps, where their slots are, and how many bytes they take.
 
-Exact where the index tells, else estimated from a few samples from all over the set.
+Where not all samples fit, those whose hash is below a threshold are kept. The hash is of the sample's row alone, so
+every process and every job chooses the same ones, in any order of epochs; the samples of a smaller cache are among
+those of a larger one. Nothing is evicted: each sample is read once an epoch, so a fixed share of the samples gives its
+share of hits, where keeping the latest ones would give none.
+
+Sizes are exact where the index has them, else estimated from a few samples from all over the set. Nothing here has an
+array as long as the set: samples are processed in runs of about a million.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -17,16 +24,24 @@ import numpy.typing as npt
 import cache
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.stores import Buffer
-from readers.cached.compression import may_pay, share_left
-from readers.cached.form import Form, Recoded
-from readers.cached.store import Slots
-from readers.cached.subset import Weights
+from cache.text import parse_size
+from readers.caching.form import Form, Recoded, may_pay, share_left
 from readers.headers import MEDIA
+from readers.order.permutation import UInt64s, counter_hash, derive_keys
 from readers.reader import Reader
 from readers.sample import headers_of
-from readers.units import parse_size
 
-__all__ = ["SAMPLE_ERRORS", "Capacity", "Measures", "budget", "measure", "read_good"]
+__all__ = [
+    "EVERYTHING",
+    "SAMPLE_ERRORS",
+    "Capacity",
+    "Measures",
+    "Slots",
+    "Subset",
+    "budget",
+    "measure",
+    "read_good",
+]
 
 Capacity: TypeAlias = int | float | str
 SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
@@ -36,7 +51,148 @@ _SLOT_BYTES = 64  # a payload begins at a multiple of this
 _TERMS_BYTES = 4096
 _SLACK = 200  # one part in so many is left for payloads that are stored again after their bytes went wrong
 _COMPRESSED = tuple(MEDIA.index(name) for name in ("jpeg", "png", "webp", "gif"))
+EVERYTHING = 1 << 64  # the threshold that keeps all
+_KEY = derive_keys(0, 0, "kept in a cache")[0]
+_RUN = 1 << 20
+_MASK = EVERYTHING - 1
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_SHIFT = np.uint64(48)
+_BINS = 1 << 16
 _Ints = npt.NDArray[np.int64]
+Weights: TypeAlias = Callable[[_Ints], _Ints]
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Those of `rows` (a range, or int64 in rising order) whose hash is below threshold (0 to 2^64)."""
+
+    rows: range | _Ints
+    threshold: int = EVERYTHING
+
+    def __len__(self) -> int:
+        """How many rows there are, kept or not."""
+        return len(self.rows)
+
+    def rank(self, row: int) -> int:
+        """The position of a row among `rows`; -1 for any other."""
+        rows = self.rows
+        if isinstance(rows, range):
+            return row - rows.start if rows.start <= row < rows.stop else -1
+        at = bisect_left(rows.data, row)
+        return at if at < len(rows) and rows[at] == row else -1
+
+    def ranks(self, rows: _Ints) -> _Ints:
+        """The same for many."""
+        if isinstance(self.rows, range):
+            inside = (rows >= self.rows.start) & (rows < self.rows.stop)
+            return np.where(inside, rows - self.rows.start, -1)
+        at = np.searchsorted(self.rows, rows)
+        found = np.append(self.rows, -1)[at] == rows
+        return np.where(found, at, -1)
+
+    def keeps(self, row: int) -> bool:
+        """Whether a row is kept."""
+        return self.rank(row) >= 0 and (self.threshold == EVERYTHING or _hash(row) < self.threshold)
+
+    def mask(self, rows: _Ints) -> npt.NDArray[np.bool_]:
+        """Which of these are kept, bool of the same shape."""
+        return (self.ranks(rows) >= 0) & self._below(rows)
+
+    def kept(self) -> Iterator[_Ints]:
+        """All rows that are kept, in stored order, in runs."""
+        for run in self._runs():
+            yield run[self._below(run)]
+
+    def total(self, weights: Weights) -> int:
+        """Sum of the weights of what is kept."""
+        return sum(int(weights(run).sum()) for run in self.kept())
+
+    def limited(self, limit: int, weights: Weights) -> Subset:
+        """With the largest threshold at which the weights of what is kept add up to at most `limit`.
+
+        weights: of some rows, int64, 0 or more each.
+        """
+        totals = np.zeros(_BINS, np.int64)
+        for run in self._runs():
+            bins = (counter_hash(_KEY, run) >> _SHIFT).astype(np.int64)
+            np.add.at(totals, bins, weights(run))
+        below = np.cumsum(totals)
+        if not len(below) or int(below[-1]) <= limit:
+            return replace(self, threshold=EVERYTHING)
+        number = int(np.searchsorted(below, limit, side="right"))
+        left = limit - (int(below[number - 1]) if number else 0)
+        hashes, heavy = self._bin(number, weights)
+        order = np.argsort(hashes)
+        fits = int(np.searchsorted(np.cumsum(heavy[order]), left, side="right"))
+        return replace(self, threshold=int(hashes[order[fits]]))
+
+    def spread(self, count: int) -> _Ints:
+        """At most `count` rows from all over, always the same ones, in stored order."""
+        from readers.order.permutation import Permutation
+
+        wanted = np.arange(min(count, len(self)), dtype=np.int64)
+        ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(wanted))
+        return ranks + self.rows.start if isinstance(self.rows, range) else self.rows[ranks]
+
+    def _below(self, rows: _Ints) -> npt.NDArray[np.bool_]:
+        if self.threshold == EVERYTHING:
+            return np.ones(len(rows), np.bool_)
+        below: npt.NDArray[np.bool_] = counter_hash(_KEY, rows) < np.uint64(self.threshold)
+        return below
+
+    def _bin(self, number: int, weights: Weights) -> tuple[UInt64s, _Ints]:
+        """Hashes and weights of the rows whose hash begins with `number`."""
+        hashes, heavy = [], []
+        for run in self._runs():
+            found = counter_hash(_KEY, run)
+            inside = (found >> _SHIFT) == np.uint64(number)
+            hashes.append(found[inside])
+            heavy.append(weights(run[inside]))
+        return np.concatenate(hashes), np.concatenate(heavy)
+
+    def _runs(self) -> Iterator[_Ints]:
+        for first in range(0, len(self), _RUN):
+            part = self.rows[first : first + _RUN]
+            yield np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
+
+
+def _hash(row: int) -> int:
+    """`counter_hash` of one number, in Python's own integers: a microsecond, where NumPy takes twenty."""
+    value = (int(row) * _GOLDEN + int(_KEY)) & _MASK
+    value = ((value ^ value >> 30) * _MIX_1) & _MASK
+    value = ((value ^ value >> 27) * _MIX_2) & _MASK
+    return value ^ value >> 31
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the fields of the rows of a subset are. numbers: positions of the kept fields in the table's `width`."""
+
+    fields: tuple[str, ...]
+    numbers: tuple[int, ...]
+    width: int
+    subset: Subset
+
+    def __len__(self) -> int:
+        return 1 + len(self.fields) * len(self.subset)
+
+    def first(self, field: str) -> int:
+        """The slot of a field's first row."""
+        return 1 + self.fields.index(field) * len(self.subset)
+
+    def one(self, row: int) -> int:
+        """The slot of an extent by its row; -1 for none."""
+        sample, number = divmod(row, self.width)
+        rank = self.subset.rank(sample) if number in self.numbers else -1
+        return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
+
+    def many(self, rows: _Ints) -> _Ints:
+        """The same for many."""
+        samples, numbers = np.divmod(rows, self.width)
+        firsts = np.full(self.width, -1, np.int64)
+        firsts[list(self.numbers)] = 1 + np.arange(len(self.numbers)) * len(self.subset)
+        ranks, first = self.subset.ranks(samples), firsts[numbers]
+        return np.where((ranks < 0) | (first < 0), -1, first + ranks)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from cache.forks import renewed_event, tell_after_fork
 from cache.node import usable_cpus
 from cache.ranks import detect_ranks
-from readers.cached.budget import SAMPLE_ERRORS, read_good
-from readers.cached.store import Cached
+from readers.caching.budget import SAMPLE_ERRORS, read_good
+from readers.caching.store import Cached
 from readers.order import Order
 from readers.reader import Reader
 from readers.table import Table

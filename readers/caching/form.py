@@ -6,21 +6,27 @@
 
 A kept form is a function of the original alone, and what it says of the result (`info`) is a function of the original's
 header. So every process hands out the same, whether a sample came from the cache or had to be made.
+
+In the cache, payloads that are not compressed already (BMP, uncompressed TIFF, raw arrays, text) become zstd frames
+where that saves space. JPEG, PNG, WebP and GIF are stored as they are, in the same field too: what begins with zstd's
+magic (RFC 8878, 3.1.1) is a frame, everything else is the payload. A payload that itself begins with the magic always
+becomes a frame.
 """
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 import readers.table as tables
 from cache.stores import Buffer, Int64s
-from readers.headers import MEDIA
+from readers.headers import MEDIA, sniff
 from readers.headers.pixels import HEADER_BYTES
 from readers.sample import ImageInfo
 from readers.shrink import shrunk_sides
@@ -28,10 +34,27 @@ from readers.shrink import shrunk_sides
 if TYPE_CHECKING:
     from readers.augment.ops import Op
 
-__all__ = ["Decoded", "Encoded", "Form", "KeepLike", "Recoded", "as_form"]
+__all__ = [
+    "COMPRESSED_MEDIA",
+    "Decoded",
+    "Encoded",
+    "Form",
+    "KeepLike",
+    "Recoded",
+    "as_form",
+    "compress",
+    "decompress",
+    "may_pay",
+    "share_left",
+]
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
 _BASELINE = 0xC0
+COMPRESSED_MEDIA = ("jpeg", "png", "webp", "gif")
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_LEVEL = 3
+_WORTHWHILE = 0.9  # of the bytes may be left, or fields are stored as they are
+_local = threading.local()
 
 
 class Form(tables.Form, Protocol):
@@ -112,7 +135,7 @@ class Recoded:
         return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
 
     def convert(self, image: Buffer) -> Buffer:
-        from readers.cached.convert import recoded  # loads the codecs
+        from readers.caching.convert import recoded  # loads the codecs
 
         return recoded(image, self.short_side, self.quality)
 
@@ -146,7 +169,7 @@ class Decoded:
         return "decoded-" + "-".join(re.sub(r"\W+", "_", repr(op)).strip("_").lower() for op in self.ops)
 
     def info(self, original: ImageInfo) -> ImageInfo:
-        from readers.cached.convert import boxes_of
+        from readers.caching.convert import boxes_of
 
         height, width = (side.astype(np.int64) for side in (original.height, original.width))
         turned = original.orientation >= 5
@@ -168,7 +191,7 @@ class Decoded:
         return np.where(pixels > 0, HEADER_BYTES + 3 * pixels, 0)
 
     def convert(self, image: Buffer) -> Buffer:
-        from readers.cached.convert import decoded
+        from readers.caching.convert import decoded
 
         return decoded(image, self.ops)
 
@@ -196,3 +219,48 @@ def as_form(keep: KeepLike) -> Form:
 def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:
     pairs = zip(values, ImageInfo._fields, strict=True)
     return ImageInfo._make(np.asarray(value).astype(getattr(like, name).dtype) for value, name in pairs)
+
+
+def compress(data: Buffer) -> Buffer:
+    """What to store for a payload."""
+    if data[:4] != _ZSTD_MAGIC and sniff(data) in COMPRESSED_MEDIA:
+        return data
+    frame: bytes = _codecs().compressor.compress(data)
+    return frame if len(frame) < len(data) or data[:4] == _ZSTD_MAGIC else data
+
+
+def decompress(stored: Buffer) -> Buffer:
+    """The payload. Raises ValueError for a broken frame."""
+    if stored[:4] != _ZSTD_MAGIC:
+        return stored
+    from zstandard import ZstdError
+
+    try:
+        data: bytes = _codecs().decompressor.decompress(stored)
+    except ZstdError as error:
+        raise ValueError(f"a broken zstd frame of {len(stored)} bytes: {error}") from error
+    return data
+
+
+def may_pay(payloads: Sequence[Buffer]) -> bool:
+    """Whether enough of these bytes are not compressed already for it to be worth a closer look."""
+    raw = sum(len(data) for data in payloads if sniff(data) not in COMPRESSED_MEDIA)
+    return raw > 0 and raw >= (1 - _WORTHWHILE) * sum(len(data) for data in payloads)
+
+
+def share_left(payloads: Sequence[Buffer]) -> float:
+    """The share of the bytes of some payloads of a field that is left: 1.0 where it saves less than a tenth."""
+    if not may_pay(payloads):
+        return 1.0
+    share = sum(len(compress(data)) for data in payloads) / sum(len(data) for data in payloads)
+    return share if share <= _WORTHWHILE else 1.0
+
+
+def _codecs() -> Any:
+    """This thread's compressor and decompressor."""
+    if not hasattr(_local, "compressor"):
+        import zstandard
+
+        _local.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        _local.decompressor = zstandard.ZstdDecompressor()
+    return _local

@@ -1,4 +1,8 @@
-"""`readers.cached`: from what is asked to a reader over a cache that all processes of the node share."""
+"""Readers over shared memory: a sample that was read once is there for every process of the node. See docs/cache.md.
+
+form      what is kept of an image, and compression     budget    which samples are kept, and how many bytes they take
+store     the cache as a store over any other           fill      filling it, before or ahead of its readers
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,15 @@ import numpy as np
 
 import cache
 from cache.stores import Buffer
-from readers.cached.budget import Capacity, budget, measure
-from readers.cached.fill import FillAhead, prefill
-from readers.cached.form import Form, KeepLike, Recoded, as_form
-from readers.cached.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Slots, Terms, agree
-from readers.cached.subset import Subset
+from readers.caching.budget import Capacity, Slots, Subset, budget, measure
+from readers.caching.fill import FillAhead, prefill
+from readers.caching.form import Decoded, Encoded, Form, KeepLike, Recoded, as_form
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Terms, agree
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader
 from readers.table import Table, checked_indices
 
-__all__ = ["Backend", "CachedReader", "cached"]
+__all__ = ["Backend", "CachedReader", "CachedStats", "Capacity", "Decoded", "Encoded", "Recoded", "cached"]
 
 Backend: TypeAlias = Literal["file", "memfd", "mpi"]
 _ANY_JOB = "0"

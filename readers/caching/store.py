@@ -15,19 +15,18 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
-from readers.cached.compression import compress, decompress
-from readers.cached.form import Form
-from readers.cached.subset import Subset
-from readers.columns import Columns
+from readers.caching.budget import Slots
+from readers.caching.form import Form, compress, decompress
+from readers.index import Columns
 
-__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Slots", "Terms", "agree"]
+__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Terms", "agree"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
@@ -88,37 +87,6 @@ def agree(shared: SharedBytes, mine: Terms) -> Terms | None:
         time.sleep(0.001)
 
 
-@dataclass(frozen=True)
-class Slots:
-    """Where the fields of the rows of a subset are. numbers: positions of the kept fields in the table's `width`."""
-
-    fields: tuple[str, ...]
-    numbers: tuple[int, ...]
-    width: int
-    subset: Subset
-
-    def __len__(self) -> int:
-        return 1 + len(self.fields) * len(self.subset)
-
-    def first(self, field: str) -> int:
-        """The slot of a field's first row."""
-        return 1 + self.fields.index(field) * len(self.subset)
-
-    def one(self, row: int) -> int:
-        """The slot of an extent by its row; -1 for none."""
-        sample, number = divmod(row, self.width)
-        rank = self.subset.rank(sample) if number in self.numbers else -1
-        return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
-
-    def many(self, rows: Int64s) -> Int64s:
-        """The same for many."""
-        samples, numbers = np.divmod(rows, self.width)
-        firsts = np.full(self.width, -1, np.int64)
-        firsts[list(self.numbers)] = 1 + np.arange(len(self.numbers)) * len(self.subset)
-        ranks, first = self.subset.ranks(samples), firsts[numbers]
-        return np.where((ranks < 0) | (first < 0), -1, first + ranks)
-
-
 class Cached(StoreOver):
     """`source` behind shared memory. None for `shared` keeps nothing, and images are still converted.
 
@@ -142,7 +110,7 @@ class Cached(StoreOver):
         self._setup()
 
     def _setup(self) -> None:
-        self.subset = Subset(self.slots.subset.rows, self.terms.threshold)
+        self.subset = replace(self.slots.subset, threshold=self.terms.threshold)
         fields = self.columns.fields
         self._image = fields.index("image") if "image" in fields and self.form.converts else -1
         self._packed = {fields.index(name) for name in self.terms.packed}

@@ -1,4 +1,6 @@
-"""What is kept on this machine of a remote set: dataset.json and, of each split that was opened, the index.
+"""Packed sets in object stores and on web servers: a local index, and ranged GETs for the shards.
+
+dataset.json and the index of each split that is opened are fetched once into a directory of this machine:
 
     $XDG_CACHE_HOME/packer/sets/          ~/.cache without the variable; $PACKER_CACHE_DIR replaces the first two parts
       <name>-<address>-<state>/           address, state: 16 hex digits each
@@ -6,33 +8,174 @@
         train.index/                      the columns, mapped as those of a local set are
         .lock                             flock: one process fetches, others wait for it
 
-`state` covers the bytes of dataset.json and what the server says of it (ETag, time), and dataset.json is the last thing
-that is written of a set: a changed set has another directory, and nothing of two states is ever mixed. After an index
-was fetched, dataset.json must still be what it was. Names of columns follow from dataset.json, so that a server
-without lists will do. States that nobody opened for 30 days are removed.
+`state` covers the bytes of dataset.json and what the server reports of it (ETag, time), and dataset.json is the last
+file written of a set: a changed set has another directory, and two states never mix. After an index was fetched,
+dataset.json must still be the same. Names of columns follow from dataset.json, so the server need not list files.
+States that were not opened for 30 days are removed.
+
+The CRC32C of every sample is always checked: it costs nothing next to a GET, and a shard that was replaced by one of
+the same size must not pass.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
 
 from cache.errors import DatasetError, OutputError, StagingError, StaleIndexError
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
-from cache.remote import Facts, MissingError, NoBucketError, Remote, Span
+from cache.remote import Facts, MissingError, NoBucketError, Remote, RemoteUrl, Span, parse_url
+from cache.staging import Manifest, StagedFile
+from cache.staging.remote import RemoteSource
+from cache.stores import Files, Store
+from cache.stores.copied import Copied
+from cache.stores.remote import RemoteFiles
 from readers.index import Index, column_names
-from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, parse_dataset_info
+from readers.layout import (
+    DATASET_FILE,
+    MAX_JSON_BYTES,
+    DatasetInfo,
+    SplitInfo,
+    parse_dataset_info,
+    read_dataset_info,
+)
+from readers.packed import Checked, PackedColumns, shards_of
+from readers.reader import Reader
+from readers.staged_files import SetFiles, all_files, column_checksum
+from readers.table import Table
 
-__all__ = ["RemoteHome", "index_cache_folder"]
+__all__ = ["RemoteHome", "index_cache_folder", "open_remote", "remote_set_files"]
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
 _COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a cap on what a hostile server sends
 _LOCK_SECONDS = 600.0
+
+
+def open_remote(
+    url: str | RemoteUrl,
+    split: str | None = None,
+    *,
+    local: str | os.PathLike[str] | None = None,
+    patience_seconds: float = 0.0,
+    index_cache: str | os.PathLike[str] | None = None,
+) -> Reader:
+    """One split of a remote set.
+
+    url: the address of the directory with `dataset.json`.
+    local: a copy of some or all of its files, on this machine.
+    patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
+    index_cache: where the index is cached; see `readers.remote.home`.
+
+    Pickles by address; the copy connects by itself, also in a forked process. Raises what `readers.packed.open_packed`
+    does, RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
+    """
+    if not patience_seconds >= 0:
+        raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
+    if patience_seconds and local is None:
+        raise ValueError("patience_seconds is for a local copy: nothing else is on its way")
+    address = parse_url(url)
+    copy = None if local is None else Path(local)
+    home = _home(address, split, copy, index_cache)
+    info = read_dataset_info(home)
+    name, chosen = info.split(split, str(address))
+    origin = _Origin(address, name, info.fingerprint(), index_cache)
+    index = _FetchedIndex(home / chosen.index, chosen.samples, origin)
+    columns = PackedColumns(info, name, index, place=str(address))
+    shards = shards_of(chosen)
+    store: Store = RemoteFiles(address, shards, _SameSet(origin, copy) if copy == home else None)
+    if copy is not None:
+        store = Copied(Files(copy, shards), store, patience_seconds)
+    return Reader(Table(columns), Checked(store, columns))
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where an index was fetched from."""
+
+    url: RemoteUrl
+    split: str
+    fingerprint: str
+    index_cache: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class _SameSet:
+    """Where dataset.json is that of a copy, the source must be the same set."""
+
+    origin: _Origin
+    copy: Path
+
+    def __call__(self) -> None:
+        home = RemoteHome(Remote(self.origin.url), self.origin.index_cache)
+        if home.info.fingerprint() != self.origin.fingerprint:
+            raise StaleIndexError(f"{self.copy}: a copy of another state of {self.origin.url}; stage it again")
+
+
+class _FetchedIndex(Index):
+    """An index that is fetched again where a pickle arrives on another machine, or the cache was emptied."""
+
+    def __init__(self, directory: Path, samples: int, origin: _Origin) -> None:
+        super().__init__(directory, samples)
+        self._origin = origin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _fetched, (self.directory, self.samples, self._origin)
+
+
+def _fetched(directory: Path, samples: int, origin: _Origin) -> _FetchedIndex:
+    if not directory.is_dir():
+        home = RemoteHome(Remote(origin.url), origin.index_cache)
+        if home.info.fingerprint() != origin.fingerprint:
+            raise StaleIndexError(f"{origin.url}: changed since this reader was opened; open it again")
+        directory = home.fetch_index(origin.split)
+    return _FetchedIndex(directory, samples, origin)
+
+
+def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: str | os.PathLike[str] | None) -> Path:
+    """The directory that has dataset.json and the split's index: the copy, or what is fetched from the address."""
+    if local is not None and (local / DATASET_FILE).is_file():
+        _, chosen = read_dataset_info(local).split(split, local)
+        if (local / chosen.index).is_dir():
+            return local
+    home = RemoteHome(Remote(url), index_cache)
+    name, _ = home.info.split(split, str(url))
+    home.fetch_index(name)
+    return home.path
+
+
+def remote_set_files(url: str) -> SetFiles:
+    """The files of the set at an address; its indexes are fetched for that.
+
+    The fingerprint covers dataset.json, with it the CRC32C of every shard, what the server says of it, and the sizes of
+    the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
+    """
+    remote = Remote(url)
+    home = RemoteHome(remote)
+    digest = hashlib.blake2b(home.text + home.state.encode(), digest_size=16)
+    indexes = {}
+    for name, split in home.info.splits.items():
+        folder = home.fetch_index(name)
+        indexes[name] = [
+            StagedFile(f"{split.index}/{column}", (folder / column).stat().st_size, column_checksum(split, column))
+            for column in sorted(column_names(home.info.fields))
+        ]
+        digest.update(json.dumps([name, [(file.path, file.bytes) for file in indexes[name]]]).encode())
+    head = StagedFile(DATASET_FILE, len(home.text), crc32c(home.text))
+    from_here = frozenset([DATASET_FILE, *(file.path for found in indexes.values() for file in found)])
+    source = RemoteSource(remote, home.path, from_here)
+    files = all_files(home.info, indexes, head)
+    manifest = Manifest(source, remote.url.name, digest.hexdigest(), files, last=DATASET_FILE)
+    return SetFiles(home.path, home.info, manifest, head, indexes)
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -125,8 +268,6 @@ class RemoteHome:
 
     def _column(self, info: SplitInfo, name: str, target: Path) -> None:
         """One column: one GET, and further ones for what is above 8 MiB; it must have the checksum that is known."""
-        from crc32c import crc32c  # 37 ms
-
         path, samples, known = f"{info.index}/{name}", info.samples, info.columns.get(name)
         try:
             data, facts = self.remote.whole(path, _FIRST_BYTES, cut=True)
