@@ -39,14 +39,14 @@ _SPARE_BYTES = 1 << 30
 @contextlib.contextmanager
 def _unsynced() -> Iterator[None]:
     """Nothing is forced to the disk meanwhile, in this process and in those it forks."""
-    import packer.formats.gather as gather
+    import packer.formats.files as files
 
-    fsync, write_behind = os.fsync, gather.write_behind
-    os.fsync, gather.write_behind = (lambda descriptor: None), (lambda *region: None)
+    fsync, write_behind = os.fsync, files.write_behind
+    os.fsync, files.write_behind = (lambda descriptor: None), (lambda *region: None)
     try:
         yield
     finally:
-        os.fsync, gather.write_behind = fsync, write_behind
+        os.fsync, files.write_behind = fsync, write_behind
 
 
 def _register_ours(container: str) -> None:

@@ -17,7 +17,7 @@ from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_pa
 from packer.conversion.images import adopted_image
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.found_shards import FoundShard, FoundShards, listed
 from packer.sources.shards import ClassNames, classes_in_order, located_samples
 from readers.headers import ImageHeader

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, open_regular, sync_file
 from packer.formats.base import PackedSample, Payloads
-from packer.formats.window import Window
+from packer.formats.files import Window
 from readers.headers import MEDIA, ImageHeader
 from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
 from readers.layout import ColumnFile, ShardInfo

@@ -17,7 +17,7 @@ from packer.adopted_shard import key_prefix
 from packer.columns import HEADER_COLUMNS, header_values
 from packer.conversion.arena import Arena
 from packer.formats.base import Located
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from readers.headers import read_header
 from readers.index import Index, decode_name, encode_name

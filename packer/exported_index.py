@@ -27,7 +27,7 @@ from cache.files import Folder
 from cache.progress import Silent, Watcher
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.output import Result, local_output, output_errors
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 

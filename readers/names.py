@@ -50,7 +50,7 @@ class SplitName(str):
 
 
 class FieldName(str):
-    """The name of a field, in whatever container; `packer.sources.names` knows what a tar asks for beyond this."""
+    """The name of a field, in whatever container; `packer.sources.manifest` knows what a tar asks for beyond this."""
 
     __slots__ = ()
 

@@ -33,10 +33,11 @@ from suites.formats import (
     two_samples,
 )
 
+from cache.checksums import JoinedChecksum, crc32c_combine, crc32c_shift
 from cache.errors import FormatError, NotFlatError
 from packer.formats import format_named, format_of_file, writable_formats
 from packer.formats.base import Located, LocateOptions, PackedSample, ShardSpec
-from packer.formats.checksum import JoinedChecksum, crc32c_combine, crc32c_shift, masked_crc
+from packer.formats.example import masked_crc
 from packer.formats.tar import member_stem
 from readers.sample import NO_LABEL
 

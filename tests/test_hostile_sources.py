@@ -32,7 +32,7 @@ from suites.children import end_of
 
 import packer
 from cache.errors import PackerError, SourceError
-from packer.formats.checksum import masked_crc
+from packer.formats.example import masked_crc
 
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
 MEMORY_BYTES = 2 << 30

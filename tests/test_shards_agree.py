@@ -19,7 +19,7 @@ from crc32c import crc32c
 import packer
 import readers
 from cache.errors import NotFlatError
-from packer.formats.checksum import masked_crc
+from packer.formats.example import masked_crc
 from readers.layout import read_dataset_info
 
 IMAGES = [make_jpeg(number) for number in range(4)]

@@ -27,7 +27,7 @@ from crc32c import crc32c
 from suites.sources import Found, SourceSuite
 
 import packer
-from packer.formats.checksum import masked_crc
+from packer.formats.example import masked_crc
 
 CLASSES = ("cat", "dog")
 PICTURES = {

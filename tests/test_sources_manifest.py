@@ -26,9 +26,8 @@ import packer
 import readers
 from cache.errors import BadSampleError, MissingExtraError, SourceError
 from packer.sources import default_output_name, open_source
-from packer.sources.base import SourceListing
-from packer.sources.manifest import ManifestSource
-from packer.sources.names import name_in_folder, safe_name
+from packer.sources.base import SourceListing, safe_name
+from packer.sources.manifest import ManifestSource, name_in_folder
 
 
 def picture(number: int, format: str = "JPEG") -> bytes:

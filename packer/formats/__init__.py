@@ -12,8 +12,8 @@ from typing import cast
 
 from cache.errors import FormatError, NotFlatError
 from packer.formats.base import Format
-from packer.formats.checksum import starts_record
-from packer.formats.window import Window
+from packer.formats.example import starts_record
+from packer.formats.files import Window
 from packer.registry import HEAD_BYTES, Entry, Registry
 
 __all__ = [

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from cache.errors import BadNameError, FormatError
-from packer.formats.window import Window
+from packer.formats.files import Window
 from readers.headers import ImageHeader
 from readers.layout import DatasetInfo
 from readers.names import FieldName

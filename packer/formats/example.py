@@ -1,4 +1,4 @@
-"""`tf.train.Example` in bytes: build one around a payload, and walk one without copying its payloads.
+"""TFRecord in bytes: the checksums of records, and the `tf.train.Example` in one, built and walked without copying.
 
     Example  { Features features = 1 }
     Features { map<string, Feature> feature = 1 }        a map entry is { string key = 1; Feature value = 2 }
@@ -14,21 +14,38 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from crc32c import crc32c
+
 from cache.errors import FormatError
 
 __all__ = [
+    "RECORD_HEAD_BYTES",
     "Feature",
     "bytes_feature",
     "features_header",
     "int64_feature",
+    "masked_crc",
     "open_bytes_feature",
+    "starts_record",
     "varint",
     "varint_at",
     "walk",
 ]
 
+RECORD_HEAD_BYTES = 12
 _MAX_FEATURES = 1 << 16
 _MAX_VALUES = 1 << 20
+
+
+def masked_crc(crc: int) -> int:
+    """A CRC32C as TFRecord stores it: rotated and shifted, so that a CRC of data with CRCs in it stays meaningful."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def starts_record(head: bytes) -> bool:
+    """Whether a record of TFRecord begins here: its length may look like any magic number, but its checksum follows."""
+    stated = int.from_bytes(head[8:RECORD_HEAD_BYTES], "little")
+    return len(head) >= RECORD_HEAD_BYTES and stated == masked_crc(crc32c(head[:8]))
 
 
 def varint(value: int) -> bytes:

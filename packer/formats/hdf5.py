@@ -30,10 +30,10 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from cache.checksums import crc32c_combine
 from cache.errors import FormatError
 from packer.formats.base import Format, Located, LocateOptions, PackedSample, Payloads, ShardSpec, WrittenShard
-from packer.formats.checksum import crc32c_combine
-from packer.formats.gather import GatherFile
+from packer.formats.files import GatherFile
 from packer.formats.hdf5_foreign import locate_foreign, splits_of
 from packer.formats.hdf5_guard import (
     Hdf5Places,

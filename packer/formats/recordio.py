@@ -19,7 +19,7 @@ from typing import Any
 
 from cache.errors import BadSampleError, FormatError, NotFlatError
 from packer.formats.base import Located, LocateOptions, WalkedFormat, key_by_number, without_offset
-from packer.formats.window import Window
+from packer.formats.files import Window
 
 __all__ = ["FORMAT", "RecordIOFormat"]
 

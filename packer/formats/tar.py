@@ -43,9 +43,8 @@ from packer.formats.base import (
     is_field,
     without_offset,
 )
-from packer.formats.gather import GatherFile
+from packer.formats.files import GatherFile, Window
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
-from packer.formats.window import Window
 from readers.headers import SUFFIX
 from readers.index import ABSENT
 from readers.layout import FIELD_KINDS

@@ -29,6 +29,7 @@ from typing import ClassVar
 import numpy as np
 from crc32c import crc32c
 
+from cache.checksums import crc32c_shift
 from cache.errors import FormatError, NotFlatError
 from packer.formats.base import (
     Located,
@@ -42,17 +43,18 @@ from packer.formats.base import (
     key_by_number,
     without_offset,
 )
-from packer.formats.checksum import RECORD_HEAD_BYTES, crc32c_shift, masked_crc, starts_record
 from packer.formats.example import (
+    RECORD_HEAD_BYTES,
     Feature,
     bytes_feature,
     features_header,
     int64_feature,
+    masked_crc,
     open_bytes_feature,
+    starts_record,
     walk,
 )
-from packer.formats.gather import GatherFile
-from packer.formats.window import Window
+from packer.formats.files import GatherFile, Window
 from readers.headers import ImageHeader
 from readers.index import ABSENT
 from readers.sample import NO_LABEL, Buffer

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cache.errors import FormatError
-from packer.formats.window import Window
+from packer.formats.files import Window
 
 __all__ = [
     "BLOCK_BYTES",

@@ -22,7 +22,7 @@ import numpy as np
 
 from cache.errors import SourceError
 from packer.sources.base import SourceListing, SourceReader
-from packer.sources.members import ArchiveMember, list_members
+from packer.sources.folder import ArchiveMember, list_members
 from packer.sources.shards import ShardSource
 from packer.sources.streams import StreamKeeper, compression_of, file_stamp
 from packer.sources.tar_archive import TarReader, tar_members

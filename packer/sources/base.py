@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import posixpath
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "safe_name",
 ]
 
 
@@ -329,3 +331,13 @@ def _check_name(name: str, where: str) -> None:
         raise SourceError(
             f"{where}: {name!r} cannot be the name of a sample: empty, absolute, or leads out of its folder"
         )
+
+
+def safe_name(path: str) -> str:
+    """`path` without `.`, `//` and inner `..`, a leading "/" and leading `..`; "" where nothing is left.
+
+    "./a//b.jpg" -> "a/b.jpg", "/data/b.jpg" -> "data/b.jpg", "../../b.jpg" -> "b.jpg", "a/../b.jpg" ->
+    "b.jpg".
+    """
+    parts = posixpath.normpath(path).split("/")
+    return "/".join(part for part in parts if part not in ("", ".", ".."))

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from cache.text import plural
 from packer.formats import REGISTRY as FORMATS
-from packer.formats.checksum import starts_record
+from packer.formats.example import starts_record
 from packer.sources import REGISTRY as SOURCES
 from readers.headers import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.sample import Buffer

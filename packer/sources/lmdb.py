@@ -37,7 +37,7 @@ from packer.conversion.arena import Arena
 from packer.formats.example import varint_at
 from packer.sources.base import ListingBuilder, SourceListing, check_names
 from packer.sources.contents import HEAD_BYTES
-from packer.sources.members import ArchiveMember, inner_name, list_members
+from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile, file_stamp
 from readers.headers import foreign_medium, sniff

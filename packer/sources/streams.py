@@ -17,12 +17,11 @@ import lzma
 import os
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
-from packer.formats.window import Window
+from packer.formats.files import Window
 from packer.registry import HEAD_BYTES
 
 __all__ = [
@@ -228,9 +227,7 @@ class StreamWindow(Window):
             offset, length = offset + len(part), length - len(part)
         return b"".join(parts)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stream.close()
 
 

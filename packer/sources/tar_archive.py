@@ -15,10 +15,10 @@ from types import TracebackType
 
 from cache.errors import FormatError, SourceError
 from packer.conversion.arena import Arena
+from packer.formats.files import Window
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
-from packer.formats.window import Window
 from packer.sources.contents import HEAD_BYTES
-from packer.sources.members import ArchiveMember, inner_name
+from packer.sources.folder import ArchiveMember, inner_name
 from packer.sources.streams import (
     ByteFile,
     PlainFile,

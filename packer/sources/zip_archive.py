@@ -20,7 +20,7 @@ from types import TracebackType
 from cache.errors import BadSampleError, SourceError
 from packer.conversion.arena import Arena
 from packer.sources.contents import HEAD_BYTES
-from packer.sources.members import ArchiveMember, inner_name
+from packer.sources.folder import ArchiveMember, inner_name
 from packer.sources.streams import PlainFile
 from readers.sample import Buffer
 
