@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import islice
 
-__all__ = ["json_printable", "parse_size", "plural", "printable"]
+__all__ = ["json_printable", "listed", "parse_size", "plural", "printable"]
 
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -38,6 +40,11 @@ def plural(count: int, noun: str) -> str:
     else:
         noun += "s"
     return f"{count:,} {noun}"
+
+
+def listed(names: Collection[str], most: int = 3) -> str:
+    """The first few of some names: "a, b, c, …"."""
+    return ", ".join(islice(names, most)) + (", …" if len(names) > most else "")
 
 
 def printable(text: str) -> str:

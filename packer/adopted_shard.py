@@ -13,12 +13,13 @@ from crc32c import crc32c
 from cache.errors import FormatError, SourceError
 from cache.progress import Counter
 from cache.stores import Files, Shards
+from cache.text import listed
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part
 from packer.conversion.images import adopted_image
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Located, LocateOptions, PackedSample, Payloads
 from packer.formats.files import Window
-from packer.found_shards import FoundShard, FoundShards, listed
+from packer.found_shards import FoundShard, FoundShards
 from packer.sources.shards import ClassNames, classes_in_order, located_samples
 from readers.headers import ImageHeader
 from readers.index import ABSENT, MemoryColumns

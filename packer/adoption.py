@@ -24,7 +24,7 @@ import numpy as np
 from cache.errors import FormatError, OutputError, SourceError
 from cache.node import usable_cpus
 from cache.progress import Silent, Watcher
-from cache.text import plural
+from cache.text import listed, plural
 from packer import __version__
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta, column_files, is_index, remove_index, write_index
@@ -32,7 +32,7 @@ from packer.conversion.commit import write_dataset_info
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.formats.base import LocateOptions
-from packer.found_shards import FoundShard, FoundShards, find_shards, listed, losses
+from packer.found_shards import FoundShard, FoundShards, find_shards, losses
 from packer.output import Result, local_output, output_errors
 from packer.sources.shards import field_kinds
 from packer.workers import run_shards

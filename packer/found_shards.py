@@ -14,20 +14,20 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from cache.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
-from cache.text import plural
+from cache.text import listed, plural
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.sources.shards import split_of_name
 from readers.layout import DATASET_FILE, DatasetInfo, read_dataset_info
 from readers.names import ShardPath, SplitName
 
-__all__ = ["FoundShard", "FoundShards", "find_shards", "listed", "losses", "missing_shards"]
+__all__ = ["FoundShard", "FoundShards", "find_shards", "losses", "missing_shards"]
 
 _OF = re.compile(r"(?P<head>.*-)(?P<number>\d+)(?P<tail>-of-\d+.*)", re.DOTALL)
 _TAR = re.compile(r"(?P<head>.*?)(?P<number>\d+)(?P<tail>\.tar)", re.DOTALL)
@@ -266,11 +266,6 @@ def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
     if not classes and old.classes != new.classes[: len(old.classes)]:
         lost.append("the order of the classes")
     return lost
-
-
-def listed(names: Collection[str], most: int = _NAMES_IN_MESSAGE) -> str:
-    """The first few of some names."""
-    return ", ".join(itertools.islice(names, most)) + (", …" if len(names) > most else "")
 
 
 def missing_shards(names: Iterable[str]) -> tuple[int, list[str]]:

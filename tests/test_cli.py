@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import files_of, make_jpeg
 
+from cache.text import parse_size
 from packer.cli.text import bar, human_bytes, human_seconds, progress_line
-from packer.conversion.plan import parse_size
 
 
 def packer(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

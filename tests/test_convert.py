@@ -471,7 +471,7 @@ class TestOutputs:
 
     def test_output_inside_the_source(self, tmp_path: Path) -> None:
         write(tmp_path / "src/c/1.jpg", make_jpeg(1))
-        with pytest.raises(readers.OutputError, match="lies inside the source"):
+        with pytest.raises(readers.OutputError, match="is inside the source"):
             packer.convert(tmp_path / "src", to="tar", output=tmp_path / "src/packed", workers=1)
 
     def test_dry_run_writes_nothing(self, tree: Path, tmp_path: Path) -> None:

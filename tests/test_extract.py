@@ -159,7 +159,7 @@ def test_a_table_of_labels_of_the_users_own_is_kept(tree: Path, tmp_path: Path) 
     mine = tmp_path / "back/labels.csv"
     mine.parent.mkdir()
     mine.write_text("image,age\nx.jpg,4\n")
-    with pytest.raises(readers.OutputError, match=r"labels.csv: is there, and no table of labels .*add --overwrite"):
+    with pytest.raises(readers.OutputError, match=r"labels.csv: exists, and is not a table of labels .*overwrite=True"):
         packer.extract(packed, tmp_path / "back")
     assert mine.read_text() == "image,age\nx.jpg,4\n"
     packer.extract(packed, tmp_path / "back", overwrite=True)

@@ -1,13 +1,12 @@
 """Turn the whole shards of a finished conversion into a set: index, shards, report, and `dataset.json` last.
 
-Killed in between, the next run of the same command finds the shards either in the working folder or already in
-place, and commits again; no moment exists at which a set that is not whole has a `dataset.json`.
+After a kill, the next run of the same command finds the shards either in the working folder or already in the set,
+and commits again; at no moment does an incomplete set have a `dataset.json`.
 
-A set that is replaced is known before anything of it is removed, and no more is removed than was made. Its
-dataset.json names shards and indexes, and is not trusted: nothing behind a link is removed, of an index its columns
-only, and of shards those that packer wrote, and links to others. What cannot be read is not replaced, since there is
-no telling what that would remove. The first step of the removal moves dataset.json into the working folder, so that a
-commit that is cut off continues from there.
+A set that is replaced is examined before anything of it is removed. Its dataset.json names shards and indexes, and is
+not trusted: nothing behind a link is removed, of an index only its columns, and of shards only those that packer wrote
+and links to others. A set that cannot be read is not replaced. The first step of the removal moves dataset.json into
+the working folder, so that an interrupted commit continues from there.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
-from cache.text import plural
+from cache.text import listed, plural
 from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.plan import Plan, PlannedShard
@@ -34,6 +34,8 @@ __all__ = [
     "replaced_set",
     "write_dataset_info",
 ]
+
+_MOST_NAMES = 5
 
 
 @output_errors()
@@ -72,12 +74,12 @@ def commit(
 
 
 def write_dataset_info(place: Folder, info: DatasetInfo, *, scratch: Folder) -> None:
-    """Write dataset.json into `place`, which makes it a set; scratch: where its temporary file goes."""
+    """Write dataset.json into `place`, which makes it a set. scratch: the folder of its temporary file."""
     place.write(DATASET_FILE, info.to_json().encode("utf-8"), scratch=scratch)
 
 
 def _move_up(work: Folder, place: Folder, name: str) -> None:
-    """Move a shard or a folder into the set, unless a commit that was cut off has done so."""
+    """Move a shard or a folder into the set, unless an interrupted commit has done so."""
     if not work.kind(name):
         return
     if place.kind(name):
@@ -85,9 +87,6 @@ def _move_up(work: Folder, place: Folder, name: str) -> None:
             f"{place.path / name}: is in the way of the new set; move it elsewhere and run the same command again"
         )
     work.rename(name, name, place)
-
-
-_NAMED = 5
 
 
 @output_errors()
@@ -102,7 +101,7 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
                 return ReplacedSet(journal.place, read_dataset_info(where))
             except DatasetError as error:
                 raise OutputError(
-                    f"{error}. So there is no telling what overwrite=True would remove; repair the set with  "
+                    f"{error}. So it is unknown what overwrite=True would remove; repair the set with  "
                     f"packer index {journal.out}, remove the directory yourself, or choose another output"
                 ) from error
             except PathError as error:
@@ -113,7 +112,7 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
 
 
 class ReplacedSet:
-    """What the set in `place` consists of. kept: shards that stay, because packer did not write them."""
+    """The parts of the set in `place`. kept: shards that stay, because packer did not write them."""
 
     def __init__(self, place: Folder, info: DatasetInfo) -> None:
         self._place, self._info = place, info
@@ -143,7 +142,7 @@ class ReplacedSet:
         for path in read:
             try:
                 found = os.stat(path)
-            except OSError:  # whoever reads it says so
+            except OSError:  # reading it will raise a better error
                 continue
             if (found.st_dev, found.st_ino) in removed:
                 raise OutputError(
@@ -152,7 +151,7 @@ class ReplacedSet:
                 )
 
     def changes(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
-        """What goes and what stays, for the user."""
+        """What the replacement changes, for the user."""
         info = self._info
         samples = sum(split.samples for split in info.splits.values())
         splits = ", ".join(f"{name} {split.samples:,}" for name, split in info.splits.items())
@@ -168,13 +167,13 @@ class ReplacedSet:
         ):
             gone = [name for name in old if name not in set(new)]
             if gone:
-                yield f"warning: {what} that the new set does not have: {_named(gone)}"
+                yield f"warning: {what} that the new set does not have: {listed(gone, _MOST_NAMES)}"
         if self.kept:
-            yield f"these shards stay, because packer did not write them: {_named(self.kept)}"
+            yield f"these shards stay, because packer did not write them: {listed(self.kept, _MOST_NAMES)}"
 
     @output_errors()
     def remove(self, journal: Journal) -> None:
-        """Remove it; called again after a crash, go on."""
+        """Remove the set, or what an interrupted removal has left of it."""
         place, work = journal.place, journal.work
         if place.kind(DATASET_FILE):
             work.folder(REPLACED_FOLDER, create=True).close()
@@ -190,7 +189,7 @@ class ReplacedSet:
         work.remove_tree(REPLACED_FOLDER)
 
     def _identities(self) -> Iterator[tuple[int, int]]:
-        """Device and inode of every file that goes."""
+        """Device and inode of every file that is removed."""
         place = self._place
         for name in (*self._shards, REPORT_FILE, DATASET_FILE):
             found = place.lstat(name)
@@ -207,12 +206,6 @@ class ReplacedSet:
                         yield found.st_dev, found.st_ino
 
 
-def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more
-
-
 def _write_report(
     journal: Journal, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing
 ) -> None:
@@ -220,13 +213,7 @@ def _write_report(
     lines = [{"name": name, "reason": reason, "action": "not packed"} for name, reason in listing.left_out]
     for shard, meta in zip(shards, metas, strict=True):
         lines += [
-            {
-                "split": shard.split,
-                "name": item.name,
-                "reason": item.reason,
-                "action": item.action or "not packed",
-            }
-            for item in meta.left_out
+            {"split": shard.split, **asdict(item), "action": item.action or "not packed"} for item in meta.left_out
         ]
     if lines:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

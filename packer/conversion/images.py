@@ -1,11 +1,11 @@
-"""Look at an image on its way into a shard, and make it smaller where that was asked for.
+"""Check an image before it is packed, and re-encode it on request.
 
-What is looked at follows from how the images will be decoded: an image that `readers.decode` could not give so is
-refused here, by name, and not in the middle of the training. What it gives only in part is counted as a remark.
+The checks follow from how images will be decoded: an image that `readers.decode` could not decode so is refused here,
+by name, and not in the middle of the training. One that it decodes only in part is counted as a remark.
 
 Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
 EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
-WebP. What would lose more than its size is refused: animations, colours of 16 bits in a PNG, floating point. An image
+WebP. Animations, colours of 16 bits in a PNG and floating point would lose more than size, and are refused. An image
 that needs no change keeps its bytes.
 """
 
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
-# What to tell of so many images, the first of which is named.
+# The warning about a number of images, of which the first is named.
 _REMARKS = {
     _DAMAGED: "{images} damaged where it costs no pixels (the first: {first}): kept as they are, decoded by Pillow",
     _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
@@ -56,7 +56,7 @@ _REMARKS = {
     _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only",
     _NO_RGB: "{images} that readers cannot decode to RGB (the first: {first}); some can with decode='unchanged'",
 }
-_FAST_PIXELS = 1 << 25  # what Pillow's own limit need not be asked about
+_FAST_PIXELS = 1 << 25  # below Pillow's own limit
 _QUALITY = 90
 _PILLOW = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _PNG_BITS, _PNG_COLOUR, _COLOURS = 24, 25, (2, 4, 6)
@@ -75,7 +75,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> Prepared:
-    """An image as `options` want it. key: of its sample. Raises BadSampleError."""
+    """Check an image, and re-encode it as `options` say. key: of its sample. Raises BadSampleError."""
     header, remarks = check_image(image, options.decode)
     if options.check == "decode":
         decode_fully(image, options.decode)
@@ -118,7 +118,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
 
 
 def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
-    """The same of an image that is in a shard already, where nothing is refused; no header where there is none."""
+    """`check_image` of an image in an adopted shard: nothing is refused; None where it has no readable header."""
     try:
         return check_image(image, "RGB")
     except BadSampleError:
@@ -130,12 +130,12 @@ def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
 
 
 def remarks_of(shards: Iterable[Mapping[str, tuple[int, str]]]) -> tuple[str, ...]:
-    """What to say of images, from the remarks on those of each shard: (how many, the first) by kind."""
+    """Warnings from the remarks on the images of each shard: (how many, the first) by kind."""
     found: dict[str, tuple[int, str]] = {}
     for remarks in shards:
         for kind, (count, first) in remarks.items():
-            so_far, earliest = found.get(kind, (0, first))
-            found[kind] = (so_far + count, earliest)
+            total, earliest = found.get(kind, (0, first))
+            found[kind] = (total + count, earliest)
     return tuple(
         _REMARKS[kind].format(images=plural(count, "image"), first=first)
         for kind, (count, first) in sorted(found.items())
@@ -167,9 +167,9 @@ def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
 def reencode(
     image: Buffer, header: ImageHeader, name: str, key: str, options: Reencode
 ) -> tuple[Buffer, ImageHeader, str]:
-    """The image as `options` want it: its bytes, header, and its name with the suffix of the new codec.
+    """The image as `options` say: its bytes, header, and its name with the suffix of the new codec.
 
-    key: of its sample, in whose name the file gets another suffix. Raises BadSampleError.
+    key: of its sample. Raises BadSampleError.
     """
     height, width = upright_size(header.height, header.width, header.orientation)
     size = target_size(width, height, options)
@@ -203,7 +203,7 @@ def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, co
         converted = _of_16_bits(picture, bits, codec) if bits else _in_mode(picture, codec, size is not None)
         if size and converted.size != size:
             converted = _resized(converted, size, Image.Resampling.LANCZOS)
-        options = _kept(picture, converted.mode)
+        options = _metadata(picture, converted.mode)
         if codec != "png":
             options["quality"] = quality
         converted.save(out, _PILLOW[codec], **options)
@@ -255,7 +255,7 @@ def _in_mode(picture: Image, codec: str, resizes: bool) -> Image:
     return picture
 
 
-def _kept(picture: Image, mode: str) -> dict[str, Any]:
+def _metadata(picture: Image, mode: str) -> dict[str, Any]:
     """EXIF, in the form that every codec takes, and the colour profile, if it describes colours of this mode."""
     options: dict[str, Any] = {}
     exif = picture.info.get("exif", b"")

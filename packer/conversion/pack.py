@@ -1,4 +1,4 @@
-"""Write one shard: what a worker does. Everything it needs is in its task, so any executor can run it."""
+"""Write one shard, in a worker. Everything it needs is in its task, so any executor can run it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.progress import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
-from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import Arena, Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
@@ -34,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Cancelled(Exception):
-    """The conversion was stopped; the shard in hand was dropped."""
+    """The conversion was stopped, and the unfinished shard removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class _Packing:
         counter.report(pending_samples, pending_bytes)
 
     def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
-        """Look at a large file before memory is taken for it: a tree may hold anything beside its images."""
+        """Check a large file before memory is allocated for it: a tree may hold other files than images."""
         name, size = _name(samples, i), samples.bytes[i]
         if self._task.skip_strays:
             head = cast(StrayReader, reader).head(samples.places[i])

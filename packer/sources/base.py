@@ -11,7 +11,7 @@ import os
 import pickle
 import posixpath
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import TracebackType
@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from packer.conversion.arena import Arena
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
+    "Arena",
     "FieldNames",
     "ListingBuilder",
     "Objects",
@@ -43,8 +43,41 @@ __all__ = [
 ]
 
 
+_ARENA_BYTES = 2 << 20
 _BLOCK_SAMPLES = 1024
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
+
+
+class Arena:
+    """Memory of a worker for samples, `size` bytes used from front to back, again and again; a larger sample grows it.
+
+    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is used again.
+    """
+
+    __slots__ = ("_block", "_flush", "_used")
+
+    def __init__(self, flush: Callable[[], None], size: int = _ARENA_BYTES) -> None:
+        self._block = memoryview(bytearray(size))
+        self._used = 0
+        self._flush = flush
+
+    def begin(self, size: int) -> None:
+        """Make room for a sample of `size` bytes, which may overwrite everything taken before."""
+        if self._used + size > len(self._block):
+            self._flush()
+            self._used = 0
+            if size > len(self._block):
+                self._block = memoryview(bytearray(size))
+
+    def rest(self) -> memoryview:
+        """The free part, to read into; then `take` what was read."""
+        return self._block[self._used :]
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        start = self._used
+        self._used = start + size
+        return self._block[start : start + size]
 
 
 class Places(Protocol):

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
-from packer.conversion.arena import Arena
-from packer.sources.base import FieldNames, Objects, SourceListing, SplitListing, check_names
+from packer.sources.base import Arena, FieldNames, Objects, SourceListing, SplitListing, check_names
 from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
 from packer.sources.tree_layouts import check_layout
 from readers.examine import scan

@@ -33,9 +33,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
-from packer.conversion.arena import Arena
 from packer.formats.example import varint_at
-from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.base import Arena, ListingBuilder, SourceListing, check_names
 from packer.sources.contents import HEAD_BYTES
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import split_of_name

@@ -12,8 +12,7 @@ import numpy as np
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from packer.comparison import check_columns
-from packer.conversion.arena import Arena
-from packer.sources.base import ListingBuilder, SourceListing, SplitListing
+from packer.sources.base import Arena, ListingBuilder, SourceListing, SplitListing
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.sample import Buffer

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from cache.errors import FormatError, SourceError
-from packer.conversion.arena import Arena
 from packer.formats.files import Window
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
+from packer.sources.base import Arena
 from packer.sources.contents import HEAD_BYTES
 from packer.sources.folder import ArchiveMember, inner_name
 from packer.sources.streams import (

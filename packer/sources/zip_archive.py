@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cache.errors import BadSampleError, SourceError
-from packer.conversion.arena import Arena
+from packer.sources.base import Arena
 from packer.sources.contents import HEAD_BYTES
 from packer.sources.folder import ArchiveMember, inner_name
 from packer.sources.streams import PlainFile
