@@ -1,4 +1,9 @@
-"""Compare a packed set with the source it came from, sample by sample: every byte of every field, and the labels."""
+"""Compare an index with its checksums and with its shards, and a packed set with its source; list the differences.
+
+dataset.json has size and CRC32C of every file of an index, so that damage of any column is found without its shards.
+Sets of earlier versions lack them; for those, and in addition, each sample's key, label, byte ranges, file names and
+image header are compared with what the shard itself says. With a source every byte of every field is compared, too.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from packer.formats.files import Window
 from packer.sources.base import Arena, Slice, Source, SourceListing, SourceReader, SplitListing
 from readers.headers import read_header
 from readers.index import Index, decode_name, encode_name
-from readers.layout import MAX_JSON_BYTES, ColumnFile, DatasetInfo, SplitInfo, read_dataset_info
+from readers.layout import MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import REPORT_FILE
 from readers.sample import Buffer, ImageInfo
 
@@ -36,119 +41,50 @@ __all__ = [
 ]
 
 
-def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> int:
-    """Add every difference to `found`. Returns how many files the conversion itself reported as left out."""
-    info = read_dataset_info(root)
-    options = info.made.get("options", {})
-    if options.get("reencode"):
-        found.add(Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's"))
-        return 0
-    listing = source.list(options.get("split"))
-    comparison = _Comparison(root, info, listing, found)
-    total = sum(int(part.bytes.sum()) for part in listing.splits.values())
-    watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
-    try:
-        for split in sorted(info.splits.keys() | listing.splits.keys()):
-            if split not in listing.splits or split not in info.splits:
-                here = "source" if split in listing.splits else "set"
-                found.add(Problem(split, str(root), f"the split is only in the {here}"))
-                continue
-            with source.open() as source_reader:
-                comparison.run(split, listing.splits[split], source_reader)
-    finally:
-        watcher.end()
-    return comparison.left_out
+MAX_PROBLEMS = 10_000
+_REBUILD = "rebuild it with  packer index {}"
 
 
-class _Comparison:
-    def __init__(self, root: Path, info: DatasetInfo, listing: SourceListing, found: Problems) -> None:
-        self._root, self._listing, self._found = root, listing, found
-        # Where one side has no names for its classes, the numbers are compared.
-        both_named = bool(info.classes) and bool(listing.classes)
-        self._set_classes = info.classes if both_named else ()
-        self._source_classes = listing.classes if both_named else ()
-        self._reported = set(_left_out(root))
-        self.samples = self.bytes = self.left_out = 0
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault: in which shard, what, and the index and key of the sample if it is about one."""
 
-    def run(self, split: str, part: SplitListing, source: SourceReader) -> None:
-        arena = Arena(lambda: None)
-        with readers.open(self._root, split) as reader:
-            packed = {_file_name(reader, i): i for i in range(len(reader))}
-            for block in part.slices():
-                for i, names in enumerate(block.names):
-                    name = names[0] or block.keys[i]
-                    index = packed.pop(name, None)
-                    self.samples, self.bytes = self.samples + 1, self.bytes + block.bytes[i]
-                    if index is not None:
-                        arena.begin(block.bytes[i] + 1)
-                        self._sample(reader, index, block, i, source, arena)
-                    elif (split, name) in self._reported:
-                        self.left_out += 1
-                    else:
-                        self._wrong(split, f"{name} is in the source, but not in the set")
-            for name, index in packed.items():
-                self._wrong(split, "is not in the source", index, name)
+    split: str
+    shard: str
+    what: str
+    index: int | None = None
+    key: str | None = None
 
-    def _sample(
-        self, reader: readers.Reader, index: int, part: Slice, i: int, source: SourceReader, arena: Arena
-    ) -> None:
-        key, split = reader.keys[index], reader.split
-        try:
-            payloads = source.read(part.places[i], arena)
-        except BadSampleError as error:
-            self._wrong(split, f"cannot be read from the source: {error}", index, key)
-            return
-        for name, payload in zip(self._listing.fields, payloads, strict=True):
-            packed = reader.read(index, name) if name in reader.fields and reader.has(index, name) else None
-            if payload != packed:
-                what = "differs from the source" if name == "image" else f"field {name} differs from the source"
-                self._wrong(split, what, index, key)
-        label = int(reader.labels[index])
-        if _class(self._set_classes, label) != _class(self._source_classes, part.labels[i]):
-            expected = _class(self._source_classes, part.labels[i])
-            self._wrong(split, f"has the label {label}, the source says {expected}", index, key)
-
-    def _wrong(self, split: str, what: str, index: int | None = None, key: str | None = None) -> None:
-        self._found.add(Problem(split, str(self._root), what, index, key))
+    def __str__(self) -> str:
+        sample = "" if self.index is None else f" sample {self.index} ({self.key})"
+        return f"{self.split}: {self.shard}:{sample} {self.what}"
 
 
-def _file_name(reader: readers.Reader, index: int) -> str:
-    key = reader.keys[index]
-    return decode_name(reader.table.columns.names(reader.fields[0])[index], key) or key
+@dataclass(slots=True)
+class Problems:
+    """A list of problems, which is capped, and their count, which is not."""
 
+    problems: list[Problem] = field(default_factory=list)
+    count: int = 0
 
-def _class(classes: tuple[str, ...], label: int) -> str | int:
-    return classes[label] if 0 <= label < len(classes) else label
-
-
-def _left_out(root: Path) -> Iterator[tuple[str, str]]:
-    """(split, name) of every file that the conversion reported as left out."""
-    path = root / REPORT_FILE
-    try:
-        text = read_regular(path, MAX_JSON_BYTES).decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DatasetError(f"the report of what was left out cannot be read: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            item = json.loads(line)
-            yield str(item.get("split", "")), str(item["name"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error
+    def add(self, problem: Problem) -> None:
+        self.count += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
 
 
 def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, remedy: str = "") -> bool:
-    """Check every column of a split's index: its checksum, its length, and that samples lie in the order of shards.
+    """Check every column of a split's index: its checksum, its length, and that samples are in the order of shards.
 
-    remedy: what to do about damage; default rebuilding the index. Returns whether the index is sound enough to look
-    into the shards with it.
+    remedy: what to do about damage; default rebuilding the index.
+
+    Returns whether the index is sound enough to check the shards with it.
     """
-    remedy = remedy or _remedy(root)
+    remedy = remedy or _REBUILD.format(root)
     files = info.splits[split]
-    damaged = _damaged_columns(root, files)
+    damaged = list(_damaged_columns(root, files))
     for name, what in damaged:
-        found.add(Problem(split, f"{files.index}/{name}", what + remedy))
+        found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
             Index(root / files.index, files.samples).check(reader.fields)
@@ -157,7 +93,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
             if np.array_equal(reader.table.column("shard"), expected):
                 return True
             if not damaged:
-                found.add(Problem(split, files.index, "the column shard does not fit dataset.json" + remedy))
+                found.add(Problem(split, files.index, f"the column shard does not fit dataset.json; {remedy}"))
     except PackerError as error:
         if not damaged:
             found.add(Problem(split, files.index, str(error)))
@@ -167,32 +103,21 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
 def check_columns(root: Path, split: SplitInfo) -> None:
     """Raise DatasetError where a file of a split's index is not what dataset.json says. Sets without checksums pass."""
     for name, what in _damaged_columns(root, split):
-        raise DatasetError(f"{root / split.index / name}: {what}{_remedy(root)}")
+        raise DatasetError(f"{root / split.index / name}: {what}; {_REBUILD.format(root)}")
 
 
-def _damaged_columns(root: Path, split: SplitInfo) -> list[tuple[str, str]]:
+def _damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:
     """(file, what is wrong with it) of those that differ from dataset.json."""
-    wrong = []
     for name, known in split.columns.items():
-        what = _difference(root / split.index / name, known)
-        if what:
-            wrong.append((name, what))
-    return wrong
-
-
-def _difference(path: Path, known: ColumnFile) -> str:
-    try:
-        with Window(path) as window:
-            if window.size != known.bytes:
-                return f"has {window.size} bytes, dataset.json says {known.bytes}"
-            crc = window.checksum()
-    except FormatError as error:
-        return "missing index column" if not path.exists() else str(error)
-    return "" if crc == known.crc32c else f"its CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}"
-
-
-def _remedy(root: Path) -> str:
-    return f"; rebuild it with  packer index {root}"
+        path = root / split.index / name
+        try:
+            with Window(path) as window:
+                if window.size != known.bytes:
+                    yield name, f"has {window.size} bytes, dataset.json says {known.bytes}"
+                elif (crc := window.checksum()) != known.crc32c:
+                    yield name, f"its CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}"
+        except FormatError as error:
+            yield name, str(error) if path.exists() else "missing index column"
 
 
 def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
@@ -227,32 +152,103 @@ def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
     return ""
 
 
-MAX_PROBLEMS = 10_000
+def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> int:
+    """Add every difference to `found`. Returns how many files the conversion itself reported as left out."""
+    info = read_dataset_info(root)
+    options = info.made.get("options", {})
+    if options.get("reencode"):
+        found.add(Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's"))
+        return 0
+    listing = source.list(options.get("split"))
+    comparison = _Comparison(root, info, listing, found)
+    total = sum(int(part.bytes.sum()) for part in listing.splits.values())
+    watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
+    try:
+        for split in sorted(info.splits.keys() | listing.splits.keys()):
+            if split not in listing.splits or split not in info.splits:
+                side = "source" if split in listing.splits else "set"
+                found.add(Problem(split, str(root), f"the split is only in the {side}"))
+                continue
+            with source.open() as source_reader:
+                comparison.run(split, listing.splits[split], source_reader)
+    finally:
+        watcher.end()
+    return comparison.left_out
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong: where (a shard, and a sample's index and key where it is one), and what."""
+class _Comparison:
+    def __init__(self, root: Path, info: DatasetInfo, listing: SourceListing, found: Problems) -> None:
+        self._root, self._listing, self._found = root, listing, found
+        # Where one side has no names for its classes, the numbers are compared.
+        both_named = bool(info.classes) and bool(listing.classes)
+        self._set_classes = info.classes if both_named else ()
+        self._source_classes = listing.classes if both_named else ()
+        self._reported = set(_read_report(root))
+        self.samples = self.bytes = self.left_out = 0
 
-    split: str
-    shard: str
-    what: str
-    index: int | None = None
-    key: str | None = None
+    def run(self, split: str, part: SplitListing, source: SourceReader) -> None:
+        arena = Arena(lambda: None)
+        with readers.open(self._root, split) as reader:
+            packed = {_file_name(reader, i): i for i in range(len(reader))}
+            for block in part.slices():
+                for i, names in enumerate(block.names):
+                    name = names[0] or block.keys[i]
+                    index = packed.pop(name, None)
+                    self.samples, self.bytes = self.samples + 1, self.bytes + block.bytes[i]
+                    if index is not None:
+                        arena.begin(block.bytes[i] + 1)
+                        self._compare_sample(reader, index, block, i, source, arena)
+                    elif (split, name) in self._reported:
+                        self.left_out += 1
+                    else:
+                        self._add(split, f"{name} is in the source, but not in the set")
+            for name, index in packed.items():
+                self._add(split, "is not in the source", index, name)
 
-    def __str__(self) -> str:
-        sample = "" if self.index is None else f" sample {self.index} ({self.key})"
-        return f"{self.split}: {self.shard}:{sample} {self.what}"
+    def _compare_sample(
+        self, reader: readers.Reader, index: int, part: Slice, i: int, source: SourceReader, arena: Arena
+    ) -> None:
+        key, split = reader.keys[index], reader.split
+        try:
+            payloads = source.read(part.places[i], arena)
+        except BadSampleError as error:
+            self._add(split, f"cannot be read from the source: {error}", index, key)
+            return
+        for name, payload in zip(self._listing.fields, payloads, strict=True):
+            packed = reader.read(index, name) if name in reader.fields and reader.has(index, name) else None
+            if payload != packed:
+                what = "differs from the source" if name == "image" else f"field {name} differs from the source"
+                self._add(split, what, index, key)
+        label = int(reader.labels[index])
+        if _class(self._set_classes, label) != _class(self._source_classes, part.labels[i]):
+            expected = _class(self._source_classes, part.labels[i])
+            self._add(split, f"has the label {label}, the source says {expected}", index, key)
+
+    def _add(self, split: str, what: str, index: int | None = None, key: str | None = None) -> None:
+        self._found.add(Problem(split, str(self._root), what, index, key))
 
 
-@dataclass(slots=True)
-class Problems:
-    """A list of problems: capped, while the count is not."""
+def _file_name(reader: readers.Reader, index: int) -> str:
+    key = reader.keys[index]
+    return decode_name(reader.table.columns.names(reader.fields[0])[index], key) or key
 
-    problems: list[Problem] = field(default_factory=list)
-    count: int = 0
 
-    def add(self, problem: Problem) -> None:
-        self.count += 1
-        if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
+def _class(classes: tuple[str, ...], label: int) -> str | int:
+    return classes[label] if 0 <= label < len(classes) else label
+
+
+def _read_report(root: Path) -> Iterator[tuple[str, str]]:
+    """(split, name) of every file that the conversion reported as left out."""
+    path = root / REPORT_FILE
+    try:
+        text = read_regular(path, MAX_JSON_BYTES).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DatasetError(f"the report of what was left out cannot be read: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            item = json.loads(line)
+            yield str(item.get("split", "")), str(item["name"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error

@@ -78,7 +78,7 @@ def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) ->
     shard.write_bytes(data)
     (folder / "dataset.json").unlink()
     with pytest.raises(
-        readers.OutputError, match=r"there is an object that no upload of ours has written .*; remove it there"
+        readers.OutputError, match=r"there is an object that packer has not written .*; remove it there"
     ):
         packer.upload(packed, url)
     assert not (folder / "dataset.json").exists()
@@ -224,7 +224,7 @@ def test_another_set_is_there(target: str, packed: Path, tmp_path: Path, proxy: 
 def test_foreign_objects_stay(target: str, packed: Path) -> None:
     store = Remote(target).store
     store._store.put("train-000000.tar", b"somebody's")
-    with pytest.raises(readers.OutputError, match="no upload of ours has written"):
+    with pytest.raises(readers.OutputError, match="packer has not written"):
         packer.upload(packed, target)
     assert there(target)["train-000000.tar"] == b"somebody's" and "dataset.json" not in there(target)
 
@@ -239,7 +239,7 @@ def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, m
         Remote(target).store.put("dataset.json", text, crc32c=0, create=True)
 
     monkeypatch.setattr(uploading._Upload, "_check_all", meanwhile)
-    with pytest.raises(readers.OutputError, match="another upload has put its set there meanwhile"):
+    with pytest.raises(readers.OutputError, match="another upload has written its set there meanwhile"):
         packer.upload(packed, target)
     assert there(target)["dataset.json"] == text
 
@@ -247,14 +247,14 @@ def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, m
 def test_what_changes_before_the_commit(
     target: str, packed: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bring = uploading._Upload._bring
+    bring = uploading._Upload._send
 
     def spoiled(self: Any, file: Any) -> None:
         bring(self, file)
         if file.path == "train-000000.tar":
             Remote(target).store.put(file.path, b"another", crc32c=1)
 
-    monkeypatch.setattr(uploading._Upload, "_bring", spoiled)
+    monkeypatch.setattr(uploading._Upload, "_send", spoiled)
     with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
         packer.upload(packed, target)
     assert "dataset.json" not in there(target)

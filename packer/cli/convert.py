@@ -1,4 +1,4 @@
-"""`packer convert`."""
+"""`packer convert`, `packer index` and `packer export-index`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str
 
 
 class _Container(click.ParamType):  # type: ignore[type-arg]
-    """A format that can be written, also under the other names that it goes by."""
+    """A format that can be written, under any of its names."""
 
     name = "format"
 
@@ -94,7 +94,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               help="How closely to look at each image.")  # fmt: skip
 @click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
               "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
-@click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
+@click.option("--reencode", type=click.Choice(CODECS), help="Re-encode images in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
@@ -137,7 +137,7 @@ def command(
     SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
     an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, or an HDF5 or TFRecord file.
 
-    The bytes of the images are kept exactly. Killed at any moment, the same command goes on where it was.
+    The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
     how = {name: options.pop(name) for name in _OF_THE_SOURCE}
     opened = open_source(source, label_offset=source_label_offset, **how)
@@ -148,7 +148,7 @@ def command(
 
 
 def summary(result: ConvertResult) -> list[str]:
-    """What was done, in a few lines."""
+    """The result in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     shards = plural(result.shards, f"{result.format} shard")
     what = (
@@ -182,7 +182,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.command("index")
 @click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
 @click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
-              "beside the shards.")  # fmt: skip
+              "the folder of the shards.")  # fmt: skip
 @click.option("--split", callback=split_name, metavar="NAME", help="Split of all these shards. Default: read off "
               "each file name.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
@@ -194,7 +194,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--label-offset", type=int, metavar="N", help="Labels in the shards start at N (1: as in the ImageNet "
               "TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
-@click.option("--accept-loss", is_flag=True, help="Go on although shards are missing, or the set that is there would "
+@click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
 @workers_option
 @json_option
@@ -204,8 +204,8 @@ def index_command(
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
     Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
-    index is lost or stale. A set that is there is compared first: what would lose samples, splits or classes of it is
-    refused, and nothing is changed.
+    index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
+    nothing is changed.
     """
     names = None if classes is None else _class_names(Path(classes))
     result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
@@ -232,9 +232,7 @@ def _class_names(path: Path) -> list[str]:
 @click.argument("path", metavar="DIR", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
               "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Path(file_okay=False), help="Where the files go. Default: beside the shards."
-)
+@click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
 @split_option()
 @json_option
 def export_command(path: str, target: Target, output: str | None, split: str | None, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """The group of all commands, and how they end: errors become one line, or JSON, and an exit status.
 
-The library names arguments (overwrite=True); the flags are put in their place here (--overwrite).
+The library names arguments: overwrite=True, on_error='skip'. Messages show the flags of the command in their place:
+--overwrite, --on-error skip. This module imports click alone, so that `packer --help` is quick.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
     before_command = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    _escape_what_cannot_be_shown()
+    _escape_unprintable()
     try:
         status = _status_of(arguments, "--json" in before_command)
-    except KeyboardInterrupt:  # once more, while the first was being seen to
+    except KeyboardInterrupt:  # a second one, while the first was handled
         status = _INTERRUPTED_STATUS
     if status == _INTERRUPTED_STATUS:
         leave_at_once()
@@ -103,24 +104,24 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
         return error.exit_code
     except click.ClickException as error:
         kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
-        return _fail(kind, error.format_message(), error.exit_code, as_json, _shown(error))
+        return _fail(kind, error.format_message(), error.exit_code, as_json, _usage_text(error))
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", INTERRUPTED, _INTERRUPTED_STATUS, as_json)
     except BrokenPipeError:
-        _give_up_stdout()  # whoever read our output has gone: leave quietly
+        _give_up_stdout()  # the reader of the output has gone: leave quietly
         return 1
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
         message = with_flags(message_of(error))
-        if type(error) is ValueError:  # an argument that the library refuses
+        if type(error) is ValueError:  # an argument that the library rejects
             return _fail("UsageError", message, 2, as_json)
         return _fail(type(error).__name__, message, 1, as_json)
     return int(status or 0)
 
 
 def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") -> int:
-    """Tell of a failure: on stderr, and with --json on stdout, too."""
+    """Report a failure on stderr, and with --json also on stdout."""
     text = shown or (message if message.startswith("packer: ") else f"packer: {message}")
     click.echo(printable(text), err=True)
     try:
@@ -133,8 +134,8 @@ def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") 
     return status
 
 
-def _shown(error: click.ClickException) -> str:
-    """What click says of a usage error: the usage line, where help is, the error."""
+def _usage_text(error: click.ClickException) -> str:
+    """A usage error as click prints it: usage, where help is, the error."""
     text = io.StringIO()
     error.show(file=text)
     return text.getvalue().rstrip("\n")
@@ -159,15 +160,15 @@ def message_of(error: Exception) -> str:
     )
 
 
-def _escape_what_cannot_be_shown() -> None:
-    """Letters that a terminal's encoding lacks come out as escapes, not as an error."""
+def _escape_unprintable() -> None:
+    """Print characters that a terminal's encoding lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _give_up_stdout() -> None:
-    """Keep Python from complaining at exit about what cannot be written."""
+    """Prevent errors at exit about output that cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -176,7 +177,7 @@ _flags: dict[str, str] = {}
 
 
 def learn_flags(command: click.Command | None) -> None:
-    """Take up the options of a command, and of those below it."""
+    """Remember the options of a command and its subcommands."""
     for part in command.commands.values() if isinstance(command, click.Group) else ():
         learn_flags(part)
     for option in command.params if command is not None else ():
@@ -185,7 +186,7 @@ def learn_flags(command: click.Command | None) -> None:
 
 
 def with_flags(message: str) -> str:
-    """A message with the flags in place of the arguments; what follows "(in Python:" stays."""
+    """A message with flags in place of arguments, but for what follows "(in Python:"."""
 
     def flag(found: re.Match[str]) -> str:
         name, value = found[1], found[2].strip("'")

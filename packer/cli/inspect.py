@@ -1,4 +1,4 @@
-"""`packer inspect` and `packer order`."""
+"""`packer inspect`, `packer order` and `packer parity`."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def _duplicate_line(result: InspectResult) -> str:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @json_option
 def order_command(path: str, block_bytes: str, windows: tuple[int, ...], as_json: bool, **options: Any) -> None:
-    """Tell what each order of the samples in DIR costs in bytes read, and how well it mixes them.
+    """Show what each order of the samples in DIR costs in bytes read, and how well it mixes them.
 
-    Local disks read samples one by one nearly for free; slow and remote storage wants a block shuffle.
+    Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
     """
     options |= {"windows": windows} if windows else {}
     reports = compare_orders(path, block_bytes=parse_size(block_bytes), **options)
@@ -149,7 +149,7 @@ def _order_lines(reports: list[OrderReport], block_bytes: str) -> list[str]:
 def parity_command(
     path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
 ) -> None:
-    """Tell how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
+    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
     from readers.loader.device import numbered
     from readers.parity import compare_with_pillow
 

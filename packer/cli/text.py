@@ -1,4 +1,7 @@
-"""What all commands share: options, numbers for people, results for machines."""
+"""Shared by all commands: options, numbers for people, results, and progress on stderr.
+
+Progress is a bar on a terminal, a line now and then elsewhere, and nothing with --json.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def threads_option(help: str) -> Callable[[F], F]:
 
 
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
-    """--split NAME, of a set that is there."""
+    """--split NAME, of an existing set."""
     return click.option("--split", metavar="NAME", help=help)
 
 
@@ -65,7 +68,7 @@ def target_option(help: str, **more: Any) -> Callable[[F], F]:
 
 
 def split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The name of a split that is to be made; a callback of click."""
+    """The name of a new split; a callback of click."""
     try:
         return None if value is None else SplitName(value)
     except BadNameError as error:
@@ -85,9 +88,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class SetPlace(click.ParamType):  # type: ignore[type-arg]
-    """Hands on a path of this machine, which must exist unless `missing`; or an address of ours.
+    """A path of this machine, which must exist unless `missing`, or an address of a set.
 
-    local: no address will do, and the message says what will.
+    local: refuse addresses, with a message that says what to do.
     """
 
     name = "set"
@@ -131,13 +134,13 @@ def human_seconds(seconds: float) -> str:
 
 
 class Emphasis(str):
-    """A line that `show` prints in yellow, where it prints colours at all."""
+    """A line that `show` prints in yellow, where colours are enabled."""
 
     __slots__ = ()
 
 
 def show(*lines: str) -> None:
-    """Print lines on stdout: the only way there but for JSON. What names of files could do to a terminal is escaped."""
+    """Print lines on stdout, with control characters escaped. All output but JSON goes through this function."""
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for line in lines:
         text = printable(line).replace("\n", "\\n")
@@ -153,7 +156,7 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
-    """A result, or a list of them: as JSON, or as the lines that tell people of it."""
+    """Print a result, or a list of them, as JSON or as lines for people."""
     if as_json:
         print_json([item.to_dict() for item in result] if isinstance(result, list) else result.to_dict())
     else:
@@ -172,12 +175,12 @@ _LINE_SECONDS = 10.0
 
 
 def watcher(json: bool) -> Watcher:
-    """What a command hands to the library."""
+    """The watcher that a command passes to the library."""
     return Silent() if json else ProgressDisplay(sys.stderr)
 
 
 class ProgressDisplay:
-    """Draws progress from a thread of its own, which lives while work goes on."""
+    """Draws progress, from a thread that runs during the work."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -210,7 +213,7 @@ class ProgressDisplay:
             self._stream.flush()
 
     def _columns(self) -> int:
-        """The width of the terminal now: a window may have been resized."""
+        """The current width of the terminal, which may have been resized."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
         except (OSError, ValueError):

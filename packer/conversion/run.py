@@ -30,7 +30,7 @@ from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.contents import advice
 from packer.uploading import convert_to_address
-from packer.workers import no_search_for_cycles, run_shards
+from packer.workers import run_shards, without_gc
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.tree import has_image_suffix
 
@@ -159,7 +159,7 @@ class _Conversion:
         self._check_output()
         self._watcher.note(f"listing {self._source.title}")
         try:
-            with no_search_for_cycles():
+            with without_gc():
                 listing = self._source.list(self._options.split)
         except MemoryError as error:
             raise SourceError(
