@@ -102,7 +102,7 @@ def stage(job: Job) -> int:
     import readers
 
     with (staging := readers.stage(job.url, job.to)):
-        return staging.brought.copied_bytes
+        return staging.counts.copied_bytes
 
 
 @contender(WHOLE, note="shards only, each in one GET; no checksum, no fsync")

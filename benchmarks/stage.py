@@ -32,7 +32,7 @@ OURS, RANKS = "ours: stage", "ours: stage, 8 ranks"
 RANK_COUNT = 8
 _STAGE = "import sys, readers\nwith readers.stage(*sys.argv[1:]) as local: pass"
 _MOVED = (
-    "import sys, readers\nwith (staging := readers.stage(*sys.argv[1:])) as local: print(staging.brought.copied_bytes)"
+    "import sys, readers\nwith (staging := readers.stage(*sys.argv[1:])) as local: print(staging.counts.copied_bytes)"
 )
 
 
@@ -61,7 +61,7 @@ def stage(tree: str, made: str, to: str) -> dict[str, float]:
     import readers
 
     with (staging := readers.stage(made, to)) as local:
-        return {"moved": staging.brought.copied_bytes / folder_bytes(made), "files": len(files_below(local))}
+        return {"moved": staging.counts.copied_bytes / folder_bytes(made), "files": len(files_below(local))}
 
 
 @contender(RANKS, note="8 processes at once, Python's start and imports of all of them included")

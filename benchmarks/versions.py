@@ -83,7 +83,7 @@ else:
                 reader.read_many(order[at : at + 64])
             return len(order)
     elif work == "stream cold":
-        from cache.page import drop
+        from cache.filesystem import drop
         def call():
             for shard in Path(reader.path).glob("*.tar"):
                 drop(shard)

@@ -1,15 +1,22 @@
-"""Locks that the kernel drops when the process that has them ends. Nothing has to be repaired after a crash.
+"""Locks that the kernel releases when the process that holds them ends, so a crash leaves nothing to repair.
 
     FlockFile   flock of a small file, exclusive or shared; `Folder.lock` takes one below a folder
     ByteLocks   single bytes of a file, by locks of its open file description (F_OFD_SETLK): two descriptions in one
-                process exclude each other as those of two processes do, and asking (F_OFD_GETLK) takes nothing
+                process exclude each other as those of two processes do, and a query (F_OFD_GETLK) takes nothing
     ByteMutex   one byte for some microseconds, between threads and processes
 
-A lock lives as long as any descriptor of its opening, and a fork copies descriptors. `FlockFile` therefore closes its
+A lock lasts as long as any descriptor of its opening, and a fork copies descriptors. `FlockFile` therefore closes its
 copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on descriptions that nothing else
-has a copy of (`reopened`).
+has a copy of (`reopen`).
 
-A process that had a lock may have removed its file, and then a lock on it excludes no process: `is_at` compares.
+The process that held a lock may have removed its file, and then a lock on it excludes nobody: `is_at` compares.
+
+A forked child has one thread, and every `threading.Lock` in the state of that moment: one that another thread of the
+parent held is held in the child for ever. `call_after_fork` lets the owners of locks make new ones in the child, before
+any of its other code runs:
+
+    self._lock = threading.Lock()
+    call_after_fork(self)                  # calls self.after_fork() in every forked child
 """
 
 from __future__ import annotations
@@ -21,12 +28,14 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 from cache.errors import CacheBusyError, StagingError
-from cache.forks import tell_after_fork
 
 __all__ = [
     "BusyError",
@@ -34,6 +43,8 @@ __all__ = [
     "ByteMutex",
     "FlockFile",
     "Lock",
+    "call_after_fork",
+    "copy_event",
     "is_at",
     "is_locked",
     "locked",
@@ -44,17 +55,17 @@ __all__ = [
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid (must be 0)
-_PATIENCE_SECONDS = 0.5  # of a mutex: a process that has it for longer has been stopped
-_AWAY_SECONDS = 5.0  # how long a mutex is then only tried, not waited for
+_PATIENCE_SECONDS = 0.5  # of a mutex: a process that holds it for longer has been stopped
+_SKIP_SECONDS = 5.0  # how long a mutex is then only tried, not waited for
 _LONGEST_PAUSE_SECONDS = 0.02
 
 
 class BusyError(OSError):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
 
 class Lock:
-    """An exclusive lock until it is released or the process ends. supported: False where the filesystem has none."""
+    """An exclusive lock until it is released or the process ends. supported: whether the filesystem has locks."""
 
     def __init__(self, descriptor: int, supported: bool) -> None:
         self._descriptor, self.supported = descriptor, supported
@@ -75,7 +86,7 @@ class Lock:
 
 
 def take_lock(descriptor: int) -> Lock | None:
-    """The exclusive lock of an open file, with a descriptor of its own; None where another process has it."""
+    """The exclusive lock of an open file, with a descriptor of its own; None where another process holds it."""
     try:
         supported = True
         if not _flock(descriptor, shared=False):
@@ -102,18 +113,19 @@ class FlockFile:
     def __init__(self, path: Path, *, inherited: bool = False) -> None:
         self.path, self.inherited = path, inherited
         self._descriptor, self._shared = -1, False
-        tell_after_fork(self)
+        call_after_fork(self)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
+        """Whether this object holds the lock."""
         return self._descriptor >= 0
 
     def take(self, *, shared: bool = False) -> bool:
-        """Try to get the lock; False where another process has it, or where the file or its folder is gone.
+        """Try to take the lock; False where another process holds it, or where the file or its folder is gone.
 
         Raises StagingError where the filesystem has no locks or the file cannot be opened.
         """
-        if self.held:
+        if self.is_held:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
@@ -139,11 +151,11 @@ class FlockFile:
         return taken
 
     def release(self) -> None:
-        """Let go of the lock: at once, even if another thread is starting a process, which has a copy until its exec.
+        """Release the lock at once, even if another thread is starting a process, which has a copy until its exec.
 
         A lock that forked children share ends with the last of them.
         """
-        if self.held and not (self._shared and self.inherited):
+        if self.is_held and not (self._shared and self.inherited):
             with suppress(OSError):  # where the filesystem has no locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
@@ -164,7 +176,7 @@ class FlockFile:
 
 @contextmanager
 def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
-    """Have an exclusive lock for a short piece of work; waits for other processes that do the same.
+    """Hold an exclusive lock for a short piece of work; waits for other processes that do the same.
 
     Raises StagingError where it is not free within `seconds`, or its directory is gone.
     """
@@ -182,7 +194,7 @@ def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
 
 
 def is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether a process, this one included, has the lock now; shared: has it exclusively."""
+    """Whether a process, this one included, holds the lock now; shared: holds it exclusively."""
     lock = FlockFile(path)
     try:
         return path.is_file() and not lock.take(shared=shared)
@@ -202,22 +214,22 @@ class ByteLocks:
         if self.number >= 0:
             close(self.number)
 
-    def reopened(self) -> ByteLocks:
+    def reopen(self) -> ByteLocks:
         """Another description of the same file, even of one without a name."""
         return ByteLocks(os.open(f"/proc/self/fd/{self.number}", os.O_RDWR | os.O_CLOEXEC))
 
-    def try_alone(self, byte: int) -> bool:
+    def try_exclusive(self, byte: int) -> bool:
         """Take the byte exclusively, or turn a shared lock into that atomically; False leaves all as it was."""
         return self._set(fcntl.F_WRLCK, byte)
 
     def try_shared(self, byte: int) -> bool:
-        """Take the byte together with others, or admit them to a lock that was exclusive."""
+        """Take the byte together with others, or turn an exclusive lock into a shared one."""
         return self._set(fcntl.F_RDLCK, byte)
 
-    def let_go(self, byte: int) -> None:
+    def release(self, byte: int) -> None:
         self._set(fcntl.F_UNLCK, byte)
 
-    def is_held(self, byte: int) -> bool:
+    def is_locked(self, byte: int) -> bool:
         """Whether another description has a lock on the byte."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         answer = fcntl.fcntl(self.number, fcntl.F_OFD_GETLK, asked)
@@ -234,7 +246,7 @@ class ByteLocks:
 def wait_shared(
     lock: ByteLocks, byte: int, seconds: float, name: str, progress: Callable[[], object] | None = None
 ) -> None:
-    """`try_shared`, again and again. Raises CacheBusyError when it takes longer than `seconds`.
+    """Repeat `try_shared`. Raises CacheBusyError when it takes longer than `seconds`.
 
     progress: something that changes while the other process works; the time then counts from its last change.
     """
@@ -245,61 +257,51 @@ def wait_shared(
             deadline, seen = now + seconds, found
         if now > deadline:
             raise CacheBusyError(
-                f"{name} is held by a process that makes or checks it and has not got on for {seconds:g} s; it may "
-                f"have been stopped (SIGSTOP)"
+                f"{name} is locked by a process that creates or checks it and has made no progress for {seconds:g} s; "
+                f"it may have been stopped (SIGSTOP)"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 class ByteMutex:
-    """One at a time among all threads and processes, for some microseconds; waits half a second at most.
+    """One owner at a time among all threads and processes, for some microseconds; waits half a second at most.
 
-    After a wait in vain it is only tried for the next seconds, so a process that was stopped (SIGSTOP) with it costs
-    the others their puts and no time. A thread's own signal handlers get False, not a deadlock.
+    After a failed wait it is only tried for the next seconds, so a process that was stopped (SIGSTOP) while it held the
+    mutex costs the others their puts and no time. A thread's own signal handlers get False, not a deadlock.
     """
 
     def __init__(self, lock: ByteLocks, byte: int) -> None:
-        self._lock = lock
-        self._take = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)  # once: there are two for each put
-        self._give = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
+        self._lock, self._byte = lock, byte
         self._threads = threading.Lock()
-        self._away_until = 0.0
+        self._skip_until = 0.0
 
     def acquire(self) -> bool:
-        """Whether this thread has it now; then `release` must follow."""
+        """Whether this thread owns it now; then `release` must follow."""
         if not self._threads.acquire(timeout=_PATIENCE_SECONDS):
             return False
-        taken = False
+        acquired = False
         try:
-            taken = self._taken() or self._waited()
+            acquired = self._lock.try_exclusive(self._byte) or self._wait()
         finally:
-            if not taken:
+            if not acquired:
                 self._threads.release()
-        return taken
+        return acquired
 
     def release(self) -> None:
-        fcntl.fcntl(self._lock.number, fcntl.F_OFD_SETLK, self._give)
+        self._lock.release(self._byte)
         self._threads.release()
 
-    def _taken(self) -> bool:
-        try:
-            fcntl.fcntl(self._lock.number, fcntl.F_OFD_SETLK, self._take)
-        except (BlockingIOError, PermissionError):
+    def _wait(self) -> bool:
+        now, pause = time.monotonic(), 0.0
+        if now < self._skip_until:
             return False
-        return True
-
-    def _waited(self) -> bool:
-        now = time.monotonic()
-        if now < self._away_until:
-            return False
-        deadline, pause = now + _PATIENCE_SECONDS, 0.0
-        while time.monotonic() < deadline:
+        while time.monotonic() < now + _PATIENCE_SECONDS:
             time.sleep(pause)
-            if self._taken():
+            if self._lock.try_exclusive(self._byte):
                 return True
             pause = min(pause + 0.0001, 0.005)
-        self._away_until = time.monotonic() + _AWAY_SECONDS
+        self._skip_until = time.monotonic() + _SKIP_SECONDS
         return False
 
 
@@ -312,3 +314,33 @@ def _flock(descriptor: int, shared: bool) -> bool:
             return False
         raise
     return True
+
+
+class _Owner(Protocol):
+    def after_fork(self) -> None: ...
+
+
+_owners: weakref.WeakValueDictionary[int, _Owner] = weakref.WeakValueDictionary()
+
+
+def call_after_fork(owner: _Owner) -> None:
+    """Call `owner.after_fork()` in every child that this process forks from now on, while `owner` lives."""
+    _register()
+    _owners[id(owner)] = owner
+
+
+def copy_event(event: threading.Event) -> threading.Event:
+    """A new event that is set if this one is, for a forked child: an event has a lock inside."""
+    new = threading.Event()
+    if event.is_set():
+        new.set()
+    return new
+
+
+@cache
+def _register() -> None:
+    def call_owners() -> None:
+        for owner in list(_owners.values()):
+            owner.after_fork()
+
+    os.register_at_fork(after_in_child=call_owners)

@@ -16,15 +16,59 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from cache.launchers import batch_task, job_cpus, splits_its_task
-from cache.ranks import Ranks, detect_ranks
+from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
 
-__all__ = ["available_memory_bytes", "usable_cpus"]
+__all__ = ["available_memory_bytes", "detect_ranks", "rank_and_world_size", "usable_cpus"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
+    """What the launcher says; `environ` defaults to that of this process.
+
+    torch.distributed is looked at only without an `environ`. Raises ValueError, naming the variables, for values that
+    are not whole numbers or contradict each other.
+    """
+    env = os.environ if environ is None else environ
+    group = _torch_group() if environ is None else None
+    if group is None:
+        return launched(env) or Ranks(place=0)
+    rank, world_size = group
+    return launched(env, group) or Ranks(rank, world_size, 0, 1, rank, world_size, place=rank)
+
+
+def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:
+    """The two as given, or as the launcher says where neither is.
+
+    nodes: to how many nodes the samples belong; where the job has as many, ranks are counted node by node, so that each
+    node gets its own. Raises ValueError for one without the other.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    found = detect_ranks()
+    if nodes == 1 or nodes != found.nodes:
+        return found.rank, found.world_size
+    if found.place is None:
+        raise ValueError(
+            f"node {found.node} has {found.local_world_size} of the {found.world_size} ranks, expected the same number "
+            f"on each of the {nodes} nodes, because samples belong to nodes; start as many ranks on each"
+        )
+    return found.place, found.world_size
+
+
+def _torch_group() -> tuple[int, int] | None:
+    """Rank and world size of an initialised process group; it knows nothing of nodes."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
 def usable_cpus(

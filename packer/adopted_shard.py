@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath
 from crc32c import crc32c
 
 from cache.errors import FormatError, SourceError
-from cache.progress import Counter
+from cache.messages import Counter, listed
 from cache.stores import Files, Shards
-from cache.text import listed
 from packer.columns import PartMeta, ShardColumns, load_meta, load_part, save_part
 from packer.conversion.images import adopted_image
 from packer.formats import REGISTRY, format_named, format_of_file

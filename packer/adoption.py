@@ -22,9 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from cache.errors import FormatError, OutputError, SourceError
+from cache.messages import Silent, Watcher, listed, plural
 from cache.node import usable_cpus
-from cache.progress import Silent, Watcher
-from cache.text import listed, plural
 from packer import __version__
 from packer.adopted_shard import AdoptTask, class_names, key_prefix, locate_shard, make_keys_unique
 from packer.columns import PartMeta, column_files, is_index, remove_index, write_index

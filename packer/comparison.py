@@ -17,12 +17,12 @@ import numpy as np
 import readers
 from cache.errors import BadSampleError, DatasetError, FormatError, PackerError
 from cache.files import read_regular
-from cache.progress import Watcher
+from cache.messages import Watcher
 from packer.adopted_shard import key_prefix
 from packer.columns import HEADER_COLUMNS, header_values
-from packer.formats.base import Located
+from packer.formats.base import Arena, Located
 from packer.formats.files import Window
-from packer.sources.base import Arena, Slice, Source, SourceListing, SourceReader, SplitListing
+from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from readers.headers import read_header
 from readers.index import Index, decode_name, encode_name
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info

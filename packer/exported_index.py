@@ -24,7 +24,7 @@ from typing import Literal
 
 from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
-from cache.progress import Silent, Watcher
+from cache.messages import Silent, Watcher
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.files import Window

@@ -25,8 +25,7 @@ from typing import NamedTuple
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
-from cache.progress import Silent, Watcher
-from cache.text import plural
+from cache.messages import Silent, Watcher, plural
 from packer.comparison import check_columns
 from packer.output import Result, local_output, output_errors
 from readers.headers import SUFFIX, sniff

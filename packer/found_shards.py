@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cache.errors import BadNameError, DatasetError, FormatError, NotFlatError, OutputError, SourceError
-from cache.text import listed, plural
+from cache.messages import listed, plural
 from packer.formats import REGISTRY, format_named, format_of_file
 from packer.formats.base import Format, LocateOptions, ShardSpec
 from packer.sources.shards import split_of_name

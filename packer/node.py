@@ -15,10 +15,9 @@ from pathlib import Path
 import cache
 import readers
 from cache.errors import OutputError, StagingError, UnknownNameError
-from cache.progress import Silent, Watcher
+from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
 from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
-from cache.text import listed
 from packer.output import Result, set_title
 
 __all__ = [

@@ -23,19 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cache.checksums import crc32c, file_checksum
-from cache.errors import DatasetError, OutputError
+from cache.errors import DatasetError, ExistsError, MissingError, NoBucketError, OutputError, UnsupportedError
 from cache.files import Folder, read_regular
-from cache.progress import Silent, Watcher
-from cache.remote import (
-    CRC_ATTRIBUTE,
-    ExistsError,
-    MissingError,
-    NoBucketError,
-    Remote,
-    RemoteUrl,
-    Span,
-    UnsupportedError,
-)
+from cache.messages import Silent, Watcher
+from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
 from packer.output import Result
 from readers.index import column_names

@@ -16,13 +16,23 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 import readers
-from cache.errors import BadSampleError, DatasetError, FormatError, PackerError, RemoteError, StaleIndexError
+from cache.errors import (
+    BadSampleError,
+    ChangedError,
+    DatasetError,
+    FormatError,
+    MissingError,
+    PackerError,
+    RemoteError,
+    StagingSourceError,
+    StaleIndexError,
+    TruncatedError,
+)
+from cache.messages import Counter, Silent, Watcher, plural
 from cache.node import usable_cpus
-from cache.progress import Counter, Silent, Watcher
-from cache.remote import ChangedError, MissingError, Remote, TruncatedError, is_remote
-from cache.staging import StagedFile, StagingSourceError, work_off
+from cache.remote import Remote, is_remote
+from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
-from cache.text import plural
 from packer.comparison import (
     MAX_PROBLEMS,
     Problem,

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from cache.errors import SourceError, WorkerError
-from cache.progress import Counter, Watcher
+from cache.messages import Counter, Watcher
 
 __all__ = ["Counters", "InlineExecutor", "open_executor", "run_shards", "without_gc"]
 

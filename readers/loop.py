@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from cache.errors import TrainerError
-from cache.forks import tell_after_fork
+from cache.locks import call_after_fork
 from readers.feed import BadSample, Feed, OnError, Start, summarise
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -311,7 +311,7 @@ class Ahead(Generic[_T]):
         self._made: deque[_T] = deque()
         self._error: BaseException | None = None
         self._stopped = False
-        tell_after_fork(self)
+        call_after_fork(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -129,8 +129,8 @@ class Checked(StoreOver):
         if found != expected:
             raise DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
-                f"{self.source.place(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; run  packer verify "
-                f"{self.columns.place}"
+                f"{self.source.location(shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
+                f"run  packer verify {self.columns.place}"
             )
 
 

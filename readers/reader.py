@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
-from cache.stores.joined import Joined, Part
+from cache.stores.base import Joined, Part
 from readers.criteria import Criteria
 from readers.index import ABSENT as _ABSENT
 from readers.layout import DatasetInfo, SplitInfo
@@ -139,7 +139,7 @@ class Reader:
         found = self._range(index, field)
         if found is None:
             return None
-        place = self.store.place(found[0])
+        place = self.store.location(found[0])
         return place if "://" in place else Path(place), found[1], found[2]
 
     # Of a packed set, local or remote; DatasetError otherwise.

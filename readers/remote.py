@@ -30,10 +30,10 @@ from typing import Any
 
 from crc32c import crc32c
 
-from cache.errors import DatasetError, OutputError, StagingError, StaleIndexError
+from cache.errors import DatasetError, MissingError, NoBucketError, OutputError, StagingError, StaleIndexError
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
-from cache.remote import Facts, MissingError, NoBucketError, Remote, RemoteUrl, Span, parse_url
+from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
 from cache.staging import Manifest, StagedFile
 from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store

@@ -22,9 +22,8 @@ import numpy.typing as npt
 
 from cache import staging as node
 from cache.errors import StagingError
-from cache.node import usable_cpus
-from cache.progress import Watcher
-from cache.ranks import detect_ranks
+from cache.messages import Watcher
+from cache.node import detect_ranks, usable_cpus
 from readers.order import ResumeToken, StagedFirst
 from readers.staged_files import Portion, SetFiles, set_files
 
@@ -120,9 +119,9 @@ class Staged:
         return self._entered().path
 
     @property
-    def brought(self) -> node.Brought:
+    def counts(self) -> node.CopyCounts:
         """Bytes and files that this process copied, files it found, files it found damaged."""
-        return self._entered().brought
+        return self._entered().counts
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""

@@ -304,7 +304,7 @@ def concat(tables: Sequence[Table]) -> Table:
     """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
 
     The columns are copied into memory. Shards are numbered one table after the other, as
-    `cache.stores.joined.Joined` takes them. Raises ValueError for tables without one order of the same fields.
+    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
     """
     if not tables or any(table.fields != tables[0].fields or table.forms for table in tables):
         raise ValueError("concat takes tables of the same fields in the same order, of images as they are stored")

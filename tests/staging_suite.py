@@ -15,7 +15,7 @@ from conftest import files_of
 
 import packer
 import readers
-from cache.progress import Done
+from cache.messages import Done
 
 DEADLINE = 60.0
 SLOWLY = 60_000  # bytes a second: the small set takes some seconds
@@ -27,7 +27,7 @@ source, to, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 linger = options.pop("linger", 0)
 try:
     with (staging := readers.stage(source, to, **options)) as local:
-        print(json.dumps({"path": str(local), **vars(staging.brought)}), flush=True)
+        print(json.dumps({"path": str(local), **vars(staging.counts)}), flush=True)
         with readers.open(local, "train", fallback=source) as reader:
             print(json.dumps([len(reader.read(i)) for i in range(len(reader))]), flush=True)
         time.sleep(linger)

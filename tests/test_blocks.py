@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from cache.stores.blocks import BlockPool
+from cache.stores.ranges import BlockPool
 
 
 def test_a_block_comes_back_once_its_views_are_gone() -> None:

@@ -15,9 +15,10 @@ import pytest
 from cached_sources import images
 from namespaces import run_with_dev_shm
 
-import cache
 import readers
 from cache import SharedByteCache
+from cache.errors import CacheDirectoryError, CacheError, PackerError, RemoteError, StagingError
+from cache.filesystem import cache_budget
 
 OPEN: dict[str, Any] = {"fingerprint": "set", "kind": "encoded", "slots": 8, "capacity_bytes": 4096, "job": "test"}
 
@@ -78,8 +79,8 @@ def test_a_reader_passes_through_without_the_directory(base: Any, tmp_path: Path
     with pytest.warns(UserWarning, match="passes through.*No such file.*another tmpfs") as warned:
         reader = readers.cached(base, capacity, directory=tmp_path / "none", job="test")
     assert len(warned) == 1 and images(reader) == images(base)
-    for call in (lambda: cache.budget_bytes(tmp_path / "none"), lambda: open_in(tmp_path / "none")):
-        with pytest.raises(cache.CacheDirectoryError, match="No such file") as caught:
+    for call in (lambda: cache_budget(tmp_path / "none").bytes, lambda: open_in(tmp_path / "none")):
+        with pytest.raises(CacheDirectoryError, match="No such file") as caught:
             call()
         assert isinstance(caught.value, readers.PackerError) and isinstance(caught.value, OSError)
 
@@ -89,11 +90,8 @@ def open_in(folder: Path) -> SharedByteCache:
 
 
 def test_errors_of_the_cache_are_ours(tmp_path: Path) -> None:
-    from cache.remote import RemoteError
-    from cache.staging import StagingError
-
-    for kind in (cache.CacheError, RemoteError, StagingError):
-        assert issubclass(kind, readers.PackerError) and readers.PackerError is cache.PackerError
+    for kind in (CacheError, RemoteError, StagingError):
+        assert issubclass(kind, readers.PackerError) and readers.PackerError is PackerError
 
 
 # --- makers that were stopped or killed ----------------------------------------------------------------------------
@@ -120,7 +118,7 @@ def test_a_maker_that_was_stopped_holds_up_nobody_for_long(tmp_path: Path, monke
     monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.2)
     with stuck(tmp_path, "fallocate", "SIGSTOP") as process:
         try:
-            with pytest.warns(UserWarning, match=r"another name.*has not got on for 0.2 s; it may have been stopped"):
+            with pytest.warns(UserWarning, match=r"another name.*no progress for 0.2 s; it may have been stopped"):
                 first = open_in(tmp_path)
             with pytest.warns(UserWarning, match="another name"), open_in(tmp_path) as second:
                 assert first.put(0, b"x") and second.get(0) == b"x", "those that go on share one"

@@ -14,7 +14,7 @@ from conftest import files_of, make_jpeg, tree_of
 from suites.programs import run_packer
 
 import readers
-from cache.text import parse_size
+from cache.messages import parse_size
 from packer.cli.text import bar, human_bytes, human_seconds, progress_line
 from packer.inspection import compare_orders
 from readers.order import Shuffled

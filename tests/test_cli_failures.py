@@ -19,7 +19,7 @@ from conftest import make_jpeg, tree_of
 from suites.programs import run_packer, run_python
 
 import packer as library
-from cache.text import json_printable, plural, printable
+from cache.messages import json_printable, plural, printable
 from packer.cli.text import progress_line
 
 PACKER = [sys.executable, "-m", "packer"]

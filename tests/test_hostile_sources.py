@@ -6,13 +6,12 @@ Every trial runs in a process of its own, with 2 GB of memory and 60 seconds.
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import os
 import random
+import shutil
 import signal
 import tarfile
 import zipfile
@@ -25,14 +24,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zstandard
-from conftest import make_jpeg
-from crc32c import crc32c
+from conftest import make_jpeg, tree_of
 from suites.children import end_of
+from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, record, record_head, tar_of, write, zip_of
 
 import packer
 from cache.errors import PackerError, SourceError
-from packer.formats.example import masked_crc
 
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
 MEMORY_BYTES = 2 << 30
@@ -46,50 +43,13 @@ def contents() -> list[tuple[str, bytes]]:
 
 
 def tar_file(format: int = tarfile.GNU_FORMAT) -> bytes:
-    memory = io.BytesIO()
-    with tarfile.open(fileobj=memory, mode="w", format=format) as archive:
-        for name, data in contents():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-        link = tarfile.TarInfo("b/link.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, "../a/1.jpg"
-        archive.addfile(link)
-    return memory.getvalue()
-
-
-def zip_file(method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", method) as archive:
-        for name, data in contents():
-            archive.writestr(name, data)
-    return memory.getvalue()
-
-
-def example(image: bytes, label: int) -> bytes:
-    """A tf.train.Example of two features, by hand."""
-
-    def field(number: int, data: bytes) -> bytes:
-        size, length = len(data), b""
-        while size > 127:
-            length, size = length + bytes([size & 127 | 128]), size >> 7
-        return bytes([number << 3 | 2]) + length + bytes([size]) + data
-
-    def entry(name: str, feature: bytes) -> bytes:
-        return field(1, field(1, name.encode()) + field(2, feature))
-
-    numbers = field(3, field(1, bytes([label])))
-    return field(1, entry("image/encoded", field(1, field(1, image))) + entry("image/class/label", numbers))
+    link = tarfile.TarInfo("b/link.jpg")
+    link.type, link.linkname = tarfile.SYMTYPE, "../a/1.jpg"
+    return tar_of(*contents(), link, format=format)
 
 
 def tfrecord_file() -> bytes:
-    records = b""
-    for n in range(4):
-        data = example(make_jpeg(n), n)
-        length = len(data).to_bytes(8, "little")
-        crcs = [masked_crc(crc32c(part)).to_bytes(4, "little") for part in (length, data)]
-        records += length + crcs[0] + data + crcs[1]
-    return records
+    return b"".join(record(example(image__encoded=make_jpeg(n), image__class__label=n)) for n in range(4))
 
 
 def csv_file() -> bytes:
@@ -99,13 +59,6 @@ def csv_file() -> bytes:
 def jsonl_file() -> bytes:
     rows = [{"path": name, "label": n, "box": [1, 2.5], "mask": None} for n, name in enumerate(NAMES[:3])]
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def elements(file: Any) -> None:
-    data = file.create_dataset("images", (len(JPEGS),), h5py.vlen_dtype(np.uint8), chunks=(2,))
-    for number, content in enumerate(JPEGS):
-        data[number] = content
-    file["labels"] = np.arange(len(JPEGS))
 
 
 def ranges(file: Any) -> None:
@@ -127,9 +80,11 @@ def pixels(file: Any) -> None:
 
 
 def items(file: Any) -> None:
-    for number, content in enumerate(JPEGS):
-        item = file.create_dataset(f"class{number % 2}/{number}", data=content)
-        item.attrs["label"] = number
+    HDF5_LAYOUTS["items"](file, [bytes(data) for data in JPEGS], range(4))
+
+
+def elements(file: Any) -> None:
+    HDF5_LAYOUTS["elements"](file, [bytes(data) for data in JPEGS], range(4), chunks=(2,))
 
 
 def hdf5_file(layout: Callable[[Any], None], libver: str) -> bytes:
@@ -142,12 +97,9 @@ def hdf5_file(layout: Callable[[Any], None], libver: str) -> bytes:
 SOURCES: dict[str, Callable[[], bytes]] = {
     "gnu.tar": tar_file,
     "pax.tar": lambda: tar_file(tarfile.PAX_FORMAT),
-    "x.tar.gz": lambda: gzip.compress(tar_file(), 6, mtime=0),
-    "x.tar.bz2": lambda: bz2.compress(tar_file()),
-    "x.tar.xz": lambda: lzma.compress(tar_file()),
-    "x.tar.zst": lambda: zstandard.ZstdCompressor(write_checksum=True).compress(tar_file()),
-    "deflated.zip": zip_file,
-    "stored.zip": lambda: zip_file(zipfile.ZIP_STORED),
+    **{f"x.{suffix}": lambda suffix=suffix: COMPRESS[suffix](tar_file()) for suffix in COMPRESS if suffix != "tar"},
+    "deflated.zip": lambda: zip_of(*contents()),
+    "stored.zip": lambda: zip_of(*contents(), method=zipfile.ZIP_STORED),
     "x.tfrecord": tfrecord_file,
     "x.tfrecord.gz": lambda: gzip.compress(tfrecord_file(), 6, mtime=0),
     "m.csv": csv_file,
@@ -212,16 +164,13 @@ def fuzz(tmp_path: Path, name: str, rounds: int, seed: int) -> Counter[str]:
     rng, ends = random.Random(seed), Counter[str]()
     whole = SOURCES[name]()
     inside = tmp_path / "inside"
-    inside.mkdir()
-    for path, data in contents():
-        (inside / path).parent.mkdir(exist_ok=True)
-        (inside / path).write_bytes(data)
+    tree_of(inside, dict(contents()))
     source, out = inside / name, inside / "out"
-    assert attempt(_written(source, whole), out) == "packed", "undamaged, it must pack"  # and loads what it takes
+    assert attempt(write(source, whole), out) == "packed", "undamaged, it must pack"  # and loads what it takes
     before = everything_below(tmp_path) - {path for path in everything_below(tmp_path) if "/out" in path}
     for trial in range(rounds):
-        _remove(out)
-        _written(source, damaged(whole, rng))
+        shutil.rmtree(out, ignore_errors=True)
+        write(source, damaged(whole, rng))
         end = end_of(lambda: attempt(source, out), ENDS, memory_bytes=MEMORY_BYTES)
         ends[end] += 1
         if end not in ENDS:
@@ -230,17 +179,6 @@ def fuzz(tmp_path: Path, name: str, rounds: int, seed: int) -> Counter[str]:
         escaped = {path for path in everything_below(tmp_path) if not path.startswith("inside/out")} - before
         assert not escaped, f"trial {trial} wrote outside its output: {escaped}"
     return ends
-
-
-def _written(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -293,9 +231,8 @@ def test_a_member_that_claims_8_gib_is_refused_within_2_gb(tmp_path: Path, suffi
 
 
 def test_a_record_that_claims_much_is_refused_within_2_gb(tmp_path: Path) -> None:
-    length = ((1 << 31) - 1).to_bytes(8, "little")
     with open(tmp_path / "in.tfrecord", "wb") as file:
-        file.write(length + masked_crc(crc32c(length)).to_bytes(4, "little"))
+        file.write(record_head((1 << 31) - 1))
         file.truncate(1 << 33)
     assert "in.tfrecord" in limited(tmp_path, tmp_path / "in.tfrecord")
 
@@ -341,9 +278,7 @@ def claim_keys(file: Any) -> None:
     [claim_rows, claim_elements, claim_one_large_image, claim_one_large_item, claim_many_offsets, claim_keys],
 )
 def test_a_small_hdf5_file_that_claims_much_is_refused_within_2_gb(tmp_path: Path, make: Callable[[Any], None]) -> None:
-    path = tmp_path / "claims.h5"
-    with h5py.File(path, "w") as file:
-        make(file)
+    path = hdf5_of(tmp_path / "claims.h5", make)
     assert path.stat().st_size < 1 << 20, "the file itself must be small"
     message = limited(tmp_path, path)
     assert str(path) in message and "claims" in message
@@ -385,8 +320,7 @@ def test_no_other_file_is_read(
         os.mkfifo(secret)
     else:
         secret.write_bytes(SECRET)
-    with h5py.File(path, "w") as file:
-        make(file, secret)
+    hdf5_of(path, make, secret)
     with pytest.raises(PackerError, match=r"another file|external file|other files"):
         if command == "convert":
             packer.convert(path, "tar", tmp_path / "out", workers=1, on_error="quarantine")

@@ -180,9 +180,9 @@ def test_imports_in_functions_have_a_reason(path: Path) -> None:
 
 
 def test_files_are_made_durable_in_one_place() -> None:
-    """`cache.files` writes, syncs and renames; `cache.page.drop` syncs to have clean pages."""
+    """`cache.files` writes, syncs and renames; `cache.filesystem.drop` syncs to have clean pages."""
     for path in MODULES:
-        if name_of(path) not in ("cache.files", "cache.page"):
+        if name_of(path) not in ("cache.files", "cache.filesystem"):
             found = DURABLE.search(path.read_text(encoding="utf-8"))
             assert found is None, f"{path} calls {found[0]}: use cache.files" if found else ""
 

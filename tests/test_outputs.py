@@ -19,7 +19,7 @@ from conftest import Hanging, files_of, make_jpeg
 
 import packer
 from cache.errors import OutputError
-from cache.progress import Silent
+from cache.messages import Silent
 
 
 class Notes(Silent):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cache.launchers import Launcher, by_names, job_name, register, registered, unregister
-from cache.ranks import Ranks, detect_ranks, rank_and_world_size
+from cache.node import Ranks, detect_ranks, rank_and_world_size
 from cache.staging import candidates
 from readers.order import NodeLocal
 from readers.torch import EpochSampler
@@ -207,7 +207,7 @@ def test_jobs_have_numbers() -> None:
 
 
 def test_torch_is_not_imported() -> None:
-    script = "import sys; from cache.ranks import detect_ranks; detect_ranks(); assert 'torch' not in sys.modules"
+    script = "import sys; from cache.node import detect_ranks; detect_ranks(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

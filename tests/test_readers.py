@@ -14,7 +14,7 @@ import pickle
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from suites.formats import bounded
 from suites.programs import run_python
 
-import cache
 import packer
 import readers
 from cache.errors import (
@@ -39,7 +38,6 @@ from cache.errors import (
     StaleIndexError,
     UnknownNameError,
 )
-from cache.node import available_memory_bytes, usable_cpus
 from cache.stores.ranges import plan_reads
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
@@ -932,156 +930,3 @@ def test_plans_of_large_offsets() -> None:
     plan = plan_reads(np.zeros(3, np.uint32), offset, np.array([100, 7, 50], np.int64))
     assert plan.run_offset.tolist() == [5, 1 << 45] and plan.run_length.tolist() == [7, 150]
     assert plan.place.tolist() == [7, 0, 107]
-
-
-# --- the node -----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-
-
-def control_files(root: Path, **files: str) -> Path:
-    """Write control files: a__b__cpu_max="…" is a/b/cpu.max."""
-    for name, text in files.items():
-        *folders, last = name.split("__")
-        path = root.joinpath(*folders)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / last.replace("_", ".", 1)).write_text(text + "\n")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "expected"),
-    [
-        ({}, "0::/\n", 64),
-        ({"cpu_max": "200000 100000"}, "0::/\n", 2),
-        ({"job__cpu_max": "250000 100000"}, "0::/job\n", 3),  # part of a CPU still is one
-        ({"job__cpu_max": "50000 100000"}, "0::/job\n", 1),
-        ({"job__cpu_max": "max 100000"}, "0::/job\n", 64),
-        ({"job__cpu_max": "800000 100000", "job__task__cpu_max": "max 100000"}, "0::/job/task\n", 8),
-        ({"job__cpu_max": "800000 100000", "job__task__cpu_max": "400000 100000"}, "0::/job/task\n", 4),
-        ({"other__cpu_max": "100000 100000"}, "0::/job\n", 64),
-        ({"job__cpu_max": "100000 100000"}, "0::/job/gone\n", 1),
-        ({"job__cpu_max": ""}, "0::/job\n", 64),
-        ({"job__cpu_max": "lots 100000"}, "0::/job\n", 64),
-        ({"job__cpu_max": "100000 0"}, "0::/job\n", 64),
-        ({"job__cpu_max": "1"}, "0::/job\n", 64),
-        ({"cpu__job__cpu_cfs_quota_us": "300000", "cpu__job__cpu_cfs_period_us": "100000"}, "4:cpu,cpuacct:/job\n", 3),
-        ({"cpu__job__cpu_cfs_quota_us": "-1", "cpu__job__cpu_cfs_period_us": "100000"}, "4:cpu,cpuacct:/job\n", 64),
-        ({"cpu__cpu_cfs_quota_us": "300000", "cpu__cpu_cfs_period_us": "0"}, "4:cpu:/\n", 64),
-        ({"cpu_max": "100000 100000"}, "", 64),
-        ({"cpu_max": "100000 100000"}, "nonsense\n1:name=systemd:/x\n", 64),
-        ({"cpu_max": "500000 100000"}, "0::/../../other\n", 5),
-    ],
-)
-def test_cpus_of_a_control_group(
-    tmp_path: Path, many_cpus: None, files: dict[str, str], membership: str, expected: int
-) -> None:
-    assert usable_cpus({}, control_files(tmp_path, **files), membership) == expected
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, 64),
-        ({"SLURM_CPUS_PER_TASK": "6"}, 6),
-        ({"SLURM_CPUS_ON_NODE": "12"}, 12),
-        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_CPUS_ON_NODE": "12"}, 12),  # a batch script; tasks are in test_cpus.py
-        ({"SLURM_CPUS_PER_TASK": "100"}, 64),
-        ({"SLURM_CPUS_PER_TASK": ""}, 64),
-        ({"SLURM_CPUS_PER_TASK": "all", "SLURM_CPUS_ON_NODE": "12"}, 12),
-        ({"SLURM_CPUS_PER_TASK": "-4"}, 64),
-        ({"SLURM_CPUS_PER_TASK": "0"}, 64),
-        ({"SLURM_CPUS_PER_TASK": "²"}, 64),
-    ],
-)
-def test_cpus_of_a_slurm_task(tmp_path: Path, many_cpus: None, environ: dict[str, str], expected: int) -> None:
-    assert usable_cpus(environ, tmp_path, "0::/\n") == expected
-
-
-def test_the_smallest_limit_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = control_files(tmp_path, cpu_max="300000 100000")
-    for mask, environ, expected in ((2, {}, 2), (9, {}, 3), (9, {"SLURM_CPUS_PER_TASK": "2"}, 2)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=mask: set(range(n)))
-        assert usable_cpus(environ, root, "0::/\n") == expected
-
-
-def test_cpus_of_this_process() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "expected"),
-    [
-        ({"job__memory_max": "1000000", "job__memory_current": "400000"}, "0::/job\n", 600_000),
-        ({"job__memory_max": "1000000", "job__memory_current": "2000000"}, "0::/job\n", 0),
-        ({"memory_max": "700000", "memory_current": "1", "job__memory_max": "max"}, "0::/job\n", 699_999),
-        (
-            {"memory__job__memory_limit_in_bytes": "5000", "memory__job__memory_usage_in_bytes": "4000"},
-            "9:memory:/job\n",
-            1000,
-        ),
-    ],
-)
-def test_memory_of_a_control_group(tmp_path: Path, files: dict[str, str], membership: str, expected: int) -> None:
-    assert available_memory_bytes(control_files(tmp_path, **files), membership) == expected
-
-
-def test_memory_of_the_node(tmp_path: Path) -> None:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    unlimited = control_files(tmp_path, memory_max="max", memory_current="5")
-    assert 0 < available_memory_bytes(unlimited, "0::/\n") <= total
-    assert 0 <= available_memory_bytes() <= total
-
-
-def filesystem_of(path: Path) -> str:
-    """The type of the filesystem that a path is on, by the longest mount point above it."""
-    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return max((len(point), kind) for point, kind in mounts if path.is_relative_to(point))[1]
-
-
-@pytest.fixture
-def large_file(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "large"
-    path.write_bytes(os.urandom((1 << 20) + 777))
-    yield path
-    path.unlink()
-
-
-def test_page_cache(large_file: Path) -> None:
-    data = large_file.read_bytes()
-    assert cache.resident_bytes(large_file) == len(data)
-    if filesystem_of(large_file) in ("tmpfs", "ramfs"):
-        pytest.skip("files of a tmpfs are nowhere but in memory, so they cannot be dropped")
-    cache.drop(large_file)
-    assert cache.resident_bytes(large_file) < len(data) // 4, "drop() left the file in the page cache"
-    with open(large_file, "rb") as file:
-        assert os.pread(file.fileno(), 10, 500_000) == data[500_000:500_010]
-    assert 0 < cache.resident_bytes(large_file) <= len(data)
-    assert large_file.read_bytes() == data, "drop() lost bytes"
-
-
-def test_page_cache_of_odd_files(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert cache.resident_bytes(tmp_path / "empty") == 0
-    cache.drop(tmp_path / "empty")
-    for function in (cache.drop, cache.resident_bytes):
-        with pytest.raises(FileNotFoundError):
-            function(tmp_path / "missing")
-
-
-def test_prefetch_and_write_behind_are_only_hints(large_file: Path) -> None:
-    data = large_file.read_bytes()
-    with open(large_file, "r+b", buffering=0) as file:
-        descriptor = file.fileno()
-        cache.prefetch(descriptor, ())
-        cache.prefetch(descriptor, ((0, 0), (10, 100), (1 << 40, 5)))
-        file.write(b"new")
-        cache.write_behind(descriptor, 0, 3)
-        cache.write_behind(descriptor, 1 << 40, 0)
-        assert file.tell() == 3, "a hint moved the file's position"
-        assert os.fstat(descriptor).st_size == len(data), "a hint changed the file's size"
-    assert large_file.read_bytes() == b"new" + data[3:]
-    cache.write_behind(descriptor, 0, 3)  # closed: it promises nothing and raises nothing
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        cache.prefetch(descriptor, ((0, 1),))

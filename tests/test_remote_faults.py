@@ -14,10 +14,11 @@ from remote_servers import Fault, FileServer, Proxy
 from suites.programs import run_packer, run_python
 
 import readers
-from cache.remote import DeniedError, Patience, Remote, RemoteError, SlowError, Span, TruncatedError, parse_url
+from cache.errors import DeniedError, RemoteError, SlowError, TruncatedError
+from cache.remote import Patience, Remote, Span, parse_url
 from cache.remote.client import Courier
 from cache.remote.store import translated
-from cache.stores.ahead import Ahead
+from cache.stores.remote import Ahead
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def test_a_courier_ends_with_its_process(address: str) -> None:
 
 def test_what_was_announced_is_bounded(address: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the cap the oldest go; they are read again when they are wanted."""
-    monkeypatch.setattr("cache.stores.ahead._CAP_BYTES", 1)
+    monkeypatch.setattr("cache.stores.remote._CAP_BYTES", 1)
     monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
     with readers.open(address, "train") as reader, readers.open(packed, "train") as local:
         reader.prefetch(range(36))

@@ -19,7 +19,8 @@ from remote_servers import FileServer, s3_server
 
 import packer
 import readers
-from cache.remote import AddressError, CertificateError, DeniedError, MissingError, Remote, RemoteError, parse_url
+from cache.errors import AddressError, CertificateError, DeniedError, MissingError, RemoteError
+from cache.remote import Remote, parse_url
 from cache.remote.store import translated
 
 

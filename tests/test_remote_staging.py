@@ -31,10 +31,10 @@ def data_of(copy: Path) -> dict[str, bytes]:
 def test_the_whole_set(address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
     with (staging := readers.stage(address, tmp_path)) as local:
         assert data_of(local) == files_of(packed)
-        assert staging.brought.copied == len(files_of(packed)) and len(proxy.gets(r"\.tar")) == 7, "one GET a shard"
+        assert staging.counts.copied == len(files_of(packed)) and len(proxy.gets(r"\.tar")) == 7, "one GET a shard"
     proxy.log.clear()
     with (staging := readers.stage(address, tmp_path)) as again:
-        assert again == local and staging.brought.copied == 0 and len(proxy.log) == 1
+        assert again == local and staging.counts.copied == 0 and len(proxy.log) == 1
     assert [copy.source for copy in packer.staged_copies(tmp_path)] == [address]
     assert [copy.path for copy in packer.clean_staged(address, tmp_path).removed] == [str(local)]
 
@@ -125,7 +125,7 @@ def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path
     assert not list(store.rglob("dataset.json")), "nothing half-copied looks whole"
     proxy.heal()
     with (staging := readers.stage(address, tmp_path)) as local:
-        assert data_of(local) == files_of(packed) and staging.brought.found >= 3
+        assert data_of(local) == files_of(packed) and staging.counts.found >= 3
     assert not any("train-000000" in line for line in proxy.gets()), "whole shards are not fetched again"
 
 
@@ -141,7 +141,7 @@ def test_killed_in_the_middle(address: str, packed: Path, proxy: Proxy, tmp_path
     process.wait(30)
     proxy.heal()
     with (staging := readers.stage(address, tmp_path)) as local:
-        assert data_of(local) == files_of(packed) and staging.brought.found >= 3
+        assert data_of(local) == files_of(packed) and staging.counts.found >= 3
     assert not any("train-000001" in line for line in proxy.gets())
 
 

@@ -16,7 +16,8 @@ import pytest
 from suites.children import in_child
 from suites.shared_caches import CAPACITY, SLOTS, SharedCacheSuite, sample
 
-from cache import CacheDirectoryError, CacheFullError, ForeignCacheError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import CacheDirectoryError, CacheFullError, ForeignCacheError
 from cache.shared.file import open_file
 from cache.shared.layout import TABLE
 
@@ -168,12 +169,12 @@ class TestFile(SharedCacheSuite):
         with self.open() as cache, self.open() as other:
             cache.put(0, b"x")
             lock = other._user()._lock
-            assert lock is not None and lock.try_alone(TABLE)
+            assert lock is not None and lock.try_exclusive(TABLE)
             assert not cache.put(1, b"y") and cache.get(0) == b"x"
             assert not any(cache.put(slot, b"y") for slot in range(1, SLOTS))
             cache.drop(0)
             assert cache.get(0) is None
-            lock.let_go(TABLE)
+            lock.release(TABLE)
             assert cache.put(1, b"y") and cache.put(0, b"z") and cache.get(0) == b"z"
 
 

@@ -19,7 +19,9 @@ from suites.children import in_child
 from suites.shared_caches import CAPACITY, SLOTS, sample
 
 import cache
-from cache import CacheFullError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import CacheFullError
+from cache.filesystem import cache_budget
 from cache.shared.layout import Layout, user_byte
 
 LAYOUT = Layout(SLOTS, CAPACITY)
@@ -217,10 +219,10 @@ def test_a_full_tmpfs(small_tmpfs: Path) -> None:
 
 
 def test_the_budget(small_tmpfs: Path) -> None:
-    assert cache.budget_bytes(small_tmpfs) == 2 << 20, "half of it is margin"
-    assert cache.budget(small_tmpfs).is_cramped and not cache.budget().is_cramped
-    assert 0 <= cache.budget_bytes() < cache.available_memory_bytes() + (1 << 30)
-    assert 0 <= cache.budget_bytes(None) < cache.available_memory_bytes() + (1 << 30)
+    assert cache_budget(small_tmpfs).bytes == 2 << 20, "half of it is margin"
+    assert cache_budget(small_tmpfs).is_cramped and not cache_budget().is_cramped
+    assert 0 <= cache_budget().bytes < cache.available_memory_bytes() + (1 << 30)
+    assert 0 <= cache_budget(None).bytes < cache.available_memory_bytes() + (1 << 30)
 
 
 def test_list_and_clean(tmp_path: Path) -> None:
@@ -289,9 +291,9 @@ def test_numbers_run_out(tmp_path: Path) -> None:
     """Beyond 1022 users one reads and does not fill."""
     with open_in(tmp_path) as cache:
         cache.put(0, b"x")
-        lock = cache._user().segment.anchor.reopened()
+        lock = cache._user().segment.anchor.reopen()
         for number in range(2, 1023):
-            assert lock.try_alone(user_byte(number))
+            assert lock.try_exclusive(user_byte(number))
         with open_in(tmp_path) as onlooker:
             assert onlooker.get(0) == b"x" and not onlooker.put(1, b"y")
             onlooker.count(hits=1)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from suites.shared_caches import CAPACITY, HAS_MPI, MPIEXEC, SLOTS, SharedCacheSuite
 
-from cache import CacheFullError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import CacheFullError
 
 RANKS = """
 import os

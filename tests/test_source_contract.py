@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import gzip
-import io
 import json
-import lzma
 import shutil
 import struct
-import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +16,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from conftest import make_jpeg, tree_of
-from crc32c import crc32c
+from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, record, tar_of, write, zip_of
 from suites.sources import Found, SourceSuite
 
 import packer
-from packer.formats.example import masked_crc
 
 CLASSES = ("cat", "dog")
 PICTURES = {
@@ -35,13 +28,6 @@ PICTURES = {
     for number, split in enumerate(["train"] * 9 + ["val"] * 3)
 }
 NAMES = sorted(PICTURES, key=lambda name: name.split("/"))  # a tree's own order
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "tar": bytes,
-    "tar.gz": gzip.compress,
-    "tar.bz2": bz2.compress,
-    "tar.xz": lzma.compress,
-    "tar.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
-}
 
 
 def of_split(split: str) -> list[str]:
@@ -76,29 +62,20 @@ class TestFolder(OfATree):
         return True
 
 
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", COMPRESS)
 class TestTar(OfATree):
     @pytest.fixture
     def root(self, tmp_path: Path, compression: str) -> Path:
-        memory = io.BytesIO()
-        with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
-            for name in NAMES:
-                member = tarfile.TarInfo(f"images/{name}")
-                member.size = len(PICTURES[name])
-                archive.addfile(member, io.BytesIO(PICTURES[name]))
-        path = tmp_path / f"images.{compression}"
-        path.write_bytes(COMPRESSIONS[compression](memory.getvalue()))
-        return path
+        data = tar_of(*((f"images/{name}", PICTURES[name]) for name in NAMES))
+        return write(tmp_path / f"images.{compression}", COMPRESS[compression](data))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
 class TestZip(OfATree):
     @pytest.fixture
     def root(self, tmp_path: Path, method: int) -> Path:
-        with zipfile.ZipFile(tmp_path / "images.zip", "w", method) as archive:
-            for name in NAMES:
-                archive.writestr(f"images/{name}", PICTURES[name])
-        return tmp_path / "images.zip"
+        data = zip_of(*((f"images/{name}", PICTURES[name]) for name in NAMES), method=method)
+        return write(tmp_path / "images.zip", data)
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
@@ -177,47 +154,25 @@ class OfRecords(SourceSuite):
         return Found({"train": [(f"train/{i:08d}", i % 3, (PICTURES[name],)) for i, name in enumerate(NAMES)]})
 
 
-class TestHdf5OfRanges(OfRecords):
-    """One data set of bytes, with offsets."""
+@pytest.mark.parametrize("layout", ["ranges", "elements"])
+class TestHdf5(OfRecords):
+    """All images in one data set."""
 
     @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
-        with h5py.File(tmp_path / "train.h5", "w") as file:
-            file["images"] = np.frombuffer(b"".join(PICTURES[name] for name in NAMES), np.uint8)
-            file["offsets"] = np.cumsum([0, *(len(PICTURES[name]) for name in NAMES)])
-            file["labels"] = np.arange(len(NAMES)) % 3
-        return tmp_path / "train.h5"
-
-
-def example(image: bytes, label: int) -> bytes:
-    """A tf.train.Example of two features, by hand."""
-
-    def field(number: int, data: bytes) -> bytes:
-        size, length = len(data), b""
-        while size > 127:
-            length, size = length + bytes([size & 127 | 128]), size >> 7
-        return bytes([number << 3 | 2]) + length + bytes([size]) + data
-
-    def entry(name: str, feature: bytes) -> bytes:
-        return field(1, field(1, name.encode()) + field(2, feature))
-
-    numbers = field(3, field(1, bytes([label])))
-    return field(1, entry("image/encoded", field(1, field(1, image))) + entry("image/class/label", numbers))
+    def root(self, tmp_path: Path, layout: str) -> Path:
+        images, labels = [PICTURES[name] for name in NAMES], [number % 3 for number in range(len(NAMES))]
+        return hdf5_of(tmp_path / "train.h5", HDF5_LAYOUTS[layout], images, labels)
 
 
 @pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
 class TestTFRecord(OfRecords):
     @pytest.fixture
     def root(self, tmp_path: Path, suffix: str) -> Path:
-        records = b""
-        for number, name in enumerate(NAMES):
-            data = example(PICTURES[name], number % 3)
-            length = len(data).to_bytes(8, "little")
-            sums = [masked_crc(crc32c(part)).to_bytes(4, "little") for part in (length, data)]
-            records += length + sums[0] + data + sums[1]
-        path = tmp_path / f"train.{suffix}"
-        path.write_bytes(gzip.compress(records) if suffix.endswith("gz") else records)
-        return path
+        records = b"".join(
+            record(example(image__encoded=PICTURES[name], image__class__label=number % 3))
+            for number, name in enumerate(NAMES)
+        )
+        return write(tmp_path / f"train.{suffix}", gzip.compress(records) if suffix.endswith("gz") else records)
 
 
 class TestRecordIO(OfRecords):
@@ -229,8 +184,7 @@ class TestRecordIO(OfRecords):
         for number, name in enumerate(NAMES):
             data = struct.pack("<IfQQ", 0, number % 3, number, 0) + PICTURES[name]
             records.append(struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4))
-        (tmp_path / "train.rec").write_bytes(b"".join(records))
-        return tmp_path / "train.rec"
+        return write(tmp_path / "train.rec", b"".join(records))
 
 
 @pytest.mark.parametrize("subdir", [True, False], ids=["directory", "file"])

@@ -12,7 +12,7 @@ from staging_suite import Notes, assert_whole, pack, result, start
 
 import packer
 import readers
-from cache.space import filesystem_type, free_space, is_local
+from cache.filesystem import filesystem_type, free_space, is_local
 from cache.staging import candidates
 
 
@@ -40,12 +40,12 @@ def test_it_is_found_again(source: Path, tmp_path: Path) -> None:
     total = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
     first = readers.stage(source, tmp_path)
     with first as local:
-        assert (first.brought.copied_bytes, first.brought.found) == (total, 0)
+        assert (first.counts.copied_bytes, first.counts.found) == (total, 0)
     for verify in (False, True):
         again = readers.stage(source, tmp_path, verify=verify)
         with again as found:
-            assert found == local and again.brought.copied == 0 and again.brought.damaged == 0
-            assert again.brought.found == first.brought.copied
+            assert found == local and again.counts.copied == 0 and again.counts.damaged == 0
+            assert again.counts.found == first.counts.copied
 
 
 def test_eight_processes_copy_once(source: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from staging_suite import DEADLINE, SLOWLY, Notes, assert_whole, copy_of, leader
 from suites.children import crashes_at
 
 import readers
-from cache.staging import FolderSource, StagedFile, StagingSourceError, work_off
+from cache.errors import StagingSourceError
+from cache.staging import FolderSource, StagedFile, work_off
 from cache.staging.transfer import Pace, transfer
 
 
@@ -80,7 +81,7 @@ def test_all_killed_then_resumed(source: Path, tmp_path: Path) -> None:
         readers.open(local)
     staging = readers.stage(source, tmp_path)
     with staging as again:
-        assert again == local and staging.brought.found >= 3
+        assert again == local and staging.counts.found >= 3
         assert_whole(again, source)
 
 
@@ -138,7 +139,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
         (small / "fill").unlink()
         staging = readers.stage(source, small)
         with staging as local:
-            assert staging.brought.found >= 2
+            assert staging.counts.found >= 2
             assert_whole(local, source)
 
 
@@ -192,8 +193,8 @@ def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None
     notes = Notes()
     staging = readers.stage(source, tmp_path, verify=how in ("flipped", "index"), watcher=notes)
     with staging as again:
-        assert again == local and staging.brought.copied == 1
-        assert staging.brought.damaged == (how in ("flipped", "index"))
+        assert again == local and staging.counts.copied == 1
+        assert staging.counts.damaged == (how in ("flipped", "index"))
         assert (f"{path}: damaged, copied anew" in notes) == (how in ("flipped", "index"))
         assert_whole(local, source)
 

@@ -113,7 +113,7 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
             lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
         )
         assert reader.byte_range(len(reader) - 1)[0] == local / "train-000007.tar"  # type: ignore[index]
-        assert staging.brought.copied_bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
+        assert staging.counts.copied_bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
         assert_whole(local, source)
 
 

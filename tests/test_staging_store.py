@@ -15,9 +15,9 @@ from staging_suite import DEADLINE, Notes, assert_whole, pack, start, wait_for
 
 import packer
 import readers
+from cache.errors import StagingError as NodeError
 from cache.locks import FlockFile, is_locked
 from cache.staging import FolderSource, Manifest, StagedFile
-from cache.staging import StagingError as NodeError
 from cache.staging.sources import inside
 
 

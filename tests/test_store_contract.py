@@ -12,8 +12,8 @@ import cache
 from cache.errors import StaleIndexError
 from cache.remote import parse_url
 from cache.stores import Files, Shards
+from cache.stores.base import Joined, Part
 from cache.stores.copied import Copied
-from cache.stores.joined import Joined, Part
 from cache.stores.remote import RemoteFiles
 from readers.caching.budget import EVERYTHING, Slots, Subset
 from readers.caching.form import Encoded

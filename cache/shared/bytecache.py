@@ -1,8 +1,8 @@
 """A cache of opaque bytes that all processes of a node share: a fixed number of slots, nothing is ever evicted.
 
 A slot is filled once, by the first process that does so, and read from then on as a view of the shared memory: without
-a lock, a copy or a system call. What does not fit is not taken, and no process ever waits for the fill of another. The
-bytes are laid out as in `cache.shared.layout`; the rules of filling in `cache.shared.segment`.
+a lock, a copy or a system call. What does not fit is not stored, and no process ever waits for the fill of another.
+`cache.shared.layout` describes the bytes, `cache.shared.segment` the rules of filling.
 
 All processes that have opened a segment own it together: it is removed with its last user, unless it persists.
 Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
@@ -38,7 +38,7 @@ _HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
 
 
 class SharedByteCache:
-    """One segment, as this process uses it. Made by `open`; threads may share it, forks and pickles work."""
+    """One segment, as this process uses it. Threads may share it, and it can be forked and pickled."""
 
     def __init__(self, backend: Backend, spec: Spec, segment: Segment, lock: ByteLocks) -> None:
         layout = segment.layout
@@ -65,22 +65,29 @@ class SharedByteCache:
         comm: Any = None,
         title: str = "",
     ) -> SharedByteCache:
-        """The segment of this (user, job, fingerprint, kind, slots), made where there is none.
+        """Open the segment of this (user, job, fingerprint, kind, slots), or create it.
 
-        A segment that is in use is taken with the capacity it has. `fingerprint` names the data set, `kind` what is
-        kept of it; together with `job` (default: of the batch system, else "0") they have at most some 800
-        characters. backend: "file" (in `directory`, a tmpfs), "memfd" (a new one, for this process and its children),
-        "mpi" (collective over `comm`, default COMM_WORLD; shared by its ranks on this node), or your own. title: what
-        users call the data set, for `list_caches`.
+        fingerprint, kind, job: the data set, what is kept of it, and the job (default: that of the batch system, else
+            "0"); about 800 characters together at most.
+        slots: the number of samples.
+        capacity_bytes: room for their bytes; a segment that is in use keeps the capacity it has.
+        directory: where files of the backend "file" are, a tmpfs.
+        backend: "file", "memfd" (a new segment, for this process and its children), "mpi" (collective over `comm`,
+            default COMM_WORLD; shared by its ranks on this node), or a `Backend`.
+        persist: keep the segment when its last user leaves.
+        title: what users call the data set, for `list_caches`.
 
-        Where something else stands in its place, or a process that was stopped is making it, it is made under another
-        name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where files
-        cannot be made in the directory, ForeignCacheError or CacheBusyError where all names are taken.
+        Where another file has its name, or a process that was stopped is creating it, the segment is created under
+        another name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where
+        files cannot be created in the directory, ForeignCacheError or CacheBusyError where all names are taken.
         """
         identity = Identity(os.geteuid(), job_name(os.environ) if job is None else job, fingerprint, kind, slots)
         spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
-        chosen = _backend_named(backend) if isinstance(backend, str) else backend
-        return cls(chosen, spec, *chosen.attach(spec))
+        if isinstance(backend, str):
+            if backend not in _BACKENDS:
+                raise ValueError(f"no cache backend {backend!r}: there are {', '.join(_BACKENDS)}")
+            backend = _BACKENDS[backend]()
+        return cls(backend, spec, *backend.attach(spec))
 
     @staticmethod
     def table_bytes(slots: int) -> int:
@@ -88,14 +95,14 @@ class SharedByteCache:
         return Layout(slots, 0).total_bytes
 
     def get(self, slot: int) -> memoryview | None:
-        """A read-only view of the bytes, which stays as it is for ever; None where there are none (yet)."""
+        """A read-only view of the bytes, which never change; None where there are none (yet)."""
         word = self._words[slot]
         if word and slot >= 0:
             start = word >> LENGTH_BITS << 6
             stop = start + (word & LENGTH_MASK)
             if self._start <= start and stop <= self._end:
                 return self._arena[start:stop]
-        return self._searched(slot)
+        return self._search(slot)
 
     def has(self, slot: int) -> bool:
         """Whether the slot is filled; after a crash, bytes yet to be checked count too."""
@@ -111,7 +118,7 @@ class SharedByteCache:
         table, member = self._table(slot), self._user()
         view = memoryview(cast("bytes", data))
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        if table.words[slot] or (table.owners[slot] == SUSPECT and self._settled(slot) is not None):
+        if table.words[slot] or (table.owners[slot] == SUSPECT and self._settle(slot) is not None):
             return False
         if len(view) > MAX_LENGTH or not member.users.number or not table.has_room(slot, len(view)):
             return False
@@ -121,13 +128,13 @@ class SharedByteCache:
         return stored
 
     def drop(self, slot: int) -> None:
-        """The bytes are wrong: hand them out no more. The slot can be filled again, the space is lost."""
+        """Stop returning these bytes, which are wrong. The slot can be filled again; the space is lost."""
         if self.has(slot):
             self._user().erase(slot)
             self._add((_DROPPED, 1))
 
     def check(self, slot: int) -> bool:
-        """Whether there are bytes, and they have the CRC32C that they were stored with. Others are dropped."""
+        """Whether there are bytes with the CRC32C that they were stored with. Wrong bytes are dropped."""
         table = self._table(slot)
         word, crc = table.words[slot], table.crcs[slot]
         if not word:
@@ -154,12 +161,12 @@ class SharedByteCache:
 
     @property
     def capacity_bytes(self) -> int:
-        """Size of the arena, which may be larger or smaller than asked for if the segment was there already."""
+        """Size of the arena; not that requested where the segment existed already."""
         return self._layout.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
-        """What is taken of the capacity: samples, at multiples of 64, being filled and lost ones included."""
+        """Used part of the capacity: samples, at multiples of 64, those being filled and lost ones included."""
         return self._user().segment.slots.tail - self._start
 
     @property
@@ -199,16 +206,16 @@ class SharedByteCache:
             raise IndexError(f"slot {slot} of a cache of {self._layout.slots} slots")
         return self._user().segment.slots
 
-    def _searched(self, slot: int) -> memoryview | None:
-        """What `get` does when there is no word that it can use."""
+    def _search(self, slot: int) -> memoryview | None:
+        """`get` of a slot without a usable word."""
         table = self._table(slot)
         word = table.words[slot]
         if word and table.span(word) is None:  # damage: no process writes that
             self.drop(slot)
-        return self._settled(slot) if table.owners[slot] == SUSPECT else None
+        return self._settle(slot) if table.owners[slot] == SUSPECT else None
 
-    def _settled(self, slot: int) -> memoryview | None:
-        """Check what a crash left in the slot, and put it out or drop it."""
+    def _settle(self, slot: int) -> memoryview | None:
+        """Check what a crash left in the slot, and publish or drop it."""
         table, member = self._table(slot), self._user()
         word, crc = table.pending[slot], table.crcs[slot]
         span = table.span(word)
@@ -216,7 +223,7 @@ class SharedByteCache:
         right = view is not None and crc32c(view) == crc
         if member.settle(slot, word, right) and not right:
             self._add((_DROPPED, 1))
-        return view if right and table.words[slot] == word else None  # not out: its room may go to another fill
+        return view if right and table.words[slot] == word else None  # not published: another fill may use its room
 
     def _add(self, *counts: tuple[int, int]) -> None:
         member = self._user()
@@ -227,7 +234,7 @@ class SharedByteCache:
 
 
 class _Closed:
-    """In place of the memory, so that `get` need not ask whether it is open."""
+    """In place of the memory, so that `get` need not check whether the cache is open."""
 
     def __getitem__(self, key: object) -> NoReturn:
         raise ClosedCacheError("the cache is closed")
@@ -235,10 +242,3 @@ class _Closed:
 
 def _attach_again(backend: Backend, spec: Spec, ticket: Mapping[str, Any]) -> SharedByteCache:
     return SharedByteCache(backend, spec, *backend.attach_again(spec, ticket))
-
-
-def _backend_named(name: str) -> Backend:
-    """Raises ValueError for another name."""
-    if name not in _BACKENDS:
-        raise ValueError(f"no cache backend {name!r}: there are {', '.join(_BACKENDS)}")
-    return _BACKENDS[name]()

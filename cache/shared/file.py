@@ -1,24 +1,24 @@
-"""Segments as files of a tmpfs, shared by everything of one user and job on the node.
+"""Segments as files of a tmpfs, shared by all processes of one user and job on the node.
 
-`packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a name of its own (the
-same and 16 digits more), locked, linked to where others look, and only then given its space and its header: a process
-that opens it meanwhile waits for the lock, so two that begin at once agree on one and only one of them takes memory. A
-maker that dies leaves a file without magic, which the next one of any segment removes.
+`packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a temporary name (with 16
+digits more), locked, linked to its name, and only then given its space and its header: a process that opens it
+meanwhile waits for the lock, so two that start at once agree on one, and only one of them reserves memory. A creator
+that dies leaves a file without magic, which the next creator of any segment removes.
 
-Space is reserved when the segment is made, so touching a page never fails (SIGBUS). The capacity is that of its
-making: who finds a segment in use takes it as it is. One that no process uses is replaced if it is smaller than
-asked for or damaged, and taken over otherwise.
+Space is reserved when the segment is created, so touching a page never fails (SIGBUS). A process that finds a segment
+in use accepts its capacity. A segment that no process uses is replaced if it is smaller than requested or damaged, and
+taken over otherwise.
 
-Everybody can tell the name, and make something there first. Files of other users, links, and files that begin like
-something else are left alone, and the next of four names is tried; so it is where a segment's maker has been stopped.
-All processes go through the names in the same order, so those that come later still meet.
+The name can be guessed, and a file created there first. Files of other users, links, and files of other kinds are left
+alone, and the next of four names is tried; the same happens where the creator of a segment has been stopped. All
+processes try the names in the same order, so later ones still find the same segment.
 
 The last user removes the file; if all are killed it stays until the next `open` or `cache.clean_caches`.
 
 Where no tmpfs can be written to, a segment has no name (memfd): memory of this process that its children inherit. Every
-`open` makes a new one. A forked child has it as it is; a pickled copy opens it through /proc/<pid>/fd of the process
-that pickled it, which must still be there and belong to the same user. The kernel frees the memory with its last
-mapping, so nothing is ever left behind, and `persist` has no meaning. Seals keep the size as it is.
+`open` creates a new one. A forked child inherits it; a pickled copy opens it through /proc/<pid>/fd of the process
+that pickled it, which must still run and belong to the same user. The kernel frees the memory with its last mapping,
+so nothing is ever left behind, and `persist` has no effect. Seals fix the size.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ import secrets
 import stat
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cache.errors import CacheBusyError, CacheDirectoryError, CacheError, CacheFullError, ForeignCacheError
+from cache.filesystem import is_in_memory
 from cache.locks import ByteLocks, is_at, wait_shared
 from cache.node import available_memory_bytes
 from cache.shared.layout import MAGIC, USE, begins_like_ours, read_header
 from cache.shared.segment import PERSIST_AT, Segment, Spec, map_segment
-from cache.space import is_in_memory
 
 __all__ = ["NAME", "STANDSTILL_SECONDS", "FileBackend", "MemfdBackend", "open_file", "remove_unused"]
 
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
 _NAMES = 4
-STANDSTILL_SECONDS = 5.0  # of a maker whose file does not grow; reserving a terabyte takes minutes
+STANDSTILL_SECONDS = 5.0  # of a creator whose file does not grow; reserving a terabyte takes minutes
 _ATTACH_SECONDS = 10.0
 _STEP_BYTES = 1 << 30
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
@@ -60,7 +61,7 @@ class FileBackend:
     name = "file"
 
     def attach(self, spec: Spec) -> tuple[Segment, ByteLocks]:
-        return _attached(spec, list(_names(spec)))
+        return _attach(spec, list(_names(spec)))
 
     def leave_last(self, segment: Segment) -> None:
         assert segment.path is not None
@@ -76,7 +77,7 @@ class FileBackend:
         return {"name": segment.path.name}
 
     def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, ByteLocks]:
-        return _attached(spec, sorted(_names(spec), key=lambda name: name != ticket["name"]))
+        return _attach(spec, sorted(_names(spec), key=lambda name: name != ticket["name"]))
 
 
 class MemfdBackend:
@@ -98,7 +99,7 @@ class MemfdBackend:
         return segment, lock
 
     def leave_last(self, segment: Segment) -> None:
-        """The kernel does."""
+        """The kernel frees the memory."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         facts = os.fstat(segment.anchor.number)
@@ -114,7 +115,7 @@ class MemfdBackend:
         facts = os.fstat(lock.number)
         found = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
         if found is None or found[2] != spec.identity.digest:
-            raise ForeignCacheError(f"{path} is another file by now: pickle the cache again")
+            raise ForeignCacheError(f"{path} is another file now: pickle the cache again")
         wait_shared(lock, USE, _ATTACH_SECONDS, path)
         return map_segment(lock, found[0]), lock
 
@@ -127,7 +128,7 @@ def open_file(path: Path) -> ByteLocks | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ForeignCacheError(error.errno, f"not a segment that we may open: {error.strerror}", str(path)) from error
+        raise ForeignCacheError(error.errno, f"cannot be opened as a segment: {error.strerror}", str(path)) from error
     facts = os.fstat(found.number)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         what = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
@@ -141,7 +142,7 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
     if lock is None or not begins_like_ours(lock.number):
         return False
     if (
-        not lock.try_alone(USE)
+        not lock.try_exclusive(USE)
         or not is_at(lock.number, path)
         or (os.pread(lock.number, 8, PERSIST_AT) not in (bytes(8), b"") and not persistent)
     ):
@@ -153,7 +154,7 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
 def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -> None:
     """Give a file its pages. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
-    if size > room:  # the kernel would look for it by killing a process
+    if size > room:  # the kernel would make room by killing a process
         what = f"no room for a cache segment of {size} bytes: {room} bytes of memory are left"
         raise CacheFullError(errno.ENOMEM, what, where)
     try:
@@ -167,19 +168,19 @@ def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -
 
 
 def _names(spec: Spec) -> Iterator[str]:
-    """Where to look for a segment, in this order."""
+    """The names of a segment, in the order in which they are tried."""
     digest = spec.identity.digest
     for _ in range(_NAMES):
         yield f"packer-cache-{spec.identity.uid}-{digest.hex()[:24]}"
         digest = hashlib.sha256(digest).digest()
 
 
-def _attached(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
-    """The segment under the first of the names that can be had."""
+def _attach(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
+    """The segment under the first of the names that can be used."""
     refused: list[CacheError] = []
     for name in names:
         try:
-            found = _attached_at(spec.directory / name, spec)
+            found = _attach_at(spec.directory / name, spec)
         except (ForeignCacheError, CacheBusyError) as error:
             refused.append(error)
             continue
@@ -190,49 +191,48 @@ def _attached(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
     raise refused[0]
 
 
-def _attached_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
-    for _ in range(_ATTEMPTS):  # others come and go between any two steps; each time round one of them has progressed
+def _blocks(lock: ByteLocks) -> int:
+    return os.fstat(lock.number).st_blocks
+
+
+def _attach_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
+    for _ in range(_ATTEMPTS):  # others come and go between any two steps; one of them makes progress in each round
         lock = open_file(path)
         if lock is None:
-            lock = _linked(path)
-            segment = _made(lock, path, spec) if lock else None
-        elif lock.try_alone(USE):
-            segment = None if not is_at(lock.number, path) else _taken_over(lock, path, spec)
+            lock = _link(path)
+            segment = _create(lock, path, spec) if lock else None
+        elif lock.try_exclusive(USE):
+            segment = None if not is_at(lock.number, path) else _take_over(lock, path, spec)
         else:
-            _wait_for_maker(lock, path)
-            segment = None if not is_at(lock.number, path) else _joined(lock, path, spec)
+            wait_shared(lock, USE, STANDSTILL_SECONDS, str(path), partial(_blocks, lock))
+            segment = None if not is_at(lock.number, path) else _join(lock, path, spec)
         if lock is not None and segment is not None:
             lock.try_shared(USE)
             return segment, lock
-    raise CacheBusyError(f"{path} is made and removed again and again by other processes")
+    raise CacheBusyError(f"{path} is created and removed again and again by other processes")
 
 
-def _wait_for_maker(lock: ByteLocks, path: Path) -> None:
-    """Until the segment is there; its file grows while it is made."""
-    wait_shared(lock, USE, STANDSTILL_SECONDS, str(path), lambda: os.fstat(lock.number).st_blocks)
-
-
-def _linked(path: Path) -> ByteLocks | None:
-    """A new empty file there, locked alone before any other process can see it; None where one was quicker."""
+def _link(path: Path) -> ByteLocks | None:
+    """A new empty file there, locked before any other process can see it; None where one was quicker."""
     nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         lock = ByteLocks(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        raise _unusable(path.parent, error) from error
+        raise _directory_error(path.parent, error) from error
     try:
-        if not lock.try_alone(USE):
+        if not lock.try_exclusive(USE):
             return None  # a process that cleans up has it
         os.link(nonce, path)
     except (FileExistsError, FileNotFoundError):
         return None
     except OSError as error:
-        raise _unusable(path.parent, error) from error
+        raise _directory_error(path.parent, error) from error
     finally:
         nonce.unlink(missing_ok=True)
     return lock
 
 
-def _unusable(directory: Path, error: OSError) -> CacheError:
+def _directory_error(directory: Path, error: OSError) -> CacheError:
     if error.errno in _NO_ROOM:
         return CacheFullError(error.errno, f"no room for a cache segment ({error.strerror})", str(directory))
     what = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
@@ -240,22 +240,22 @@ def _unusable(directory: Path, error: OSError) -> CacheError:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what makers that were killed have left: files of this user without a magic, which no process holds."""
+    """Remove what killed creators have left: unlocked files of this user without a magic."""
     for path in directory.glob(f"packer-cache-{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
             lock = open_file(path) if NAME.fullmatch(path.name) else None
-            if lock is None or not (_is_half_made(lock) and lock.try_alone(USE)):
+            if lock is None or not (_is_half_create(lock) and lock.try_exclusive(USE)):
                 continue
-            if _is_half_made(lock) and is_at(lock.number, path):
+            if _is_half_create(lock) and is_at(lock.number, path):
                 path.unlink()
 
 
-def _is_half_made(lock: ByteLocks) -> bool:
+def _is_half_create(lock: ByteLocks) -> bool:
     head = os.pread(lock.number, len(MAGIC), 0)
     return head == bytes(len(head))
 
 
-def _made(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
+def _create(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
     try:
         _sweep(path.parent)
         _reserve(lock, spec.layout.total_bytes, str(path), in_memory=is_in_memory(path.parent))
@@ -268,8 +268,8 @@ def _made(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
     return segment
 
 
-def _taken_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
-    """What no process uses any more; None where it was of no use and has been removed."""
+def _take_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
+    """A segment that no process uses; None where it could not be used and has been removed."""
     try:
         found = read_header(lock.number, str(path))
     except ForeignCacheError:
@@ -280,23 +280,17 @@ def _taken_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
         path.unlink()
         return None
     segment = map_segment(lock, found[0], path)
-    segment.unseal()
-    return _kept(segment, spec)
+    segment.unseal(spec.persist)
+    return segment
 
 
-def _joined(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
-    """What others use; None where its maker died before it was ready."""
+def _join(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
+    """A segment that others use; None where its creator died before it was ready."""
     found = read_header(lock.number, str(path))
     if found is None:
         return None
     if found[2] != spec.identity.digest:
         raise ForeignCacheError(f"{path} is a segment of {found[1]}, expected {spec.identity}")
     segment = map_segment(lock, found[0], path)
-    segment.resume()
-    return _kept(segment, spec)
-
-
-def _kept(segment: Segment, spec: Spec) -> Segment:
-    if spec.persist:
-        segment.keep()
+    segment.resume(spec.persist)
     return segment

@@ -1,13 +1,13 @@
 """The bytes of a segment. All numbers are in the byte order of the machine; sizes and offsets are in bytes.
 
     at        size        what
-    0         8           magic, stored last when a segment is made: a file without it is half-made
+    0         8           magic, stored last when a segment is created: a file without it is incomplete
     8         4           version of this layout
     12        4           0x01020304, to know the byte order by
     16        8           slots
     24        8           capacity: bytes of the arena
     32        8           bytes of the whole segment
-    40        8           when it was made, ns since 1970
+    40        8           when it was created, ns since 1970
     48        32          SHA-256 of (version, uid, job, fingerprint, kind, slots)
     80        4           length of the text below
     84        4           CRC32C of bytes 8 to 84 and of the text
@@ -15,35 +15,35 @@
     1024      8           state: 1 in use or left by a crash, 2 closed by its last user
     1032      8           tail: where the free part of the arena begins; it only grows
     1040      8           1 where the segment stays when no process uses it
-    1048      8           how often it was found after a crash
+    1048      8           unused
     1056      8           CRC32C of tail and slot table when it was closed
     1064      16          boot id of the kernel that state 2 was written under
-    1080      8           samples that took space of the arena
+    1080      8           samples that were given space of the arena
     4096      64 · 1024   users, see below
-    69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last: who sees a word sees the bytes
-    …         8 · slots   pending: a word that is not out yet: being filled, to be checked, or room left from a fill
+    69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last, after the bytes
+    …         8 · slots   pending: a word that is not published: being filled, to be checked, or room of a failed fill
     …         4 · slots   CRC32C of the bytes
-    …         4 · slots   owner:   who is filling; 0 no process; 0xFFFFFFFF the bytes must be checked before use
-    …         capacity    arena: samples, each at a multiple of 64, in the order they came; never moved or reused
+    …         4 · slots   owner:   who fills it; 0: no process; 0xFFFFFFFF: the bytes must be checked before use
+    …         capacity    arena: samples, each at a multiple of 64, in the order of arrival; never moved or reused
 
 Each column begins at a multiple of 64, the arena and its end at a multiple of the page. A sample has fewer than 2^30
 bytes, a segment at most 2^40. Offsets count from the start of the segment.
 
 User n (1 to 1022) is a row of eight 8-byte numbers at 4096 + 64 · n:
 
-    tenure << 32 | process id      the tenure grows each time that the number is taken
+    tenure << 32 | process id      the tenure grows each time that the number is assigned
     hits, misses, hit bytes, puts, put bytes, passed, dropped
 
-A user is alive as long as its lock is held. Only its user writes to a row, so counting needs no lock; what users
-before it counted stays in it. A claim on a slot names number and tenure (10 and 22 bits), so that a process that gets
-the number of a dead user does not get its claims. A process beyond 1022 users has no number: it reads, and neither
-fills nor counts.
+A user is alive as long as its lock is held. Only its user writes to a row, so counting needs no lock; the counts of
+earlier users stay in it. A claim on a slot names number and tenure (10 and 22 bits), so that a process that gets the
+number of a dead user does not get its claims. A process beyond 1022 users has no number: it reads, and neither fills
+nor counts.
 
-Locked bytes (`cache.locks.ByteLocks`), which lie outside of the file:
+Locked bytes (`cache.locks.ByteLocks`), which are beyond the end of the file:
 
-    2^62            USE     shared by every user of the segment; alone: while it is made, checked or removed
-    2^62 + 1        TABLE   alone, for some microseconds, while slots are claimed and words go out
-    2^62 + 2 + n    user n  alone, as long as user n lives
+    2^62            USE     shared by every user of the segment; exclusive while it is created, checked or removed
+    2^62 + 1        TABLE   exclusive, for some microseconds, while slots are claimed and words published
+    2^62 + 2 + n    user n  exclusive, as long as user n lives
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 from cache.checksums import crc32c
@@ -106,7 +107,7 @@ _TEXT_AT, _TEXT_BYTES = 128, 896
 
 
 def padded(length: int) -> int:
-    """The bytes that a sample takes of the arena; an empty one takes some too, to have an offset of its own."""
+    """Bytes of the arena for a sample; an empty one uses some too, to have an offset of its own."""
     return max(ALIGNMENT, -(-length // ALIGNMENT) * ALIGNMENT)
 
 
@@ -133,7 +134,7 @@ class Identity:
 
     @property
     def text(self) -> bytes:
-        """What the header tells people."""
+        """The text of the header."""
         content = {"uid": self.uid, "job": self.job, "fingerprint": self.fingerprint, "kind": self.kind}
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -146,49 +147,35 @@ class Identity:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in a segment of so many slots and so many bytes."""
+    """Offsets in a segment of so many slots and so many bytes."""
 
     slots: int
     capacity_bytes: int
 
+    words_at: int = field(init=False)
+    pending_at: int = field(init=False)
+    crcs_at: int = field(init=False)
+    owners_at: int = field(init=False)
+    arena_at: int = field(init=False)
+    arena_end: int = field(init=False)  # of the space for samples, without the rest of its last page
+    total_bytes: int = field(init=False)
+
     def __post_init__(self) -> None:
         if self.slots < 0 or self.capacity_bytes < 0:
             raise ValueError(f"slots and capacity must not be negative: {self.slots}, {self.capacity_bytes}")
+        wide, narrow = padded(8 * self.slots), padded(4 * self.slots)
+        places = [*accumulate((_USERS_AT, _USERS * _USER_BYTES, wide, wide, narrow))][1:]
+        arena = _whole_pages(places[-1] + narrow)
+        places += [arena, arena + self.capacity_bytes // ALIGNMENT * ALIGNMENT]
+        places += [arena + max(mmap.PAGESIZE, _whole_pages(self.capacity_bytes))]
+        for name, place in zip([one.name for one in fields(self)][2:], places, strict=True):
+            object.__setattr__(self, name, place)
         if self.total_bytes > _MAX_BYTES:
             raise ValueError(f"a segment has at most {_MAX_BYTES} bytes, not {self.total_bytes}")
 
-    @property
-    def words_at(self) -> int:
-        return _USERS_AT + _USERS * _USER_BYTES
-
-    @property
-    def pending_at(self) -> int:
-        return self.words_at + padded(8 * self.slots)
-
-    @property
-    def crcs_at(self) -> int:
-        return self.pending_at + padded(8 * self.slots)
-
-    @property
-    def owners_at(self) -> int:
-        return self.crcs_at + padded(4 * self.slots)
-
-    @property
-    def arena_at(self) -> int:
-        return _whole_pages(self.owners_at + padded(4 * self.slots))
-
-    @property
-    def arena_end(self) -> int:
-        """The end of what samples may take; the capacity counts, and not the rest of its last page."""
-        return self.arena_at + self.capacity_bytes // ALIGNMENT * ALIGNMENT
-
-    @property
-    def total_bytes(self) -> int:
-        return self.arena_at + max(mmap.PAGESIZE, _whole_pages(self.capacity_bytes))
-
 
 def make_header(identity: Identity, layout: Layout, title: str = "") -> bytes:
-    """The fixed part of the header, without the magic: that is stored when everything else is.
+    """The fixed part of the header, without the magic, which is stored last.
 
     title: the name of the data set for users; its end, where there is no room for all of it.
     """
@@ -206,13 +193,13 @@ def _titled(identity: Identity, title: str) -> bytes:
 
 
 def begins_like_ours(descriptor: int) -> bool:
-    """Whether a file begins with the magic, or with what was there before or is left of it."""
+    """Whether a file begins with the magic or a part of it, or with zeros."""
     head = os.pread(descriptor, len(MAGIC), 0)
     return MAGIC.startswith(head) or head == bytes(len(head))
 
 
 def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], bytes] | None:
-    """(layout, what the text tells with "created_ns", digest); None where the making was never finished.
+    """(layout, the text and "created_ns", digest); None for a segment whose creation was never finished.
 
     Raises ForeignCacheError where this is not a segment, not of this version and machine, damaged or of another size.
     """
@@ -221,14 +208,14 @@ def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], byt
     if magic == bytes(len(MAGIC)):
         return None
     if (magic, version, mark) != (MAGIC, VERSION, _ORDER_MARK):
-        raise ForeignCacheError(f"{name} is no cache segment of version {VERSION}: it begins with {head[:16]!r}")
+        raise ForeignCacheError(f"{name} is not a cache segment of version {VERSION}: it begins with {head[:16]!r}")
     text = head[_TEXT_AT : _TEXT_AT + min(length, _TEXT_BYTES)]
     if _checksum(head[: _FIXED.size], text) != checksum:
         raise ForeignCacheError(f"{name}: the header is damaged (CRC32C); run  packer cache clean")
     try:
         layout, content = Layout(slots, capacity), dict(json.loads(text))
     except (TypeError, ValueError) as error:
-        raise ForeignCacheError(f"{name}: the header makes no sense ({error})") from error
+        raise ForeignCacheError(f"{name}: the header is invalid ({error})") from error
     size = os.fstat(descriptor).st_size
     if layout.total_bytes != total or size != total:
         raise ForeignCacheError(f"{name} has {size} bytes, expected {layout.total_bytes}; run  packer cache clean")
@@ -250,7 +237,7 @@ def user_byte(number: int) -> int:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What all users of a segment have done since it was made, dead ones included; `users` are those alive."""
+    """What all users of a segment have done since it was created, dead ones included; `users` are those alive."""
 
     hits: int = 0
     misses: int = 0
@@ -263,29 +250,29 @@ class CacheStats:
 
 
 class Users:
-    """The rows of a segment, as its holder of `lock` sees them."""
+    """The rows of the users of a segment; `lock` is that of this one."""
 
     def __init__(self, table: memoryview, lock: ByteLocks) -> None:
         self._rows = table[_USERS_AT : _USERS_AT + _USERS * _USER_BYTES].cast("Q")
         self._lock = lock
         self.number = 0
-        self.owner = 0  # what this user signs its claims with; 0 without a number
+        self.owner = 0  # the mark of its claims; 0 without a number
 
     def join(self) -> None:
-        """Take the first free number, if there is one."""
+        """Get the first free number, if there is one."""
         for number in range(1, _USERS - 1):
-            if self._lock.try_alone(user_byte(number)):
+            if self._lock.try_exclusive(user_byte(number)):
                 tenure = (self._rows[number * _WORDS] >> 32) + 1 & _LOW
                 self._rows[number * _WORDS] = tenure << 32 | os.getpid() & _LOW
                 self.number, self.owner = number, _owner(tenure, number)
                 return
 
     def is_alive(self, owner: int) -> bool:
-        """Whether the user that signed with `owner` can still finish what it claimed."""
+        """Whether the user that claimed as `owner` is alive."""
         number = owner & (1 << _NUMBER_BITS) - 1
         if not 0 < number < _USERS - 1 or owner != _owner(self._rows[number * _WORDS] >> 32, number):
             return False
-        return number == self.number or self._lock.is_held(user_byte(number))
+        return number == self.number or self._lock.is_locked(user_byte(number))
 
     def add(self, column: int, count: int) -> None:
         """Count something: column 1 hits, 2 misses, 3 hit bytes, 4 puts, 5 put bytes, 6 passed, 7 dropped."""
@@ -296,7 +283,7 @@ class Users:
         """Process ids of those alive, as they see them themselves (containers have their own)."""
         for number in range(1, _USERS - 1):
             pid = self._rows[number * _WORDS] & _LOW
-            if pid and (number == self.number or self._lock.is_held(user_byte(number))):
+            if pid and (number == self.number or self._lock.is_locked(user_byte(number))):
                 yield pid
 
     def stats(self) -> CacheStats:

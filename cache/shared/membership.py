@@ -1,12 +1,12 @@
-"""Who uses which segments: joining and leaving, what a fork makes of it, the list of them, and their removal.
+"""The users of segments: joining and leaving, also across forks; listing and removing segments.
 
-A forked child continues with the mapping it was born with. It closes its copy of the parent's lock, which would
-otherwise keep the parent alive in the kernel's eyes, and becomes a user of its own, before any code of the child
-runs. A child that cannot (no /proc, no number left) reads and does not fill.
+A forked child continues with the mapping of its parent. It closes its copy of the parent's lock, which would otherwise
+keep the parent alive for the kernel, and becomes a user of its own, before any other code of the child runs. A child
+that cannot (no /proc, no number left) reads and does not fill.
 
-Listing takes no lock, so it disturbs no process that opens or closes at that moment. Removing takes the lock that every
-user shares, and what cannot be had alone stays. Only files with the names of segments, of this user and beginning with
-their magic are touched, and those that a maker killed half-way has left.
+Listing takes no lock, so it disturbs no process that opens or closes a segment. Removing needs USE exclusively; what is
+in use stays. Only files of this user with the name and the magic of a segment are touched, and those that a killed
+creator has left.
 """
 
 from __future__ import annotations
@@ -37,41 +37,37 @@ __all__ = ["CacheInfo", "Membership", "clean_caches", "list_caches", "remove_on_
 _FORK_WAIT_S = 2.0
 _LAST = -100
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()
-_left_to_others: set[Path] = set()  # whom a signal may have ended by the time that we do
+_left_to_others: set[Path] = set()  # their users may be killed before this process ends
 _NO_ARENA = memoryview(b"")
 
 
 class Membership:
-    """Being a user of a segment, until `leave`."""
+    """One process as a user of a segment, until `leave`."""
 
     def __init__(self, backend: Backend, segment: Segment, lock: ByteLocks) -> None:
         self.backend, self.segment = backend, segment
         self._lock: ByteLocks | None = None
         self.counting = threading.Lock()
-        self._sign_on(lock)
+        self._join(lock)
         _watch()
         _members.add(self)
 
     def leave(self) -> None:
-        """Be no user any more; the last one removes the segment, unless it persists. Again: nothing."""
+        """Stop using the segment; the last user removes it, unless it persists. Later calls do nothing."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
-        lock.let_go(USE)  # first, so that of two who leave at once one comes second and gets it alone
-        if lock.try_alone(USE):
+        lock.release(USE)  # first, so that of two that leave at once the second gets it exclusively
+        if lock.try_exclusive(USE):
             self.backend.leave_last(self.segment)
         elif self.segment.path is not None:
             _left_to_others.add(self.segment.path)
 
     def fill(self, slot: int, data: memoryview) -> bool:
-        """Claim the slot, write, publish. False where it is taken, the arena is full or the lock stuck."""
-        mutex, users, table = self.mutex, self.users, self.segment.slots
-        if not mutex.acquire():
-            return False
-        try:
-            start = table.claim(slot, len(data), users)
-        finally:
-            mutex.release()
+        """Claim the slot, write, publish. False where it is claimed, the arena is full or the lock stuck."""
+        users, table = self.users, self.segment.slots
+        with self._locked_table() as locked:
+            start = table.claim(slot, len(data), users) if locked else None
         if start is None:
             return False
         word = word_of(start, len(data))
@@ -81,30 +77,29 @@ class Membership:
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        held = mutex.acquire()  # for the order of stores; a claimed slot is its claimant's, so it works without, too
-        try:
+        with self._locked_table():  # for the order of stores; only its claimant changes a claimed slot
             return table.publish(slot, word, crc, users.owner)
-        finally:
-            if held:
-                mutex.release()
 
     def erase(self, slot: int) -> None:
         """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
-        held = self.mutex.acquire()
-        try:
+        with self._locked_table():
             self.segment.slots.erase(slot)
-        finally:
-            if held:
-                self.mutex.release()
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """What came of checking a word that a crash had left. False where another process has settled it."""
-        if not self.mutex.acquire():
-            return False
+        """Publish a word that a crash left, or free its slot. False where another process has done so."""
+        with self._locked_table() as locked:
+            return locked and self.segment.slots.settle(slot, word, right)
+
+    @contextlib.contextmanager
+    def _locked_table(self) -> Iterator[bool]:
+        """The lock of the table; False where it is stuck."""
+        mutex = self.mutex
+        locked = mutex.acquire()
         try:
-            return self.segment.slots.settle(slot, word, right)
+            yield locked
         finally:
-            self.mutex.release()
+            if locked:
+                mutex.release()
 
     def fork(self) -> None:
         """In the child: leave the parent's locks to the parent."""
@@ -115,11 +110,11 @@ class Membership:
         self.users = Users(self.segment.table, self.segment.anchor)
         self.mutex = ByteMutex(self.segment.anchor, TABLE)
         with contextlib.suppress(OSError):
-            lock = self.segment.anchor.reopened()
+            lock = self.segment.anchor.reopen()
             wait_shared(lock, USE, _FORK_WAIT_S, "the segment")
-            self._sign_on(lock)
+            self._join(lock)
 
-    def _sign_on(self, lock: ByteLocks) -> None:
+    def _join(self, lock: ByteLocks) -> None:
         self.users = Users(self.segment.table, lock)
         self.users.join()
         self.mutex = ByteMutex(lock, TABLE)
@@ -127,7 +122,7 @@ class Membership:
 
 
 def _leave_all() -> None:
-    """End this process's use of every segment, as happens at exit."""
+    """Stop using all segments, as at exit."""
     for member in list(_members):
         member.leave()
     while _left_to_others:
@@ -142,23 +137,23 @@ def _fork_all() -> None:
 
 
 def _leave_at_exit(_: object = None) -> None:
-    """Once this process's own children have been ended and joined: a worker that is killed can remove nothing."""
+    """After the children of this process were ended and joined: a worker that is killed removes nothing."""
     util.Finalize(None, _leave_all, exitpriority=_LAST)
 
 
 @cache
 def _watch() -> None:
     os.register_at_fork(after_in_child=_fork_all)
-    util.register_after_fork(_leave_all, _leave_at_exit)  # a Process forgets what its parent was to do at exit
+    util.register_after_fork(_leave_all, _leave_at_exit)  # a Process does not inherit finalizers
     _leave_at_exit()
 
 
 def remove_on_sigterm() -> None:
-    """From now on SIGTERM leaves all segments of this process, and then does what it did before.
+    """Let SIGTERM leave all segments of this process before it does what it did before.
 
-    A library installs no signal handlers by itself, and the default action of SIGTERM runs no atexit: the segment of a
-    job that is cancelled stays until a process opens or cleans it. With this it goes with the last process, as at a
-    normal end. Children that are forked later inherit it. Calling it again changes nothing. Raises ValueError outside
+    A library installs no signal handlers by itself, and the default action of SIGTERM runs no atexit handlers: the
+    segment of a cancelled job stays until a process opens or cleans it. With this the last process removes it, as at a
+    normal exit. Children that are forked later inherit it. Calling it again changes nothing. Raises ValueError outside
     the main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -181,10 +176,10 @@ def remove_on_sigterm() -> None:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """One segment. Half-made and damaged ones have no slots, and the size of the file as their capacity.
+    """One segment. Incomplete and damaged ones have no slots, and the size of the file as their capacity.
 
     title: what its first user called the data set. users: process ids of those alive, as they see them. age_s: seconds
-    since it was made.
+    since it was created.
     """
 
     name: str
@@ -205,13 +200,13 @@ class CacheInfo:
 
 def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
     """The segments of this user there, by name."""
-    return [_described(path, file) for path, file in _files(Path(directory))]
+    return [_describe(path, file) for path, file in _files(Path(directory))]
 
 
 def clean_caches(directory: str | Path = "/dev/shm", *, all: bool = False) -> list[CacheInfo]:
-    """Remove the segments of this user that no process uses, with `all` those that persist too; which they were."""
+    """Remove the segments of this user that no process uses, with `all` those that persist too; returns them."""
     found = _files(Path(directory))
-    return [info for path, file in found if (info := _described(path, file)) and remove_unused(path, persistent=all)]
+    return [info for path, file in found if (info := _describe(path, file)) and remove_unused(path, persistent=all)]
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
@@ -223,7 +218,7 @@ def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
                     yield path, file
 
 
-def _described(path: Path, file: ByteLocks) -> CacheInfo:
+def _describe(path: Path, file: ByteLocks) -> CacheInfo:
     facts = os.fstat(file.number)
     try:
         found = read_header(file.number, str(path))
@@ -231,7 +226,7 @@ def _described(path: Path, file: ByteLocks) -> CacheInfo:
         found = None
     if found is None:
         age = max(0.0, time.time() - facts.st_mtime)
-        held, nothing = file.is_held(USE), CacheStats()
+        held, nothing = file.is_locked(USE), CacheStats()
         return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
     layout, content, _ = found
     segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
@@ -243,7 +238,7 @@ def _described(path: Path, file: ByteLocks) -> CacheInfo:
         slots=layout.slots,
         capacity_bytes=layout.capacity_bytes,
         used_bytes=segment.slots.tail - layout.arena_at,
-        in_use=file.is_held(USE),
+        in_use=file.is_locked(USE),
         users=tuple(users.pids()),
         stats=users.stats(),
         age_s=max(0.0, time.time() - content["created_ns"] / 1e9),

@@ -1,12 +1,11 @@
 """Segments in an MPI shared window: for ranks of MPI where no tmpfs may be written to.
 
-`open` is collective over the ranks of `comm` on this node. The first of them has the memory
-(`MPI.Win.Allocate_shared`), zeroes it and makes it a segment; the others map it. MPI's own locks outlive a dead
-holder, so the locks are taken on an empty file in the temporary folder, which has lost its name when `open` returns.
+`open` is collective over the ranks of `comm` on this node. The first rank allocates the memory
+(`MPI.Win.Allocate_shared`), zeroes it and turns it into a segment; the others map it. MPI's own locks outlive a dead
+owner, so locks are taken on an empty file in the temporary folder, which has no name any more when `open` returns.
 
-Freeing a window is collective too and would take the memory from under views handed out, so it is left to
-MPI_Finalize; `close` only signs off. A forked child may read and fill, for that needs no MPI. Nothing can be pickled,
-nothing persists.
+Freeing a window is collective, too, and would invalidate views, so it is left to MPI_Finalize; `close` only leaves the
+segment. A forked child may read and fill, which needs no MPI. Nothing can be pickled, nothing persists.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class MpiBackend:
         except ImportError as error:
             raise MissingExtraError("mpi4py and an MPI library", "mpi", "the MPI cache") from error
         comm = (spec.comm or MPI.COMM_WORLD).Split_type(MPI.COMM_TYPE_SHARED)
-        layout = _agreed(comm, spec)
+        layout = _agree(comm, spec)
         memory = _window(MPI, comm, layout)
         lock = _common_file(comm)
         segment = Segment(
             layout,
-            lock.reopened(),
+            lock.reopen(),
             memory[: layout.arena_at],
             memory[: layout.total_bytes].toreadonly(),
             window=memory[: layout.total_bytes],
@@ -57,7 +56,7 @@ class MpiBackend:
         return segment, lock
 
     def leave_last(self, segment: Segment) -> None:
-        """MPI does; the memory may be gone already."""
+        """MPI frees the memory; it may be gone already."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         raise TypeError("a cache in an MPI window cannot be pickled: fork, or open it on a rank of the communicator")
@@ -77,8 +76,8 @@ def _window(mpi: Any, comm: Any, layout: Layout) -> memoryview:
     return memoryview(window.Shared_query(0)[0]).cast("B")
 
 
-def _agreed(comm: Any, spec: Spec) -> Layout:
-    """The layout of the first rank. Raises on every rank alike, or some would wait for ever."""
+def _agree(comm: Any, spec: Spec) -> Layout:
+    """The layout of the first rank. All ranks raise alike, or some would wait for ever."""
     digests = comm.allgather(spec.identity.digest)
     if len(set(digests)) > 1:
         raise ValueError("the ranks of a node must open the same cache: job, fingerprint, kind or slots differ")
@@ -90,7 +89,7 @@ def _agreed(comm: Any, spec: Spec) -> Layout:
 
 
 def _room() -> int:
-    """MPI takes windows from /dev/shm and may not reserve them: touching what is not there kills (SIGBUS)."""
+    """MPI allocates windows in /dev/shm and may not reserve them: touching a missing page kills (SIGBUS)."""
     with contextlib.suppress(OSError):
         facts = os.statvfs("/dev/shm")
         return min(facts.f_bavail * facts.f_frsize, available_memory_bytes())
@@ -98,7 +97,7 @@ def _room() -> int:
 
 
 def _common_file(comm: Any) -> ByteLocks:
-    """A nameless empty file of the first rank, opened by each."""
+    """An empty file without a name, opened by each rank."""
     path, found = "", None
     if comm.rank == 0:
         with contextlib.suppress(OSError):

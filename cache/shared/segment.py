@@ -1,28 +1,28 @@
-"""A segment as one process has it mapped, and what provides such segments.
+"""A segment as one process has it mapped, and the backends that provide segments.
 
-A backend makes or finds the memory; everything above works on `Segment` and does not know which one it came from. The
-table is mapped for writing, the arena for reading only: no view can overwrite samples. Samples go in by
-`pwrite`, which is several times cheaper than faulting in the pages of a mapping; memory without a file is copied into.
+A backend creates or finds the memory; everything above it works on `Segment`, whatever the backend. The table is mapped
+for writing, the arena for reading only: no view can overwrite samples. Samples are written by `pwrite`, which is
+several times cheaper than faulting in the pages of a mapping; memory without a file is copied into.
 
-Nobody closes a segment. Views keep its mapping, `put` keeps its descriptor, and each goes with its last reference.
+A segment is never closed. Views keep its mapping, `put` its descriptor; each ends with its last reference.
 
-The slot table says who may fill which slot with which part of the arena, and what is out. The life of a slot; each step
-is ordered so that a process killed after any store leaves a state of this list:
+The slot table says who may fill which slot with which part of the arena, and what is published. The states of a slot;
+the order of stores makes sure that a process killed after any of them leaves one of these:
 
     word  pending  owner
     0     0        0         empty
     0     w        user      being filled, if the user is alive; else empty, with the room of w kept for this slot
     0     w        0         empty, with the room of w kept for this slot: the fill failed
-    0     w        SUSPECT   left by a crash: to be checked before it is out
-    w     any      any       out; until it is dropped
+    0     w        SUSPECT   left by a crash: to be checked before it is published
+    w     any      any       published, until it is dropped
 
-Words go out last and arena space is never given to two fills that both came to an end, so a reader that has seen a
-word may slice at leisure. Dropped bytes are lost space until the segment goes, since a process may still look at them;
-room of a dead fill goes to the next fill of the same slot, which is nearly always of the same size. A user killed
-between taking space and noting it down loses one sample's space.
+Words are stored last, and arena space is never given to two fills that both completed, so the bytes of a word that was
+seen never change. Dropped bytes stay lost space, since a process may still look at them; the room of a dead fill goes
+to the next fill of the same slot, which is nearly always of the same size. A user killed between reserving space and
+recording it loses one sample's space.
 
-Stores keep their order on x86. Elsewhere the lock's system calls between the bytes and the word are what orders them.
-Numbers read here may come from a damaged file: `span` lets nothing through that is not in the arena.
+Stores keep their order on x86. Elsewhere the lock's system calls between the bytes and the word order them. Numbers
+read here may come from a damaged file: `span` accepts nothing outside the arena.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ from cache.shared.layout import (
 __all__ = ["PERSIST_AT", "Backend", "Segment", "SlotTable", "Spec", "map_segment"]
 
 PERSIST_AT = 1040
-_STATE, _PERSIST, _CRASHES, _TABLE_CRC = 1024 // 8, PERSIST_AT // 8, 1048 // 8, 1056 // 8
+_STATE, _PERSIST, _TABLE_CRC = 1024 // 8, PERSIST_AT // 8, 1056 // 8
 _BOOT_AT, _BOOT_BYTES = 1064, 16
 _IN_USE, _CLOSED = 1, 2
 _TAIL, _TAKEN = 1032 // 8, 1080 // 8
 
 
 class SlotTable:
-    """The columns of a mapped segment. Methods that change something are called with the table's lock."""
+    """The columns of a mapped segment. Methods that change something need the table's lock."""
 
     def __init__(self, layout: Layout, table: memoryview) -> None:
         slots = layout.slots
@@ -85,7 +85,7 @@ class SlotTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether the free part is smaller than the mean of what was taken so far."""
+        """Whether the free part is smaller than the mean sample so far."""
         mean = (self.tail - self._start) // max(1, self._head[_TAKEN])
         return self._end - self.tail < max(ALIGNMENT, mean)
 
@@ -109,7 +109,7 @@ class SlotTable:
         owner = self.owners[slot]
         if self.words[slot] or owner == SUSPECT or (owner and users.is_alive(owner)):
             return None
-        start = self._room_kept(slot, length)
+        start = self._reusable_room(slot, length)
         if start is None:
             start = self.tail
             if start + padded(length) > self._end:
@@ -121,7 +121,7 @@ class SlotTable:
         return start
 
     def publish(self, slot: int, word: int, crc: int, owner: int) -> bool:
-        """Bytes are in place: let everybody see them, unless the claim has been taken away."""
+        """Publish bytes that are in place, unless the claim has been lost."""
         if self.words[slot] or self.owners[slot] != owner or self.pending[slot] != word:
             return False
         self.crcs[slot] = crc
@@ -131,7 +131,7 @@ class SlotTable:
         return True
 
     def abandon(self, slot: int, word: int, owner: int) -> None:
-        """The fill failed: the room stays for the next one."""
+        """The fill failed: keep the room for the next one."""
         if self.owners[slot] == owner and self.pending[slot] == word:
             self.owners[slot] = 0
 
@@ -142,7 +142,7 @@ class SlotTable:
         self.words[slot] = 0
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """A checked word goes out, or leaves its room to the next fill: no living process has seen the bytes."""
+        """Publish a checked word, or leave its room to the next fill: no living process has seen the bytes."""
         if self.owners[slot] != SUSPECT or self.pending[slot] != word:
             return False
         if right:
@@ -153,7 +153,7 @@ class SlotTable:
         return True
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which slots are out or left by a crash, as a copy."""
+        """Which slots are published or left by a crash, as a copy."""
         words, owners = np.frombuffer(self.words, np.uint64), np.frombuffer(self.owners, np.uint32)
         present: npt.NDArray[np.bool_] = np.logical_or(words != 0, owners == SUSPECT)
         return present
@@ -163,7 +163,7 @@ class SlotTable:
         return int(crc32c(self._columns, crc32c(self._head[_TAIL : _TAIL + 1])))
 
     def suspect_all(self) -> None:
-        """After a crash, alone: words must be checked before use, claims are void; a senseless table is emptied."""
+        """After a crash, alone: words must be checked before use, claims are void; an inconsistent table is emptied."""
         words, pending = np.frombuffer(self.words, np.uint64), np.frombuffer(self.pending, np.uint64)
         owners = np.frombuffer(self.owners, np.uint32)
         kept = np.where(words != 0, words, np.where(owners == SUSPECT, pending, np.uint64(0)))
@@ -174,7 +174,7 @@ class SlotTable:
         owners[:] = np.where(kept != 0, np.uint32(SUSPECT), np.uint32(0))
         words[:] = 0
 
-    def _room_kept(self, slot: int, length: int) -> int | None:
+    def _reusable_room(self, slot: int, length: int) -> int | None:
         word = self.pending[slot]
         span = self.span(word) if word else None
         if span is None or padded(word & LENGTH_MASK) < padded(length):
@@ -182,7 +182,7 @@ class SlotTable:
         return span[0]
 
     def _is_sound(self, words: npt.NDArray[np.uint64]) -> bool:
-        """Whether the samples lie in the used part of the arena and apart from each other."""
+        """Whether the samples are in the used part of the arena and do not overlap."""
         starts = (words >> np.uint64(LENGTH_BITS)) * np.uint64(ALIGNMENT)
         stops = starts + np.maximum(words & np.uint64(LENGTH_MASK), np.uint64(1))
         order = np.argsort(starts)
@@ -195,7 +195,7 @@ class SlotTable:
 
 @dataclass(frozen=True)
 class Spec:
-    """What `SharedByteCache.open` was asked for."""
+    """The arguments of `SharedByteCache.open`."""
 
     identity: Identity
     capacity_bytes: int
@@ -205,16 +205,16 @@ class Spec:
     title: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        Layout(self.identity.slots, self.capacity_bytes)  # says what is wrong before anything is made
+        _ = self.layout  # raises before anything is created
 
     @property
     def layout(self) -> Layout:
-        """Of a segment that is made to this spec."""
+        """Of a segment that is created for this."""
         return Layout(self.identity.slots, self.capacity_bytes)
 
 
 class Backend(Protocol):
-    """Where segments live. `lock` of what it gives has USE, shared; the caller closes it by letting it go."""
+    """Where segments are. The lock that it returns has USE, shared; its last reference closes it."""
 
     name: str
 
@@ -222,7 +222,7 @@ class Backend(Protocol):
         """The live segment of the spec's identity, or a new one. Raises CacheError."""
 
     def leave_last(self, segment: Segment) -> None:
-        """Its last user goes, and has USE alone: leave nothing behind, unless it persists."""
+        """Remove the segment, whose last user leaves and has USE alone, unless it persists."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         """What `attach_again` needs in another process, picklable. Raises TypeError where that is impossible."""
@@ -232,7 +232,7 @@ class Backend(Protocol):
 
 
 def _boot_id() -> bytes:
-    """Memory of another boot is gone; a file on a disk may say that it was closed and lack its last pages."""
+    """Of this boot: a file on a disk may say that it was closed in an earlier one, and lack its last pages."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):
@@ -255,7 +255,7 @@ class Segment:
         self._head = self.table[:HEADER_BYTES].cast("Q")
 
     def begin(self, spec: Spec) -> None:
-        """Make zeroed memory a segment, the magic last."""
+        """Turn zeroed memory into a segment, the magic last."""
         header = make_header(spec.identity, self.layout, spec.title)
         self.table[: len(header)] = header
         self._head[_STATE] = _IN_USE
@@ -268,15 +268,6 @@ class Segment:
         """Whether the segment stays when no process uses it."""
         return bool(self._head[_PERSIST])
 
-    def keep(self) -> None:
-        """Make it stay."""
-        self._head[_PERSIST] = 1
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether it was ever found after a crash, so that slots may have to be checked."""
-        return bool(self._head[_CRASHES])
-
     def write(self, start: int, data: memoryview) -> None:
         """Put bytes into the arena."""
         if self.window is not None:
@@ -287,27 +278,27 @@ class Segment:
             data, start = data[done:], start + done
 
     def seal(self) -> None:
-        """Note, alone, that the last user closed it in order."""
+        """Note, alone, that its last user closed it properly."""
         self.table[_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = _boot_id()
         self._head[_TABLE_CRC] = self.slots.checksum()
         self._head[_STATE] = _CLOSED
 
-    def unseal(self) -> None:
-        """First use, alone: unless it was closed in order, nothing in it is believed unchecked."""
+    def unseal(self, persist: bool) -> None:
+        """First use, alone: unless it was closed properly, everything in it is checked before use."""
         ordered = self._head[_STATE] == _CLOSED and self._head[_TABLE_CRC] == self.slots.checksum()
         if not ordered or bytes(self.table[_BOOT_AT : _BOOT_AT + _BOOT_BYTES]) != _boot_id():
-            self._head[_CRASHES] += 1  # before the table changes, so that who comes next looks for suspects
             self.slots.suspect_all()
-        self.resume()
+        self.resume(persist)
 
-    def resume(self) -> None:
-        """Somebody is here: a mark that says it was closed is of the past."""
+    def resume(self, persist: bool) -> None:
+        """Note that it is in use. persist: from now on it stays when no process uses it."""
         self._head[_STATE] = _IN_USE
+        self._head[_PERSIST] |= persist
 
 
 def map_segment(lock: ByteLocks, layout: Layout, path: Path | None = None) -> Segment:
     """Map the file of `lock`, whose size has been checked, through a description of its own."""
-    anchor = lock.reopened()
+    anchor = lock.reopen()
     try:
         table = mmap.mmap(anchor.number, layout.arena_at)
         arena = mmap.mmap(anchor.number, layout.total_bytes, prot=mmap.PROT_READ)

@@ -8,9 +8,8 @@
 Nothing here knows what the files mean: `readers.staging` does. Its modules load no obstore and no numpy.
 """
 
-from cache.errors import StagingError, StagingSourceError
 from cache.staging.copies import Copy, Store, find_store
-from cache.staging.leader import Arrivals, Brought, How
+from cache.staging.leader import Arrivals, CopyCounts, How
 from cache.staging.removal import Removed, remove_copies, sweep
 from cache.staging.session import CLEANUPS, Request, Session, candidates
 from cache.staging.sources import FolderSource, Manifest, Source, StagedFile, total_bytes
@@ -19,8 +18,8 @@ from cache.staging.transfer import work_off
 __all__ = [
     "CLEANUPS",
     "Arrivals",
-    "Brought",
     "Copy",
+    "CopyCounts",
     "FolderSource",
     "How",
     "Manifest",
@@ -29,8 +28,6 @@ __all__ = [
     "Session",
     "Source",
     "StagedFile",
-    "StagingError",
-    "StagingSourceError",
     "Store",
     "candidates",
     "find_store",

@@ -108,7 +108,7 @@ class Copy:
         return True
 
     def let_go(self) -> None:
-        if self.users.held:
+        if self.users.is_held:
             try:
                 os.utime(self.users.path)
             except OSError:

@@ -25,15 +25,14 @@ from pathlib import Path
 
 from cache.errors import NoRoomError, StagingError, StoppedError
 from cache.files import Folder
-from cache.forks import renewed_event, tell_after_fork
-from cache.locks import is_locked
-from cache.progress import Watcher
-from cache.space import filesystem_type, free_space
+from cache.filesystem import filesystem_type, free_space
+from cache.locks import call_after_fork, copy_event, is_locked
+from cache.messages import Watcher
 from cache.staging.copies import PART_PREFIX, Copy, Ready, is_own_folder, load_copy
 from cache.staging.sources import INNER_FOLDER, Source, StagedFile, total_bytes
 from cache.staging.transfer import Pace, transfer, work_off
 
-__all__ = ["Arrivals", "Brought", "How", "bring", "no_room", "still_needed"]
+__all__ = ["Arrivals", "CopyCounts", "How", "bring", "no_room", "still_needed"]
 
 _WAIT_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.3
@@ -59,7 +58,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Brought:
+class CopyCounts:
     """What was done by this process: bytes copied, files copied, files found whole, files found damaged."""
 
     copied_bytes: int = 0
@@ -67,21 +66,21 @@ class Brought:
     found: int = 0
     damaged: int = 0
 
-    def __add__(self, other: Brought) -> Brought:
-        return Brought(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+    def __add__(self, other: CopyCounts) -> CopyCounts:
+        return CopyCounts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
 def bring(
     copy: Copy, source: Source, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: Watcher
-) -> Brought:
+) -> CopyCounts:
     """See to it that files are in a copy that this process holds.
 
     Raises NoRoomError, StagingSourceError, StoppedError, StagingError.
     """
     if not how.verify and _all_there(copy, files):
-        return Brought(found=len(files))
+        return CopyCounts(found=len(files))
     if not _lead_or_find(copy, files, how, stop, watcher):
-        return Brought(found=len(files))
+        return CopyCounts(found=len(files))
     try:
         return _Leader(copy, source, how, stop, watcher).lead(files)
     except StagingError:
@@ -136,7 +135,7 @@ class _Leader:
         self.ready: Ready = copy.ready()
         self.damaged: list[str] = []
 
-    def lead(self, files: Sequence[StagedFile]) -> Brought:
+    def lead(self, files: Sequence[StagedFile]) -> CopyCounts:
         present = [file for file in files if self._is_whole(file)]
         if self.how.verify:
             self._check(present)
@@ -153,7 +152,7 @@ class _Leader:
                 self.ready.setdefault(file.path, (file.bytes, file.crc32c, now))
             self.copy.write_ready(self.ready)
         found = len(files) - len(missing)
-        return Brought(total_bytes(missing), len(missing), found, len(self.damaged))
+        return CopyCounts(total_bytes(missing), len(missing), found, len(self.damaged))
 
     def _is_whole(self, file: StagedFile) -> bool:
         """In place with the right size, and with a checksum from the source or from when it was copied."""
@@ -261,11 +260,11 @@ class Arrivals:
         self.copy, self.patience_seconds = copy, patience_seconds
         self._over = threading.Event()
         self._wanted: frozenset[str] | None = None
-        tell_after_fork(self)
+        call_after_fork(self)
 
     def after_fork(self) -> None:
         """In a forked child."""
-        self._over = renewed_event(self._over)
+        self._over = copy_event(self._over)
 
     @property
     def over(self) -> bool:

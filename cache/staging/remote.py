@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache.errors import MissingExtraError, StagingSourceError
-from cache.remote import Facts, Remote, RemoteError, Span
+from cache.errors import MissingExtraError, RemoteError, StagingSourceError
+from cache.remote import Facts, Remote, Span
 from cache.staging.sources import FolderSource, StagedFile
 
 __all__ = ["RemoteSource"]
@@ -36,7 +36,7 @@ class RemoteSource:
     def __str__(self) -> str:
         return str(self.remote.url)
 
-    def place(self, file: StagedFile) -> str:
+    def location(self, file: StagedFile) -> str:
         return self.remote.url.at(file.path)
 
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
@@ -55,7 +55,7 @@ class RemoteSource:
                     pending.append(self.remote.submit(Span(file.path, start, stop, etag, file.bytes)))
                 data, facts = self._waited(pending.popleft(), check)
                 if etag and facts.etag and facts.etag != etag:
-                    raise StagingSourceError(f"{self.place(file)}: changed while it was being copied; stage again")
+                    raise StagingSourceError(f"{self.location(file)}: changed while it was being copied; stage again")
                 etag, at_once = etag or facts.etag, _AHEAD
                 yield memoryview(data)
         except (RemoteError, MissingExtraError) as error:

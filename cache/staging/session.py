@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cache.errors import NoRoomError, NoTargetError, StagingError, StoppedError
+from cache.filesystem import filesystem_type, free_space, is_local
 from cache.launchers import scratch_variables
 from cache.locks import is_locked
-from cache.progress import Silent, Watcher
-from cache.space import filesystem_type, free_space, is_local
+from cache.messages import Silent, Watcher
 from cache.staging.copies import Copy, Store, find_store, make_store, new_copy
-from cache.staging.leader import Brought, How, bring, no_room, still_needed
+from cache.staging.leader import CopyCounts, How, bring, no_room, still_needed
 from cache.staging.removal import Removed, discard, evictable_bytes, make_room, remove_copies, sweep
 from cache.staging.sources import Manifest, StagedFile
 
@@ -67,7 +67,7 @@ class Session:
         self.request, self.watcher = request, watcher or Silent()
         self.how = replace(how, last=request.manifest.last, since=time.time())
         self.choice: Choice | None = None
-        self.brought = Brought()
+        self.counts = CopyCounts()
         self.error: StagingError | None = None
         self.done = False
         self._path: Path | None = None
@@ -97,7 +97,7 @@ class Session:
         try:
             self._copy = copy = self._made(self.choice.target.path)
             self._path = copy.path
-            self.brought = self._bring(copy, request.files)
+            self.counts = self._bring(copy, request.files)
         except BaseException:
             self.close()
             raise
@@ -149,12 +149,12 @@ class Session:
         except OSError as error:
             raise StagingError(f"{target}: cannot be written: {error.strerror or error}") from error
 
-    def _bring(self, copy: Copy, files: Sequence[StagedFile]) -> Brought:
+    def _bring(self, copy: Copy, files: Sequence[StagedFile]) -> CopyCounts:
         return bring(copy, self.request.manifest.source, files, self.how, self._stop, self.watcher)
 
     def _bring_later(self, copy: Copy) -> None:
         try:
-            self.brought += self._bring(copy, self.request.later)
+            self.counts += self._bring(copy, self.request.later)
             self.done = True
         except StoppedError:
             pass

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from cache.errors import StagingError, StagingSourceError
-from cache.page import prefetch
+from cache.filesystem import prefetch
 
 __all__ = ["INNER_FOLDER", "FolderSource", "Manifest", "Source", "StagedFile", "inside", "total_bytes"]
 
@@ -43,7 +43,7 @@ class Source(Protocol):
 
     def __str__(self) -> str: ...
 
-    def place(self, file: StagedFile) -> str:
+    def location(self, file: StagedFile) -> str:
         """Path or address of a file, for messages."""
 
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
@@ -65,7 +65,7 @@ class FolderSource:
     def __str__(self) -> str:
         return str(self.path)
 
-    def place(self, file: StagedFile) -> str:
+    def location(self, file: StagedFile) -> str:
         return str(self.path / file.path)
 
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from cache.errors import StagingSourceError, StoppedError
 from cache.files import Folder
-from cache.page import write_behind
+from cache.filesystem import write_behind
 from cache.staging.sources import Source, StagedFile
 
 __all__ = ["Pace", "transfer", "work_off"]
@@ -80,7 +80,7 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
             crc = _written(first, chunks, writer.fileno(), pace)
             if file.crc32c is not None and crc != file.crc32c:
                 raise StagingSourceError(
-                    f"{source.place(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
+                    f"{source.location(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
                     f"source changed or is damaged; run  packer verify  on it, then stage again"
                 )
     finally:

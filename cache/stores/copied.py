@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import StaleIndexError
-from cache.forks import tell_after_fork
+from cache.locks import call_after_fork
 from cache.staging import Arrivals
 from cache.stores.base import Buffer, Extents, Store
 from cache.stores.files import Files
@@ -60,7 +60,7 @@ class Copied(Store):
         self._look_again: dict[int, float] = {}
         self._arrivals = Arrivals(Path(self.copy.root), self.patience_seconds)
         self._stats, self._stats_lock = CopyStats(), threading.Lock()
-        tell_after_fork(self)
+        call_after_fork(self)
 
     def stats(self) -> CopyStats:
         """What was read from where, since this store was opened."""
@@ -98,8 +98,8 @@ class Copied(Store):
     def check(self, shard: int) -> None:
         (self.copy if self._is_local(shard) else self.source).check(shard)
 
-    def place(self, shard: int) -> str:
-        return (self.copy if self.copy.has(shard) else self.source).place(shard)
+    def location(self, shard: int) -> str:
+        return (self.copy if self.copy.has(shard) else self.source).location(shard)
 
     def has_copy(self, shard: int) -> bool:
         """Whether the shard is in the copy now."""

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from cache.errors import StaleIndexError
-from cache.forks import tell_after_fork
-from cache.page import prefetch
+from cache.filesystem import prefetch
+from cache.locks import call_after_fork
 from cache.stores.base import Buffer, Extents, Int64s, Shards, Store
-from cache.stores.blocks import BlockPool
-from cache.stores.ranges import GAP_BYTES, ReadPlan, plan_reads
+from cache.stores.ranges import GAP_BYTES, BlockPool, ReadPlan, plan_reads
 
 __all__ = ["Files", "LooseFiles", "OpenFile", "check_inside", "unreadable"]
 
@@ -52,7 +51,7 @@ class Files(Store):
         self._lock = threading.Lock()
         self._blocks = BlockPool()
         self._sizes = np.asarray(self.shards.bytes, np.int64)
-        tell_after_fork(self)
+        call_after_fork(self)
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
@@ -94,7 +93,7 @@ class Files(Store):
         if self._files[shard] is None:
             self._open(shard)
 
-    def place(self, shard: int) -> str:
+    def location(self, shard: int) -> str:
         return f"{self.root}/{self.shards.paths[shard]}"
 
     # --- life ---------------------------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ class Files(Store):
     def has(self, shard: int) -> bool:
         """Whether the shard is there now, and as large as it should be."""
         try:
-            return os.stat(self.place(shard)).st_size == self.shards.bytes[shard]
+            return os.stat(self.location(shard)).st_size == self.shards.bytes[shard]
         except OSError:
             return False
 
@@ -145,7 +144,7 @@ class Files(Store):
         """Open a shard; where this process may open no more files, those opened first make room."""
         while True:
             try:
-                return OpenFile(self.place(shard), self.shards.bytes[shard], self.mapped)
+                return OpenFile(self.location(shard), self.shards.bytes[shard], self.mapped)
             except StaleIndexError as error:
                 if getattr(error.__cause__, "errno", None) not in (errno.EMFILE, errno.ENFILE) or not self._opened:
                     raise
@@ -244,7 +243,7 @@ class LooseFiles(Store):
         self.root, self.paths, self.sizes, self.times = root, paths, sizes, times
 
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        path = self.place(shard)
+        path = self.location(shard)
         try:
             with open(path, "rb", buffering=0) as file:
                 return file.read()
@@ -254,7 +253,7 @@ class LooseFiles(Store):
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         for shard in extents.shard.tolist():
             try:
-                descriptor = os.open(self.place(shard), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self.location(shard), os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue  # the read that follows says what is wrong
             try:
@@ -262,7 +261,7 @@ class LooseFiles(Store):
             finally:
                 os.close(descriptor)
 
-    def place(self, shard: int) -> str:
+    def location(self, shard: int) -> str:
         return f"{self.root}/{self.paths[shard]}"
 
     @property
@@ -279,7 +278,7 @@ class LooseFiles(Store):
     def is_current(self, shard: int) -> bool:
         """By the size and the times of the file."""
         try:
-            status = os.stat(self.place(shard))
+            status = os.stat(self.location(shard))
         except OSError:
             return False
         found = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -293,7 +292,7 @@ def check_inside(store: Store, sizes: Int64s, extents: Extents) -> None:
     if bad.any():
         shard, offset, length = (int(column[bad.argmax()]) for column in extents[1:])
         raise StaleIndexError(
-            f"{store.place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
+            f"{store.location(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
             f"{int(sizes[shard])}; {_REBUILD}"
         )
 

@@ -6,13 +6,14 @@ read is cheaper than two system calls and because the disk sees one sequential r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GAP_BYTES", "RUN_BYTES", "ReadPlan", "first_outside", "plan_reads"]
+__all__ = ["GAP_BYTES", "RUN_BYTES", "BlockPool", "ReadPlan", "first_outside", "plan_reads"]
 
 GAP_BYTES = 16 << 10
 RUN_BYTES = 8 << 20
@@ -112,3 +113,50 @@ def _cut_long_runs(
                 cuts.append(i)
                 begin = int(offset[i])
     return np.array(cuts, np.int64)
+
+
+_KEPT_BLOCKS = 5
+_KEPT_BYTES = 256 << 20
+_ROUND_BYTES = 1 << 20
+
+
+class BlockPool:
+    """Up to `kept` blocks of at most 256 MiB each. Threads may share it."""
+
+    def __init__(self, kept: int = _KEPT_BLOCKS) -> None:
+        self._kept = kept
+        self._blocks: deque[bytearray] = deque()
+
+    def take(self, size: int) -> memoryview:
+        """A writable view of `size` bytes; what they hold is undefined."""
+        for _ in range(len(self._blocks)):
+            try:
+                block = self._blocks.popleft()  # from here on no other thread sees it
+            except IndexError:
+                break
+            if _in_use(block):
+                self._blocks.append(block)
+            elif len(block) >= size:
+                view = memoryview(block)[:size]
+                self._blocks.append(block)
+                return view
+        block = bytearray(-(-size // _ROUND_BYTES) * _ROUND_BYTES)
+        view = memoryview(block)[:size]
+        if len(self._blocks) < self._kept and len(block) <= _KEPT_BYTES:
+            self._blocks.append(block)
+        return view
+
+    def clear(self) -> None:
+        """Let go of all blocks; views of them stay valid."""
+        self._blocks.clear()
+
+
+def _in_use(block: bytearray) -> bool:
+    if not block:
+        return False
+    try:
+        # Shrinking by one and growing again moves nothing: the memory behind a bytearray stays as large as it was.
+        block.append(block.pop())
+    except BufferError:
+        return True
+    return False

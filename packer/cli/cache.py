@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cache.text import plural
+from cache.messages import plural
 from packer.cli.text import (
     SetPlace,
     bar,

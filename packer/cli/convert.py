@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cache.errors import BadNameError
-from cache.text import plural
+from cache.messages import plural
 from packer.adoption import index
 from packer.cli.group import with_flags
 from packer.cli.text import (

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from cache.errors import PackerError
-from cache.text import printable
+from cache.messages import printable
 from packer import __version__
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 

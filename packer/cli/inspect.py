@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import readers
-from cache.text import parse_size, plural
+from cache.messages import parse_size, plural
 from packer.cli.text import SetPlace, bar, human_bytes, json_option, print_json, show, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
 

@@ -14,10 +14,9 @@ import click
 
 import readers
 from cache.launchers import scratch_variables
-from cache.progress import Done
-from cache.ranks import detect_ranks
+from cache.messages import Done, plural
+from cache.node import detect_ranks
 from cache.staging import CLEANUPS
-from cache.text import plural
 from packer.cli.held import HeldSignals, undisturbed
 from packer.cli.text import (
     ProgressDisplay,
@@ -161,15 +160,15 @@ def _stage_and_run(
     with staging as local:
         if signals.caught:
             return 0
-        staged, seconds = staging.brought, time.monotonic() - started
-        rate = f", {human_bytes(staged.copied_bytes / max(seconds, 1e-9))}/s" if staged.copied else ""
-        copied, found = plural(staged.copied, "file"), plural(staged.found, "file")
+        counts, seconds = staging.counts, time.monotonic() - started
+        rate = f", {human_bytes(counts.copied_bytes / max(seconds, 1e-9))}/s" if counts.copied else ""
+        copied, found = plural(counts.copied, "file"), plural(counts.found, "file")
         display.note(
-            f"{human_bytes(staged.copied_bytes)} in {copied} copied, {found} already there, "
+            f"{human_bytes(counts.copied_bytes)} in {copied} copied, {found} already there, "
             f"{human_seconds(seconds)}{rate}"
         )
         if as_json:
-            print_json({"path": str(local), "seconds": seconds, **vars(staged)})
+            print_json({"path": str(local), "seconds": seconds, **vars(counts)})
         elif not run:
             click.echo(str(local))
         if run:

@@ -15,10 +15,9 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-from cache.errors import BadNameError
-from cache.progress import Done, Silent, Watcher
-from cache.remote import RemoteError, parse_url
-from cache.text import json_printable, parse_size, printable
+from cache.errors import BadNameError, RemoteError
+from cache.messages import Done, Silent, Watcher, json_printable, parse_size, printable
+from cache.remote import parse_url
 from packer.cli.group import with_flags
 from readers.names import SplitName
 

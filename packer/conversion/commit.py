@@ -19,7 +19,7 @@ from typing import Any
 
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
-from cache.text import listed, plural
+from cache.messages import listed, plural
 from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
 from packer.conversion.plan import Plan, PlannedShard

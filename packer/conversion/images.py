@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from cache.errors import BadSampleError
-from cache.text import plural
+from cache.messages import plural
 from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import without_all_bits

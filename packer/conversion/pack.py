@@ -11,13 +11,13 @@ from typing import cast
 
 from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
-from cache.progress import Counter
+from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
 from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
-from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import Arena, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.formats.base import Arena, PackedSample, ShardSpec, ShardWriter, WrittenShard
+from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
+from cache.messages import Silent, Watcher, parse_size, plural
 from cache.node import usable_cpus
-from cache.progress import Silent, Watcher
 from cache.remote import is_remote
-from cache.text import parse_size, plural
 from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set

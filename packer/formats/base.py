@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from readers.names import FieldName
 from readers.sample import NO_LABEL, Buffer
 
 __all__ = [
+    "Arena",
     "Format",
     "LocateOptions",
     "Located",
@@ -43,6 +44,8 @@ __all__ = [
     "locate_options",
     "without_offset",
 ]
+
+_ARENA_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Located(NamedTuple):
     class_name: of the label, where the shard says it.
     split: the one that the shard puts the sample in, "" where it names none.
     left_behind: what the shard says of the sample that no field keeps.
-    fault: why the sample cannot be had, under `lenient`.
+    fault: why the sample cannot be read, under `lenient`.
+    left_out: why what `key` names in the file is not a sample, under `lenient`.
     place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
     it, and about how many bytes it has.
     """
@@ -114,6 +118,7 @@ class Located(NamedTuple):
     split: str = ""
     left_behind: tuple[str, ...] = ()
     fault: str = ""
+    left_out: str = ""
     place: tuple[Any, ...] | None = None
     bytes: int = 0
 
@@ -126,8 +131,8 @@ class LocateOptions:
     extra_fields: further field name -> key in the shard.
     label_offset: is subtracted from what the shard holds.
     check_payload: also verify the format's own checksums of the payload.
-    lenient: give samples that are damaged with their `fault`, and those that are not flat with their `place`, rather
-    than raise.
+    lenient: give samples that are damaged with their `fault`, those that are not flat with their `place`, and what
+    should hold a sample and does not with `left_out`, rather than raise or pass over it.
     """
 
     image_key: str | None = None
@@ -163,6 +168,38 @@ def key_by_number(path: Path, number: int) -> str:
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
     return f"{Path(name).stem}/{number:08d}"
+
+
+class Arena:
+    """Memory of a worker for samples, `size` bytes used from front to back, again and again; a larger sample grows it.
+
+    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is used again.
+    """
+
+    __slots__ = ("_block", "_flush", "_used")
+
+    def __init__(self, flush: Callable[[], None], size: int = _ARENA_BYTES) -> None:
+        self._block = memoryview(bytearray(size))
+        self._used = 0
+        self._flush = flush
+
+    def begin(self, size: int) -> None:
+        """Make room for a sample of `size` bytes, which may overwrite everything taken before."""
+        if self._used + size > len(self._block):
+            self._flush()
+            self._used = 0
+            if size > len(self._block):
+                self._block = memoryview(bytearray(size))
+
+    def rest(self) -> memoryview:
+        """The free part, to read into; then `take` what was read."""
+        return self._block[self._used :]
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        start = self._used
+        self._used = start + size
+        return self._block[start : start + size]
 
 
 class ShardWriter(Protocol):
@@ -215,10 +252,6 @@ class Format(ABC):
     def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
         """The splits that a file made elsewhere names for its samples; none: it is one split, whatever it is called."""
         return ()
-
-    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
-        """(name, reason) of what in the file should hold a sample and does not."""
-        return []
 
     def index_head(self, target: str, samples: int) -> str:
         """What stands above the lines of an index for `target`."""

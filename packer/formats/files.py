@@ -15,7 +15,7 @@ from pathlib import Path
 from cache.checksums import JoinedChecksum, crc32c
 from cache.errors import FormatError
 from cache.files import sync_file
-from cache.page import write_behind
+from cache.filesystem import write_behind
 from readers.sample import Buffer
 
 __all__ = ["GatherFile", "Window"]

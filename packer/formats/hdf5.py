@@ -1,4 +1,4 @@
-"""HDF5 shards: per field one contiguous 1-D uint8 data set, so that every sample is one flat byte range.
+"""HDF5 shards: one contiguous 1-D uint8 data set a field, so that every sample is one flat byte range.
 
     /<field>/data     uint8  [bytes]  contiguous; all samples one after the other
     /<field>/offset   uint64 [n]      first byte in data; 2^64 - 1 where the sample lacks the field
@@ -10,9 +10,9 @@
                       (as the data set /classes where they do not fit an attribute)
 
 Contiguous data sets cannot grow, and how many bytes a shard will hold is known only when its last sample is in. So
-the image bytes are streamed to where HDF5 will put them (the first large object of a file lies at byte 4096); then
+the image bytes are streamed to where HDF5 will put them (the first large object of a file is at byte 4096); then
 h5py writes the same file with the right sizes and nothing in it, as a sparse skeleton, and its metadata is copied
-around the streamed bytes. Further fields are spooled beside and copied in. Memory stays constant.
+around the streamed bytes. Further fields are spooled to files of their own and copied in. Memory stays constant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from packer.formats.hdf5_guard import (
 )
 from readers.index import ABSENT
 from readers.sample import NO_LABEL
+from readers.strings import NamesBuilder
 
 __all__ = ["FORMAT", "Hdf5Format"]
 
@@ -59,7 +59,7 @@ _VERSION = 1
 
 
 class Hdf5Writer:
-    """Writes one shard; image payloads are not copied, further fields are spooled to files beside."""
+    """Writes one shard; image payloads are not copied, further fields are spooled to files of their own."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path, self._spec = path, spec
@@ -70,8 +70,8 @@ class Hdf5Writer:
         }
         self._fields = tuple(self._files.items())
         self._payloads = {name: Payloads() for name in spec.fields}
-        self._names = {name: _Texts() for name in spec.fields}
-        self._keys = _Texts()
+        self._names = {name: NamesBuilder() for name in spec.fields}
+        self._keys = NamesBuilder()
         self._labels = array("q")
 
     def add(self, sample: PackedSample) -> None:
@@ -139,7 +139,7 @@ class Hdf5Writer:
             group = file[field]
             group.create_dataset("offset", data=np.array(self._payloads[field].offset, np.uint64))
             group.create_dataset("length", data=np.array(self._payloads[field].length, np.uint64))
-            if names:
+            if len(names.build().blob):
                 _write_strings(group, "name", names)
         file.create_dataset("label", data=np.array(self._labels, np.int64))
         _write_strings(file, "key", self._keys)
@@ -214,8 +214,12 @@ def _fixed_list(texts: Iterable[str]) -> npt.NDArray[Any]:
     return np.array(encoded, h5py.string_dtype("utf-8", max(map(len, encoded), default=0) or 1))
 
 
-def _write_strings(group: Any, name: str, texts: _Texts) -> None:
-    data = texts.array(h5py.string_dtype("utf-8", texts.width))
+def _write_strings(group: Any, name: str, texts: NamesBuilder) -> None:
+    column = texts.build()
+    width = max(int(np.diff(column.offsets).max(initial=0)), 1)
+    data = np.zeros(len(column), h5py.string_dtype("utf-8", width))
+    for first in range(0, len(column), _BLOCK_TEXTS):
+        data[first : first + _BLOCK_TEXTS] = [text.encode() for text in column[first : first + _BLOCK_TEXTS]]
     options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if len(data) else {}
     group.create_dataset(name, data=data, dtype=data.dtype, **options)
 
@@ -233,48 +237,6 @@ def _copy(source: int, source_offset: int, target: int, target_offset: int, leng
         source_offset, target_offset = source_offset + len(block), target_offset + len(block)
         length -= len(block)
     return crc
-
-
-class _Texts:
-    """Many short strings on their way into a table: a list that only grows, and keeps bytes, not Python objects."""
-
-    def __init__(self) -> None:
-        self._width = 1
-        self._blocks: list[npt.NDArray[np.bytes_]] = []
-        self._recent: list[bytes] = []
-
-    def append(self, text: str) -> None:
-        self._recent.append(text.encode())
-        if len(self._recent) == _BLOCK_TEXTS:
-            self._compact()
-
-    def __bool__(self) -> bool:
-        """Whether any text is not empty."""
-        self._compact()
-        return any(bool(block.any()) for block in self._blocks)
-
-    @property
-    def width(self) -> int:
-        """Bytes of the longest text, at least 1."""
-        self._compact()
-        return self._width
-
-    def array(self, dtype: Any) -> npt.NDArray[Any]:
-        """All texts in one array of `dtype`, a fixed-length string type of at least `width` bytes."""
-        self._compact()
-        out = np.zeros(sum(map(len, self._blocks)), dtype)
-        position = 0
-        for block in self._blocks:
-            out[position : position + len(block)] = block
-            position += len(block)
-        return out
-
-    def _compact(self) -> None:
-        if self._recent:
-            block = np.array(self._recent, np.bytes_)
-            self._width = max(self._width, block.dtype.itemsize)
-            self._blocks.append(block)
-            self._recent = []
 
 
 class Hdf5Format(Format):
@@ -296,8 +258,12 @@ class Hdf5Format(Format):
         with translated(path), _open(path) as file:
             spec = _describe(file, path)
             if spec is None or options.image_key:
-                refuse_other_files(file, path)
-                yield from locate_foreign(file, path, options, [])
+                broken_links = refuse_other_files(file, path)
+                left_out: list[tuple[str, str]] = []
+                yield from locate_foreign(file, path, options, left_out)
+                if options.lenient:
+                    left_out += [(name, "a soft link that leads nowhere") for name in broken_links]
+                    yield from (Located(name, NO_LABEL, {}, {}, left_out=reason) for name, reason in left_out)
             else:
                 yield from _locate_ours(file, path, spec)
 
@@ -305,14 +271,6 @@ class Hdf5Format(Format):
         with translated(path), _open(path) as file:
             refuse_other_files(file, path)
             return splits_of(file, path, options)
-
-    def unused(self, path: Path, options: LocateOptions) -> list[tuple[str, str]]:
-        with translated(path), _open(path) as file:
-            nowhere = [(name, "a soft link that leads nowhere") for name in refuse_other_files(file, path)]
-            beside: list[tuple[str, str]] = []
-            for _ in locate_foreign(file, path, replace(options, lenient=True), beside):
-                pass
-            return beside + nowhere
 
     @contextmanager
     def open_places(self, path: Path) -> Iterator[Hdf5Places]:

@@ -1,16 +1,15 @@
-"""HDF5 files that others made: one file is read, and no other; no more memory is taken than the file can fill.
+"""HDF5 files from elsewhere: no other file is opened, and no more memory is taken than the file can fill.
 
-An HDF5 file may say that a part of it lies elsewhere: behind an external link, in the raw files of a data set with
+An HDF5 file may say that a part of it is elsewhere: behind an external link, in the raw files of a data set with
 external storage, or in the sources of a virtual data set. HDF5 opens these as soon as it is asked for a shape or a
-value, whoever wrote their names, and waits for ever where one is a named pipe. So links and creation properties,
-which are in the file itself, are looked at first, and such a file is refused. Then: which data sets are one flat byte
-range, reading the small tables beside them, and the images that are not flat.
+value, and waits for ever where one is a named pipe. So links and creation properties, which are in the file itself,
+are examined first, and such a file is refused. The rest of the module finds which data sets are one flat byte range,
+and reads the small tables in their groups and the images that are not flat.
 """
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +46,7 @@ _MAX_VALUE_BYTES = 1 << 31
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Whatever h5py raises over the file at `path` becomes a FormatError that names it."""
+    """Turn what h5py raises for the file at `path` into a FormatError that names it."""
     try:
         yield
     except PackerError:
@@ -61,7 +60,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(file: Any, path: Path) -> list[str]:
-    """Raise NotFlatError where anything in an open file lies in another one; nothing of that is opened.
+    """Raise NotFlatError where a part of an open file is in another file, which is not opened.
 
     Returns the names of soft links that lead nowhere; one that leads back to itself is an error.
     """
@@ -80,8 +79,8 @@ def refuse_other_files(file: Any, path: Path) -> list[str]:
     if external:
         other, inside = map(as_text, file.id.links.get_val(external[0]))
         raise NotFlatError(
-            f"{path}: /{as_text(external[0])} is a link into another file, {other!r} ({inside}); only what lies "
-            f"in a file itself is read: name that file instead, or put all into one file with  "
+            f"{path}: /{as_text(external[0])} is a link into another file, {other!r} ({inside}); only what is "
+            f"in the file itself is read: name that file instead, or put all into one file with  "
             f"h5repack --merge {path} NEW.h5"
         )
     if strange:
@@ -99,24 +98,17 @@ def _leads_nowhere(file: Any, name: str, path: Path) -> bool:
         raise FormatError(f"{path}: /{name} is a soft link that leads back to itself") from error
 
 
-def _check_data_set(data: Any, path: Path) -> None:
-    """Raise NotFlatError where the bytes of a data set lie in other files. Does not ask for its shape."""
-    found = _elsewhere(data, path)
-    if found:
-        raise NotFlatError(found)
-
-
 def _elsewhere(data: Any, path: Path) -> str | None:
-    """What to say of a data set whose bytes lie in other files."""
+    """What to say of a data set whose bytes are in other files. Its shape is not asked for."""
     properties = data.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.VIRTUAL:
-        where = "is a virtual data set, whose bytes lie in other files"
+        where = "is a virtual data set, whose bytes are in other files"
     elif properties.get_external_count():
         where = f"has its bytes in an external file, {as_text(properties.get_external(0)[0])!r}"
     else:
         return None
     return (
-        f"{path}: {data.name} {where}; only what lies in a file itself is read: put all into one file with  "
+        f"{path}: {data.name} {where}; only what is in the file itself is read: put all into one file with  "
         f"h5repack -l CONTI {path} NEW.h5"
     )
 
@@ -157,13 +149,9 @@ def flat_start(data: Any, path: Path) -> int:
     opaque = data.shape == () and data.dtype.kind == "V" and data.dtype.names is None
     if not opaque and (data.dtype != np.uint8 or data.ndim != 1):
         raise NotFlatError(not_flat(data, path, f"has dtype {data.dtype} and shape {data.shape}, not 1-D uint8"))
-    if data.file.filename != os.fspath(path):
-        raise NotFlatError(not_flat(data, path, f"is a link into another file, {data.file.filename},"))
     if data.chunks is not None:
         how = f"is chunked with {data.compression}" if data.compression else "is chunked"
         raise NotFlatError(not_flat(data, path, how))
-    if data.id.get_create_plist().get_external_count():
-        raise NotFlatError(not_flat(data, path, "lies in an external file"))
     offset = data.id.get_offset()
     if offset is None:
         if data.size == 0:
@@ -218,7 +206,8 @@ class Hdf5Places:
 
     def _data_set(self, name: str) -> Any:
         data = self._file[name]
-        _check_data_set(data, self._path)
+        if elsewhere := _elsewhere(data, self._path):
+            raise NotFlatError(elsewhere)
         return data
 
 

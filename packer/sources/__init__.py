@@ -32,25 +32,29 @@ class SourceEntry(Entry):
     folders: whether any directory is one that no other entry takes.
     inside: a directory with a file of this name in it, if that file's content is right, is one.
     by_name: whether the name alone says so, since the content cannot.
-    packed: whether the content of a compressed file counts as that of the file.
+    compressed: whether a compressed file is one by what it unpacks to.
     """
 
     options: frozenset[str] = frozenset()
     folders: bool = False
     inside: str = ""
     by_name: bool = False
-    packed: bool = False
+    compressed: bool = False
+
+    def kind_of(self, head: bytes) -> str:
+        """What a file that begins with `head` is called in a message: "tar archive"."""
+        return _kind(self.title)
 
     def is_folder(self, path: Path) -> bool:
         """Whether a directory is one of these."""
-        place = path / self.inside
-        if not self.inside or not place.exists():
+        file_path = path / self.inside
+        if not self.inside or not file_path.exists():
             return False
-        if not place.is_file():
-            return not place.is_dir()  # a FIFO, say: opening it says what is wrong
+        if not file_path.is_file():
+            return not file_path.is_dir()  # a FIFO, for example: opening it says what is wrong
         if not self.magic and self.claims is None:
             return True
-        with open(path / self.inside, "rb") as file:
+        with open(file_path, "rb") as file:
             return self.is_content(file.read(HEAD_BYTES))
 
 
@@ -63,8 +67,17 @@ class _ShardEntry(SourceEntry):
     def is_name(self, name: str) -> bool:
         return FORMATS.of_name(name) is not None
 
+    def kind_of(self, head: bytes) -> str:
+        entry = FORMATS.of_content(head)
+        return _kind(entry.title if entry else self.title)
 
-def _is_archive(head: bytes) -> bool:
+
+def _kind(title: str) -> str:
+    """A title without its article and without "file": "HDF5", "tar archive", "LMDB"."""
+    return title.partition(" ")[2].partition(" (")[0].removesuffix(" file").removesuffix(" environment")
+
+
+def _is_tar(head: bytes) -> bool:
     """Whether the header of a first tar member is right, by its checksum: the sum of its bytes, its own as blanks."""
     field = head[148:156].strip(b" \0")
     if len(head) < HEAD_BYTES or not field.isdigit() or field.strip(b"01234567"):
@@ -102,21 +115,28 @@ REGISTRY = Registry(
             options=frozenset({"path_column", "label_column", "fields", "folder"}),
         ),
         SourceEntry(
-            name="archive",
-            title="an archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst, .zip)",
-            home="packer.sources.archive:ArchiveSource",
-            magic=((0, b"PK\3\4"), (0, b"PK\5\6")),
-            claims=_is_archive,
-            suffixes=(".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip"),
-            packed=True,
+            name="tar",
+            title="a tar archive (.tar, .tar.gz, .tar.bz2, .tar.xz, .tar.zst)",
+            home="packer.sources.tar_archive:TarSource",
+            claims=_is_tar,
+            suffixes=(".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst"),
+            compressed=True,
             options=frozenset({"layout", "image_key", "label_key", "label_offset"}),
+        ),
+        SourceEntry(
+            name="zip",
+            title="a zip archive",
+            home="packer.sources.zip_archive:ZipSource",
+            magic=((0, b"PK\3\4"), (0, b"PK\5\6")),
+            suffixes=(".zip",),
+            options=frozenset({"layout"}),
         ),
         _ShardEntry(
             name="shard",
             title=", ".join(entry.title for entry in FORMATS.own),
             home="packer.sources.shards:ShardSource",
             suffixes=tuple(suffix for entry in FORMATS.own for suffix in entry.suffixes),
-            packed=True,
+            compressed=True,
             options=frozenset({"image_key", "label_key", "label_offset", "fields"}),
         ),
     ),
@@ -188,12 +208,12 @@ def _entry_of_content(root: Path) -> SourceEntry | None:
     from packer.sources.streams import compression_of, unpacked_head
 
     compressed, head = bool(compression_of(root)), unpacked_head(root, HEAD_BYTES)
-    return next((entry for entry in REGISTRY if (entry.packed or not compressed) and entry.is_content(head)), None)
+    return next((entry for entry in REGISTRY if (entry.compressed or not compressed) and entry.is_content(head)), None)
 
 
 def _entry_of_name(name: str) -> SourceEntry | None:
     plain = _without_compression(name)
-    entries = (entry for entry in REGISTRY if not entry.by_name and (entry.packed or plain == name))
+    entries = (entry for entry in REGISTRY if not entry.by_name and (entry.compressed or plain == name))
     return next((entry for entry in entries if entry.is_name(plain)), None)
 
 

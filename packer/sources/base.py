@@ -10,26 +10,28 @@ import itertools
 import os
 import pickle
 import posixpath
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
+from packer.formats.base import Arena
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
-    "Arena",
     "FieldNames",
+    "FileSource",
     "ListingBuilder",
-    "Objects",
+    "NumberPlaces",
     "Places",
     "Slice",
     "SomeSamples",
@@ -39,49 +41,17 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
+    "file_stamp",
     "safe_name",
 ]
 
 
-_ARENA_BYTES = 2 << 20
 _BLOCK_SAMPLES = 1024
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
 
 
-class Arena:
-    """Memory of a worker for samples, `size` bytes used from front to back, again and again; a larger sample grows it.
-
-    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is used again.
-    """
-
-    __slots__ = ("_block", "_flush", "_used")
-
-    def __init__(self, flush: Callable[[], None], size: int = _ARENA_BYTES) -> None:
-        self._block = memoryview(bytearray(size))
-        self._used = 0
-        self._flush = flush
-
-    def begin(self, size: int) -> None:
-        """Make room for a sample of `size` bytes, which may overwrite everything taken before."""
-        if self._used + size > len(self._block):
-            self._flush()
-            self._used = 0
-            if size > len(self._block):
-                self._block = memoryview(bytearray(size))
-
-    def rest(self) -> memoryview:
-        """The free part, to read into; then `take` what was read."""
-        return self._block[self._used :]
-
-    def take(self, size: int) -> memoryview:
-        """The next `size` bytes."""
-        start = self._used
-        self._used = start + size
-        return self._block[start : start + size]
-
-
 class Places(Protocol):
-    """Where each sample is; slices are lists."""
+    """Where each sample is, as the source's reader needs it; slices are lists."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...
@@ -94,7 +64,7 @@ class Slice(NamedTuple):
     """Some samples of a split, as a worker gets them: parallel lists.
 
     names[i]: original file name of each field, "" for none. bytes[i]: of all fields together, 0 if unknown.
-    places[i]: whatever the source's reader needs to find the sample.
+    places[i]: what the source's reader needs to find the sample.
     """
 
     keys: Sequence[str]
@@ -104,30 +74,37 @@ class Slice(NamedTuple):
     places: Sequence[Any]
 
 
-class Objects(Sequence[Any]):
-    """A column of small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
+class NumberPlaces(Sequence["tuple[int, ...]"]):
+    """Places of k whole numbers each, int64 [n, k]."""
 
-    __slots__ = ("pickles",)
-
-    def __init__(self, pickles: Strings) -> None:
-        self.pickles = pickles
+    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
+        self._numbers = numbers
 
     def __len__(self) -> int:
-        return len(self.pickles)
+        return len(self._numbers)
 
-    @classmethod
-    def of(cls, values: Iterable[Any]) -> Objects:
-        """A column of these."""
-        builder = _Pickles()
-        for value in values:
-            builder.add(value)
-        return builder.build()
+    def __getitem__(self, index: Any) -> Any:
+        found = self._numbers[index].tolist()
+        return list(map(tuple, found)) if isinstance(index, slice) else tuple(found)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> NumberPlaces:
+        return NumberPlaces(self._numbers[indices])
+
+
+class _ObjectPlaces(Sequence[Any]):
+    """Places that are small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
+
+    def __init__(self, pickles: Strings) -> None:
+        self._pickles = pickles
+
+    def __len__(self) -> int:
+        return len(self._pickles)
 
     def __getitem__(self, index: Any) -> Any:
         n = len(self)
         first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
-        bounds = self.pickles.offsets[first : max(first, stop) + 1].tolist()
-        data = self.pickles.blob[bounds[0] : bounds[-1]].tobytes()
+        bounds = self._pickles.offsets[first : max(first, stop) + 1].tolist()
+        data = self._pickles.blob[bounds[0] : bounds[-1]].tobytes()
         found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
         return found[::step] if isinstance(index, slice) else found[0]
 
@@ -135,22 +112,8 @@ class Objects(Sequence[Any]):
         for first in range(0, len(self), _BLOCK_SAMPLES):
             yield from self[first : first + _BLOCK_SAMPLES]
 
-    def take(self, indices: npt.NDArray[np.int64]) -> Objects:
-        return Objects(self.pickles.take(indices))
-
-
-class _Pickles:
-    """A column of objects that grows."""
-
-    def __init__(self) -> None:
-        self._data, self._ends = bytearray(), array("Q", (0,))
-
-    def add(self, value: Any) -> None:
-        self._data += pickle.dumps(value, _PLAIN)
-        self._ends.append(len(self._data))
-
-    def build(self) -> Objects:
-        return Objects(Strings(np.frombuffer(self._data, np.uint8), np.frombuffer(self._ends, np.uint64)))
+    def take(self, indices: npt.NDArray[np.int64]) -> _ObjectPlaces:
+        return _ObjectPlaces(self._pickles.take(indices))
 
 
 class FieldNames(Sequence["tuple[str, ...]"]):
@@ -184,8 +147,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    root: the folder the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none. stamps:
-    modification times or other marks of change, part of what makes two listings the same.
+    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none.
+    stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
     root: str
@@ -256,7 +219,7 @@ class ListingBuilder:
         """fields: how many file names a sample has."""
         self._keys = NamesBuilder()
         self._names = [NamesBuilder() for _ in range(fields)]
-        self._places = _Pickles()
+        self._pickles, self._ends = bytearray(), array("Q", (0,))
         self._labels, self._bytes, self._stamps = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
@@ -269,7 +232,8 @@ class ListingBuilder:
         for column, name in zip(self._names, names, strict=True):
             column.append(name)
         self._keys.append(key)
-        self._places.add(place)
+        self._pickles += pickle.dumps(place, _PLAIN)
+        self._ends.append(len(self._pickles))
         self._bytes.append(size)
         self._labels.append(label)
         self._stamps.append(stamp)
@@ -282,7 +246,7 @@ class ListingBuilder:
             np.frombuffer(self._labels, np.int64),
             FieldNames(*(names.build() for names in self._names)),
             np.frombuffer(self._bytes, np.int64),
-            self._places.build(),
+            _ObjectPlaces(Strings(np.frombuffer(self._pickles, np.uint8), np.frombuffer(self._ends, np.uint64))),
             np.frombuffer(self._stamps, np.int64),
         )
 
@@ -291,9 +255,10 @@ class ListingBuilder:
 class SourceListing:
     """What a source holds.
 
-    left_out: (path, reason) of files that are not samples. skip_strays: a file that turns out to be no image, and is
-    not named like one, is left out rather than an error; the source's reader is a `StrayReader`. shuffles: samples can
-    be read in any order at no great cost.
+    left_out: (path, reason) of files that are not samples.
+    skip_strays: whether a file that turns out not to be an image, and is not named like one, is left out rather than
+    an error; the source's reader is then a `StrayReader`.
+    shuffles: whether samples can be read in any order at no great cost.
     """
 
     splits: dict[str, SplitListing]
@@ -311,21 +276,15 @@ class SourceReader(Protocol):
     def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
         """The payload of every field, None where absent; in the arena or in memory of its own.
 
-        Raises BadSampleError (this sample cannot be had) or SourceError (nothing can).
+        Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
-
-    def __enter__(self) -> SourceReader: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class StrayReader(SourceReader, Protocol):
-    """A reader of files of which some may be no image: with `skip_strays`, they are looked at before they are read."""
+    """A reader of files some of which may not be images: with `skip_strays`, large ones are looked at before."""
 
     def head(self, place: Any) -> bytes:
-        """The first bytes of a file, up to HEAD_BYTES of `packer.sources.contents`. Raises as `read` does."""
+        """The first bytes of a file, up to HEAD_BYTES of `packer.registry`. Raises as `read` does."""
 
 
 class Source(Protocol):
@@ -336,12 +295,62 @@ class Source(Protocol):
         """What it is, for people and for dataset.json."""
 
     def list(self, split: str | None) -> SourceListing:
-        """Every sample of every split, or of the one split named. Raises SourceError."""
+        """Every sample of every split, or of the split of this name. Raises SourceError."""
 
-    def open(self) -> SourceReader: ...
+    def open(self) -> AbstractContextManager[SourceReader]:
+        """A reader of the samples that were listed. Raises SourceError."""
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
-        """Every file that its samples are read from, so that none of them is overwritten by what is made of them."""
+        """Every file that the samples are read from: no conversion of them may overwrite it."""
+
+
+class FileSource(ABC):
+    """A source whose samples are all in the file at `root`, which must not change between `list` and `open`.
+
+    kind: what such a file is called in the title. file: where it is, if not at `root`.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = self.file = Path(root)
+        self._stamp: tuple[int, int] | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.root}"
+
+    def list(self, split: str | None) -> SourceListing:
+        self._stamp = file_stamp(self.file)
+        listing = self.list_file(split)
+        for part in listing.splits.values():
+            part.stamps = np.full(len(part), self._stamp[1], np.int64)
+        return listing
+
+    def paths(self, listing: SourceListing) -> Iterator[Path]:
+        yield self.file
+
+    def open(self) -> AbstractContextManager[SourceReader]:
+        if self._stamp is not None and file_stamp(self.file) != self._stamp:
+            raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
+        return self.open_file()
+
+    @abstractmethod
+    def list_file(self, split: str | None) -> SourceListing:
+        """The listing, whose stamps are set by `list`."""
+
+    @abstractmethod
+    def open_file(self) -> AbstractContextManager[SourceReader]:
+        """A reader of the file."""
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns
 
 
 def check_names(names: Iterable[str], where: str) -> None:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
-from packer.sources.base import Arena, FieldNames, Objects, SourceListing, SplitListing, check_names
-from packer.sources.contents import HEAD_BYTES, advice, is_stray, reason_of
+from packer.formats.base import Arena
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
+from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.tree_layouts import check_layout
 from readers.examine import scan
 from readers.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, unique_keys
@@ -264,9 +266,8 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
     rows = np.asarray(part.part.files.rows, np.int64)
     order = np.argsort(rows)
     found = part.take(order)
-    places = Objects.of(members[row].place for row in rows[order].tolist())
-    stamps = np.zeros(len(found), np.int64)
-    return SplitListing(found.root, found.keys, found.labels, found.names, found.bytes, places, stamps)
+    places = NumberPlaces(np.array([member.place for member in members], np.int64)[rows[order]])
+    return SplitListing(found.root, found.keys, found.labels, found.names, found.bytes, places, found.stamps)
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:

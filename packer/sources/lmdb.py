@@ -25,20 +25,21 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
+from packer.formats.base import Arena
 from packer.formats.example import varint_at
-from packer.sources.base import Arena, ListingBuilder, SourceListing, check_names
-from packer.sources.contents import HEAD_BYTES
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
 from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.shards import split_of_name
-from packer.sources.streams import PlainFile, file_stamp
+from packer.sources.streams import PlainFile
 from readers.headers import foreign_medium, sniff
 from readers.sample import NO_LABEL, Buffer
 from readers.tree import SPLIT_NAMES
@@ -155,37 +156,27 @@ class _Environment:
     def _damaged(self, page: int, what: str) -> SourceError:
         return SourceError(f"{self._path}: page {page} {what}: damaged")
 
-    def __enter__(self) -> _Environment:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
 
-class LmdbSource:
+class LmdbSource(FileSource):
     """The values of the environment at `root`."""
 
+    kind = "LMDB environment"
+
     def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
-        self.root, self.layout = Path(root), layout
-        self._file = self.root / "data.mdb" if self.root.is_dir() else self.root
-        self._stamp: tuple[int, int] | None = None
+        super().__init__(root)
+        self.layout = layout
+        self.file = self.root / "data.mdb" if self.root.is_dir() else self.root
         self._is_datum = False
 
-    @property
-    def title(self) -> str:
-        return f"LMDB environment {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
-        self._stamp = file_stamp(self._file)
-        with _Environment(self._file) as environment:
+    def list_file(self, split: str | None) -> SourceListing:
+        with closing(_Environment(self.file)) as environment:
             self._is_datum = _holds_datums(environment, self.root)
             environment.left_out.clear()
             listing = self._list_datums(environment, split) if self._is_datum else self._list_files(environment, split)
         listing.left_out += environment.left_out
-        for part in listing.splits.values():
-            part.stamps = np.full(len(part), self._stamp[1], np.int64)
         return listing
 
     def _list_datums(self, environment: _Environment, split: str | None) -> SourceListing:
@@ -214,13 +205,10 @@ class LmdbSource:
             split = split_of_name(self.root.name)
         return list_members(members, split, self.root, left_out, self.layout)
 
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        yield self._file
-
-    def open(self) -> LmdbReader:
-        if self._stamp is not None and file_stamp(self._file) != self._stamp:
-            raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
-        return LmdbReader(_Environment(self._file), self._is_datum)
+    @contextmanager
+    def open_file(self) -> Iterator[LmdbReader]:
+        with closing(_Environment(self.file)) as environment:
+            yield LmdbReader(environment, self._is_datum)
 
 
 class LmdbReader:
@@ -240,14 +228,6 @@ class LmdbReader:
 
     def head(self, place: tuple[int, int]) -> bytes:
         return self._environment.read(place[0], min(place[1], HEAD_BYTES))
-
-    def __enter__(self) -> LmdbReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._environment.__exit__(kind, error, trace)
 
 
 def _holds_datums(environment: _Environment, root: Path) -> bool:

@@ -25,6 +25,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,7 +34,8 @@ import numpy as np
 from crc32c import crc32c
 
 from cache.errors import BadNameError, BadSampleError, SourceError
-from packer.sources.base import Arena, ListingBuilder, SourceListing, check_names, safe_name
+from packer.formats.base import Arena
+from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.folder import read_file
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
 from readers.names import SplitName
@@ -88,8 +90,8 @@ class ManifestSource:
         columns = choose_columns(table, self.path_column, self.label_column, self.fields, self.folder)
         return _Listing(table, columns, self.folder, split).listing()
 
-    def open(self) -> ManifestReader:
-        return ManifestReader(self.folder)
+    def open(self) -> AbstractContextManager[ManifestReader]:
+        return nullcontext(ManifestReader(self.folder))
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
         yield self.root
@@ -238,12 +240,6 @@ class ManifestReader:
             except BadSampleError as error:
                 raise BadSampleError(f"{path!r} {error}") from error
         return payloads
-
-    def __enter__(self) -> ManifestReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 # --- which column means what ---

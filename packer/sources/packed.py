@@ -1,21 +1,23 @@
-"""A packed set of ours as a source, so that every format converts to every other."""
+"""A packed set as a source, so that every format converts to every other."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from packer.comparison import check_columns
-from packer.sources.base import Arena, ListingBuilder, SourceListing, SplitListing
+from packer.formats.base import Arena
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.sample import Buffer
+from readers.strings import Names
 
 __all__ = ["PackedSource"]
 
@@ -30,11 +32,6 @@ class PackedSource:
     def title(self) -> str:
         return f"packed set {self.root}"
 
-    @staticmethod
-    def fits(root: Path) -> bool:
-        """Whether a directory is a packed set."""
-        return (root / DATASET_FILE).exists()
-
     def list(self, split: str | None) -> SourceListing:
         info = read_dataset_info(self.root)
         names = list(info.splits) if split is None else [info.split(split, self.root)[0]]
@@ -42,13 +39,15 @@ class PackedSource:
         for name in names:
             check_columns(self.root, info.splits[name])
             with readers.open(self.root, name) as reader:
-                listing.splits[name] = _list_split(reader)
+                listing.splits[name] = _list_split(reader, list(info.splits).index(name))
         if not listing.splits:
             raise SourceError(f"{self.root}: has no splits")
         return listing
 
-    def open(self) -> PackedReader:
-        return PackedReader(self.root)
+    @contextmanager
+    def open(self) -> Iterator[PackedReader]:
+        with ExitStack() as opened:
+            yield PackedReader(self.root, opened)
 
     def paths(self, listing: SourceListing) -> Iterator[Path]:
         yield self.root / DATASET_FILE
@@ -57,55 +56,39 @@ class PackedSource:
             yield from (self.root / split.index).iterdir()
 
 
-def _list_split(reader: readers.Reader) -> SplitListing:
-    keys = list(reader.keys)
-    columns = [
-        [decode_name(stored, key) for stored, key in zip(reader.table.columns.names(field), keys, strict=True)]
-        for field in reader.fields
-    ]
-    sizes = np.zeros(len(reader), np.int64)
-    for field in reader.fields:
-        sizes += reader.table.field_column(field, "length").astype(np.int64)
-    builder = ListingBuilder(len(columns))
-    stamps = reader.table.field_column(reader.fields[0], "crc32c")
-    for i, (key, label, size, stamp) in enumerate(
-        zip(keys, reader.labels.tolist(), sizes.tolist(), stamps.tolist(), strict=True)
-    ):
-        names = [column[i] for column in columns]
-        builder.add(names, (reader.split, i), size, key=key, label=label, stamp=stamp)
-    return builder.build(reader.split_info.root)
+def _list_split(reader: readers.Reader, number: int) -> SplitListing:
+    """Place of a sample: (number of the split, index of the sample)."""
+    keys, table = Names.of(reader.keys), reader.table
+    names = [Names.of(map(decode_name, table.columns.names(field), keys)) for field in reader.fields]
+    sizes = sum((table.field_column(field, "length").astype(np.int64) for field in reader.fields), np.int64(0))
+    return SplitListing(
+        reader.split_info.root,
+        keys,
+        np.array(reader.labels),
+        FieldNames(*names),
+        sizes,
+        NumberPlaces(np.stack((np.full(len(reader), number), np.arange(len(reader))), axis=1)),
+        table.field_column(reader.fields[0], "crc32c").astype(np.int64),
+    )
 
 
 class PackedReader:
     """Reads samples of any split, and checks them."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._splits: dict[str, readers.Reader] = {}
+    def __init__(self, root: Path, opened: ExitStack) -> None:
+        self._root, self._opened = root, opened
+        self._splits = list(read_dataset_info(root).splits)
+        self._readers: dict[int, readers.Reader] = {}
 
-    def read(self, place: tuple[str, int], arena: Arena) -> Sequence[Buffer | None]:
+    def read(self, place: tuple[int, int], arena: Arena) -> Sequence[Buffer | None]:
         split, index = place
-        reader = self._splits.get(split)
-        if reader is None:
-            reader = self._splits[split] = readers.open(self._root, split, verify=True)
-        payloads: list[Buffer | None] = []
+        reader = self._readers.get(split)
         try:
-            for field in reader.fields:
-                if not reader.has(index, field):
-                    payloads.append(None)
-                    continue
-                payloads.append(reader.read(index, field))
+            if reader is None:
+                opened = readers.open(self._root, self._splits[split], verify=True)
+                reader = self._readers[split] = self._opened.enter_context(opened)
+            return [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
         except DamagedSampleError as error:
             raise BadSampleError(str(error)) from error
         except StaleIndexError as error:
             raise SourceError(str(error)) from error
-        return payloads
-
-    def __enter__(self) -> PackedReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for reader in self._splits.values():
-            reader.close()

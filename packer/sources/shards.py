@@ -12,27 +12,33 @@ is.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
 from packer.formats import format_of_head
-from packer.formats.base import Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
+from packer.formats.base import Arena, Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
 from packer.registry import HEAD_BYTES
-from packer.sources.base import Arena, FieldNames, ListingBuilder, SourceListing, SplitListing, check_names, safe_name
+from packer.sources.base import (
+    FieldNames,
+    FileSource,
+    ListingBuilder,
+    SourceListing,
+    SplitListing,
+    check_names,
+    safe_name,
+)
 from packer.sources.streams import (
-    ByteFile,
     PlainFile,
     StreamKeeper,
     StreamWindow,
     UnpackedStream,
     compression_of,
-    file_stamp,
     unpacked_head,
 )
 from readers.sample import NO_LABEL, Buffer
@@ -41,7 +47,7 @@ from readers.tree import SPLIT_NAMES
 
 __all__ = ["ClassNames", "ShardSource", "classes_in_order", "field_kinds", "located_samples", "split_of_name"]
 
-# Why a sample cannot be had, or where the format finds its image, or None; then (offset, length, field) as in the file.
+# Why a sample cannot be read, or where the format finds its image, or None; then (offset, length, field) in file order.
 Place: TypeAlias = tuple[Any, ...]
 
 
@@ -101,11 +107,12 @@ def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
     return found, ""
 
 
-class ShardSource:
+class ShardSource(FileSource):
     """The samples of the shard at `root`.
 
     image_key, label_key: what it calls them, None for the usual names.
     label_offset: is subtracted from the labels.
+    fields: further field -> key in the shard.
     """
 
     def __init__(
@@ -117,55 +124,38 @@ class ShardSource:
         label_offset: int = 0,
         fields: Mapping[str, str] | None = None,
     ) -> None:
-        self.root = Path(root)
+        super().__init__(root)
         self.options = LocateOptions(
             image_key, label_key, dict(fields or {}), label_offset, check_payload=True, lenient=True
         )
         entry = format_of_head(unpacked_head(self.root, HEAD_BYTES), self.root.name)
         if entry is None:
             raise SourceError(f"{self.root}: not a shard of a known format")
-        self.format: str = entry.name
+        self.kind = entry.title.partition(" ")[2]  # type: ignore[misc]
         self._container: Format = entry.load()
-        self._title = entry.title.partition(" ")[2]
         self._keeper = StreamKeeper(self.root)
         self._fields = 1
-        self._stamp: tuple[int, int] | None = None
 
-    @property
-    def title(self) -> str:
-        return f"{self._title} {self.root}"
-
-    def list(self, split: str | None) -> SourceListing:
-        self._stamp = file_stamp(self.root)
+    def list_file(self, split: str | None) -> SourceListing:
+        shard = _Shard(self.root, split or split_of_name(self.root.name))
         compression = compression_of(self.root)
         try:
-            listing = self._listing(split, compression)
-        except FormatError as error:
-            raise SourceError(str(error)) from error
-        listing.shuffles = not compression
-        return listing
-
-    def _listing(self, split: str | None, compression: str) -> SourceListing:
-        splits: tuple[str, ...] = ()
-        left_out: list[tuple[str, str]] = []
-        if not compression:
-            if self._container.describe(self.root) is not None:
+            if not compression and self._container.describe(self.root) is not None:
                 raise SourceError(
                     f"{self.root}: a shard of a packed set; convert the whole set, or make one of this shard "
                     f"without copying:  packer index {self.root}"
                 )
-            splits = self._container.splits(self.root, self.options)
-            left_out = self._container.unused(self.root, self.options)
-        if split is not None and splits and split not in splits:
-            raise SourceError(f"{self.root}: no split {split!r}; it has {', '.join(splits)}")
-        shard = _Shard(self.root, split or split_of_name(self.root.name), self._stamp[1] if self._stamp else 0)
-        for sample in self._samples(compression):
-            shard.add(sample)
+            for sample in self._samples(compression):
+                shard.add(sample)
+        except FormatError as error:
+            raise SourceError(str(error)) from error
         listing = shard.listing()
         self._fields = len(listing.fields)
+        if split is not None and split not in listing.splits:
+            raise SourceError(f"{self.root}: no split {split!r}; it has {', '.join(listing.splits)}")
         if split is not None:
-            listing.splits = {name: part for name, part in listing.splits.items() if name == split}
-        listing.left_out += left_out
+            listing.splits = {split: listing.splits[split]}
+        listing.shuffles = not compression
         return listing
 
     def _samples(self, compression: str) -> Iterator[Located]:
@@ -174,32 +164,34 @@ class ShardSource:
             return
         if not isinstance(self._container, WalkedFormat):
             raise SourceError(
-                f"{self.root}: a compressed {self.format} file cannot be read as a stream; unpack it first"
+                f"{self.root}: a compressed {self._container.name} file cannot be read as a stream; unpack it first"
             )
         with StreamWindow(UnpackedStream(self.root, compression)) as window:
             yield from map(_packable, self._container.walk(window, self.options))
 
-    def paths(self, listing: SourceListing) -> Iterator[Path]:
-        yield self.root
-
-    def open(self) -> ShardReader:
-        if self._stamp is not None and file_stamp(self.root) != self._stamp:
-            raise SourceError(f"{self.root}: has changed since it was listed; run the same command again")
-        return ShardReader(self._keeper, self._container, self._fields)
+    @contextmanager
+    def open_file(self) -> Iterator[ShardReader]:
+        with self._keeper.open() as file, ExitStack() as opened:
+            places = cache(lambda: opened.enter_context(self._container.open_places(self.root)))
+            yield ShardReader(file, places, self._fields)
 
 
 class _Shard:
     """Collects the samples of a file, in some 100 bytes for each."""
 
-    def __init__(self, path: Path, split: str, stamp: int) -> None:
-        self._path, self._split, self._stamp = path, split, stamp
+    def __init__(self, path: Path, split: str) -> None:
+        self._path, self._split = path, split
         self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
         self._fields = {"image": 0}
+        self._left_out: list[tuple[str, str]] = []
         self._left_behind: dict[str, None] = {}
         self._has_image = False
 
     def add(self, sample: Located) -> None:
+        if sample.left_out:
+            self._left_out.append((sample.key, sample.left_out))
+            return
         if sample.label < NO_LABEL:
             raise FormatError(
                 f"{self._path}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
@@ -215,7 +207,7 @@ class _Shard:
         ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
         size = sum(length for _, length in sample.ranges.values()) or sample.bytes
         names = [sample.names.get(name, "") for name in self._fields]
-        part.add(names, (what, *sorted(ranges)), size, self._stamp, key=sample.key, label=sample.label)
+        part.add(names, (what, *sorted(ranges)), size, key=sample.key, label=sample.label)
 
     def listing(self) -> SourceListing:
         if not self._parts:
@@ -223,10 +215,10 @@ class _Shard:
         if not self._has_image:
             raise SourceError(
                 f"{self._path}: no sample has an image; it has {', '.join([*self._fields][1:]) or 'no fields'}; name "
-                f"the image with  --image-key KEY  (in Python: image_key=KEY)"
+                f"the image with  image_key=KEY"
             )
         classes, wrong = self._classes.in_order()
-        listing = SourceListing({}, field_kinds(self._fields), classes)
+        listing = SourceListing({}, field_kinds(self._fields), classes, self._left_out)
         for name, part in self._parts.items():
             part.widen(len(self._fields))
             listing.splits[name] = self._checked(part.build(part.root), listing)
@@ -239,7 +231,7 @@ class _Shard:
         if len(labels) and labels.min() == 1:
             listing.warnings.append(
                 f"{self._path}: labels run from 1 to {labels.max()} and none is 0, as in ImageNet's records; "
-                f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
+                f"to count from 0, open it with  label_offset=1"
             )
         return listing
 
@@ -274,13 +266,9 @@ class _Part(ListingBuilder):
 class ShardReader:
     """Reads samples of one file, and of a compressed one in the order of the file."""
 
-    def __init__(self, keeper: StreamKeeper, container: Format, fields: int) -> None:
-        self._keeper, self._container, self._fields = keeper, container, fields
-        compression = compression_of(keeper.path)
-        self._stream = keeper.take(compression) if compression else None
-        self._file: ByteFile = self._stream or PlainFile(keeper.path)
-        self._places: PlaceReader | None = None
-        self._opened = ExitStack()
+    def __init__(self, file: PlainFile | UnpackedStream, places: Callable[[], PlaceReader], fields: int) -> None:
+        """places: opens the reader of images that are not one byte range, once."""
+        self._file, self._places, self._fields = file, places, fields
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
         what, *ranges = place
@@ -291,22 +279,5 @@ class ShardReader:
             self._file.read_into(offset, arena.rest()[:length])
             payloads[number] = arena.take(length)
         if what is not None:
-            payloads[0] = self._open_places().read(what)
+            payloads[0] = self._places().read(what)
         return payloads
-
-    def _open_places(self) -> PlaceReader:
-        if self._places is None:
-            self._places = self._opened.enter_context(self._container.open_places(self._keeper.path))
-        return self._places
-
-    def __enter__(self) -> ShardReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._opened.close()
-        if self._stream is not None and kind is None:
-            self._keeper.leave(self._stream)
-        else:
-            self._file.close()

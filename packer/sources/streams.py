@@ -1,12 +1,12 @@
 """Bytes at an offset of a file, also of one that is compressed as a whole (gzip, bzip2, xz, zstd).
 
-A compressed stream only goes forward: reading at an offset unpacks and drops what lies before it, and reading
-before the current position starts over. Memory stays constant. Nothing is written to disk.
+A compressed stream is read forward only: reading at an offset unpacks and drops what precedes it, and reading before
+the current position starts over. Memory stays constant. Nothing is written to disk.
 
-Each shard of a conversion is a task of its own with a reader of its own. So that not every one of them
-unpacks the archive from its start, a reader leaves its stream with the `StreamKeeper` of the source, and the
-next reader in the same process goes on from there. Pickled into a worker, the keeper becomes the one that
-this process has for the file. The keeper owns the stream that is left with it, and closes it when it goes.
+Each shard of a conversion is a task with a reader of its own. So that not every reader unpacks the archive from its
+start, it leaves its stream with the `StreamKeeper` of the source, and the next reader in the same process continues
+there. Unpickled in a worker, the keeper is the one that this process has for the file. It closes the stream when it is
+deleted.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ import gzip
 import lzma
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY
 from packer.formats.files import Window
 from packer.registry import HEAD_BYTES
+from packer.sources.base import file_stamp
 
 __all__ = [
-    "ByteFile",
     "PlainFile",
     "StreamKeeper",
     "StreamWindow",
     "UnpackedStream",
     "compression_of",
-    "file_stamp",
     "unpacked_head",
 ]
 
@@ -67,30 +69,12 @@ def unpacked_head(path: Path, count: int) -> bytes:
             return bytes(target[: stream.read_up_to(0, memoryview(target))])
         finally:
             stream.close()
-    except SourceError:  # reading it in earnest says what is wrong
+    except SourceError:  # listing the file says what is wrong
         return b""
 
 
-def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns): a file that has others by now is not the one that was listed."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
-
-
-class ByteFile(Protocol):
-    """Bytes at an offset."""
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` from `offset` on. Raises SourceError where the file ends before or is damaged."""
-
-    def close(self) -> None: ...
-
-
 class PlainFile:
-    """A file as it is."""
+    """Bytes at an offset of a file as it is."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,6 +84,7 @@ class PlainFile:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
 
     def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` from `offset` on. Raises SourceError where the file ends before."""
         while target:
             count = os.preadv(self._descriptor, (target,), offset)
             if not count:
@@ -206,67 +191,68 @@ class StreamWindow(Window):
         self.path, self.size, self._stream = stream.path, _UNKNOWN_SIZE, stream
 
     def read(self, offset: int, length: int) -> bytes:
-        if length > _STEP_BYTES:
-            return self._read_large(offset, length)
-        data = bytearray(length)
-        self._stream.read_into(offset, memoryview(data))
-        return bytes(data)
-
-    def read_up_to(self, offset: int, length: int) -> bytes:
-        """`length` bytes, or fewer where the end comes before."""
-        data = bytearray(length)
-        return bytes(data[: self._stream.read_up_to(offset, memoryview(data))])
-
-    def _read_large(self, offset: int, length: int) -> bytes:
-        """Piece by piece, so that a lying length takes no memory before the data for it has been seen."""
+        """Piece by piece, so that a false length takes no memory before the data for it has been read."""
         parts = []
         while length:
             part = bytearray(min(length, _STEP_BYTES))
             self._stream.read_into(offset, memoryview(part))
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def read_up_to(self, offset: int, length: int) -> bytes:
+        data = bytearray(length)
+        return bytes(data[: self._stream.read_up_to(offset, memoryview(data))])
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
 
 
 class StreamKeeper:
-    """Keeps, for one source and one process, the stream that the last reader left."""
+    """Opens one file for the readers of a source, and keeps, in each process, the stream that the last one left."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stream: UnpackedStream | None = None
 
-    def take(self, compression: str) -> UnpackedStream:
-        """The stream that was left here, or a new one; it belongs to the caller."""
-        stream, self._stream = self._stream, None
+    @contextmanager
+    def open(self) -> Iterator[PlainFile | UnpackedStream]:
+        """The file. The stream of a compressed one is kept for the next reader, unless there was an error."""
+        compression = compression_of(self.path)
+        file = self._take(compression) if compression else PlainFile(self.path)
+        try:
+            yield file
+        except BaseException:
+            file.close()
+            raise
+        if isinstance(file, UnpackedStream):
+            self._close()
+            self._stream = file
+        else:
+            file.close()
+
+    def _take(self, compression: str) -> UnpackedStream:
+        """The stream that was left here, or a new one."""
+        stream = self._stream
         if stream is not None and stream.process == os.getpid() and stream.stamp == file_stamp(self.path):
+            self._stream = None
             return stream
-        if stream is not None:
-            stream.close()
+        self._close()
         return UnpackedStream(self.path, compression)
 
-    def leave(self, stream: UnpackedStream) -> None:
-        """Give a stream back."""
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = stream
+    def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
         return _keeper_of, (self.path,)
 
     def __del__(self) -> None:
-        if getattr(self, "_stream", None) is not None:
-            self._stream.close()  # type: ignore[union-attr]
+        self._close()
 
 
-_last_keeper: StreamKeeper | None = None
-
-
+@lru_cache(1)
 def _keeper_of(path: Path) -> StreamKeeper:
     """The keeper of this process; one file at a time."""
-    global _last_keeper
-    if _last_keeper is None or _last_keeper.path != path:
-        _last_keeper = StreamKeeper(path)
-    return _last_keeper
+    return StreamKeeper(path)

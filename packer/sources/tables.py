@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cache.errors import MissingExtraError, SourceError
-from cache.text import plural
+from cache.messages import plural
 from readers.sample import NO_LABEL
 
 __all__ = ["TABLE_SUFFIXES", "Row", "Table", "is_missing", "json_payload", "number_labels", "open_table"]

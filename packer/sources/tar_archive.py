@@ -1,36 +1,37 @@
-"""Tar archives, plain or compressed as a whole: the files in them, and their bytes where they lie.
+"""Tar archives of image trees, plain or compressed as a whole (gzip, bzip2, xz, zstd), read without unpacking them.
 
-A header walk finds the members; for a compressed archive that is one pass over all of it, in constant memory.
-A hard or symbolic link to a file of the archive is that file under another name. Place: (offset of the data
-in the unpacked archive, bytes, whether another sample has the same data).
+A walk over the headers finds the members; for a compressed archive that is one pass over all of it, in constant memory.
+A hard or symbolic link to a file of the archive is that file under another name. Hidden files, names that lead out of
+the archive, devices, and links that lead to no file in it are left out and reported.
+
+A tar in which samples have their labels in members of their own is a WebDataset shard: see `packer.sources.shards`.
+
+Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
 """
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from cache.errors import FormatError, SourceError
+from packer.formats.base import Arena
 from packer.formats.files import Window
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
-from packer.sources.base import Arena
-from packer.sources.contents import HEAD_BYTES
-from packer.sources.folder import ArchiveMember, inner_name
-from packer.sources.streams import (
-    ByteFile,
-    PlainFile,
-    StreamKeeper,
-    StreamWindow,
-    UnpackedStream,
-    compression_of,
-)
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FileSource, SourceListing, SourceReader
+from packer.sources.folder import ArchiveMember, inner_name, list_members
+from packer.sources.shards import ShardSource
+from packer.sources.streams import PlainFile, StreamKeeper, StreamWindow, UnpackedStream, compression_of
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
 
-__all__ = ["TarReader", "tar_members"]
+__all__ = ["TarSource"]
 
 _REGULAR = "07"  # 7: contiguous, a regular file nowadays
 _HARD_LINK, _SYMBOLIC_LINK, _FOLDER = "1", "2", "5"
@@ -40,7 +41,45 @@ _WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key where a n
 _TAIL_BYTES = 1 << 20
 
 
-def tar_members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember] | None:
+class TarSource(FileSource):
+    """The members of the archive at `root`."""
+
+    kind = "archive"
+
+    def __init__(self, root: str | os.PathLike[str], layout: str = "auto", **keys: Any) -> None:
+        """keys: those of `ShardSource`, for a shard of WebDataset."""
+        super().__init__(root)
+        self.layout, self._keys = layout, keys
+        self._shard: ShardSource | None = None
+        self._keeper = StreamKeeper(self.root)
+
+    def list_file(self, split: str | None) -> SourceListing:
+        left_out: list[tuple[str, str]] = []
+        warnings: list[str] = []
+        members = _members(self.root, left_out, warnings)
+        if members is None:
+            self._shard = ShardSource(self.root, **self._keys)
+            return self._shard.list(split)
+        if self._keys:
+            raise SourceError(
+                f"{self.root}: {', '.join(sorted(self._keys))} can be given for shards only, and this archive holds "
+                f"files: their labels are their folders"
+            )
+        listing = list_members(members, split, self.root, left_out, self.layout)
+        listing.warnings += warnings
+        listing.shuffles = not compression_of(self.root)
+        return listing
+
+    def open_file(self) -> AbstractContextManager[SourceReader]:
+        return self._shard.open() if self._shard is not None else self._open_members()
+
+    @contextmanager
+    def _open_members(self) -> Iterator[TarReader]:
+        with self._keeper.open() as file:
+            yield TarReader(file)
+
+
+def _members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -> list[ArchiveMember] | None:
     """The files of an archive, those that links lead to included; None where it is a shard of WebDataset.
 
     Raises SourceError for a broken archive.
@@ -131,7 +170,7 @@ def _followed(
 
 
 def _target(member: Member) -> str:
-    """The name that a link leads to: told from the root for a hard link, from its own folder for a symbolic one."""
+    """The name that a link leads to: a hard link counts from the root, a symbolic one from its own folder."""
     base = posixpath.dirname(member.name) if member.type == _SYMBOLIC_LINK else ""
     return posixpath.normpath(posixpath.join(base, member.linkname))
 
@@ -152,11 +191,8 @@ def _split_name(name: str) -> tuple[str, str]:
 class TarReader:
     """Reads members of one archive."""
 
-    def __init__(self, keeper: StreamKeeper) -> None:
-        self._keeper = keeper
-        compression = compression_of(keeper.path)
-        self._stream = keeper.take(compression) if compression else None
-        self._file: ByteFile = self._stream or PlainFile(keeper.path)
+    def __init__(self, file: PlainFile | UnpackedStream) -> None:
+        self._file = file
         self._last: tuple[int, bytes] = (-1, b"")
         self._head: tuple[int, bytes] = (-1, b"")
 
@@ -181,14 +217,3 @@ class TarReader:
         self._file.read_into(offset, memoryview(head))
         self._head = (offset, bytes(head))
         return self._head[1]
-
-    def __enter__(self) -> TarReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._stream is not None and kind is None:
-            self._keeper.leave(self._stream)
-        else:
-            self._file.close()

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from cache.text import plural
+from cache.messages import plural
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
 __all__ = ["LAYOUTS", "check_layout"]

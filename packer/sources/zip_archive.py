@@ -1,4 +1,4 @@
-"""Zip archives: the central directory tells the members, each is read at its place, stored or deflated.
+"""Zip archives of image trees: the central directory names the members, each is read where it is, stored or deflated.
 
 The directory is parsed once, when the archive is listed; workers read a member's local header and its data.
 Place: (offset of the local header, bytes in the archive, bytes unpacked, CRC-32, how it is packed). Sizes are
@@ -9,24 +9,26 @@ bit flag.)
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from cache.errors import BadSampleError, SourceError
-from packer.sources.base import Arena
-from packer.sources.contents import HEAD_BYTES
-from packer.sources.folder import ArchiveMember, inner_name
+from packer.formats.base import Arena
+from packer.registry import HEAD_BYTES
+from packer.sources.base import FileSource, SourceListing
+from packer.sources.folder import ArchiveMember, inner_name, list_members
 from packer.sources.streams import PlainFile
 from readers.sample import Buffer
 
-__all__ = ["ZipReader", "is_zip", "zip_members"]
+__all__ = ["ZipSource"]
 
-_MAGIC = (b"PK\3\4", b"PK\5\6")
+_SIGNATURE = b"PK\3\4"
 _LOCAL = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field; 30 bytes
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 _ENCRYPTED_METHOD, _BOMB_METHOD = -1, -2
@@ -34,28 +36,29 @@ _HEAD_PACKED_BYTES = 4 * HEAD_BYTES
 _UNIX = 3
 _MAX_RATIO = 1032  # of deflate: 258 bytes for two bits
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 1000
-_BROKEN = (
-    zipfile.BadZipFile,
-    OSError,
-    ValueError,
-    NotImplementedError,
-    EOFError,
-    OverflowError,
-    struct.error,
-)
+_BROKEN = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError, OverflowError, struct.error)
 
 
-def is_zip(path: Path) -> bool:
-    """Whether a file starts as zip archives do, or is called so."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(4)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-    return head in _MAGIC or path.suffix.lower() == ".zip"
+class ZipSource(FileSource):
+    """The members of the archive at `root`."""
+
+    kind = "archive"
+
+    def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
+        super().__init__(root)
+        self.layout = layout
+
+    def list_file(self, split: str | None) -> SourceListing:
+        left_out: list[tuple[str, str]] = []
+        return list_members(_members(self.root, left_out), split, self.root, left_out, self.layout)
+
+    @contextmanager
+    def open_file(self) -> Iterator[ZipReader]:
+        with closing(PlainFile(self.root)) as file:
+            yield ZipReader(file)
 
 
-def zip_members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
+def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
     """The files of an archive. Raises SourceError for a broken one."""
     try:
         with zipfile.ZipFile(root) as archive:
@@ -133,8 +136,8 @@ def _claims_too_much(entry: zipfile.ZipInfo) -> bool:
 class ZipReader:
     """Reads members of one archive."""
 
-    def __init__(self, root: Path) -> None:
-        self._file = PlainFile(root)
+    def __init__(self, file: PlainFile) -> None:
+        self._file = file
 
     def read(self, place: tuple[int, int, int, int, int], arena: Arena) -> Sequence[Buffer]:
         offset, packed_bytes, size, crc, method = place
@@ -175,17 +178,9 @@ class ZipReader:
         header = bytearray(_LOCAL.size)
         self._file.read_into(offset, memoryview(header))
         signature, name_bytes, extra_bytes = _LOCAL.unpack(header)
-        if signature != _MAGIC[0]:
+        if signature != _SIGNATURE:
             raise BadSampleError(f"has no local header at byte {offset} of the archive")
         return offset + _LOCAL.size + int(name_bytes) + int(extra_bytes)
-
-    def __enter__(self) -> ZipReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def _refuse(place: tuple[int, int, int, int, int]) -> None:

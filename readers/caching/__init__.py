@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-import cache
+from cache import SharedByteCache
+from cache.errors import CacheError, CacheFullError
 from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
@@ -170,7 +171,7 @@ def cached(
     measures = measure(Reader(Table(table.columns, None, table.forms), reader.store), slots, form, compress)
     try:
         threshold, size = budget(capacity, measures, Path(directory) if backend == "file" else None)
-    except cache.CacheError as error:
+    except CacheError as error:
         _warn(f"everything passes through, without a cache: {error}")
         threshold = size = 0
     form = measures.form
@@ -227,7 +228,7 @@ def _identity(reader: Reader) -> str:
 
 def _opened(reader: Reader, kind: str, slots: int, size: int, place: _Place) -> SharedBytes | None:
     try:
-        shared: SharedBytes = cache.SharedByteCache.open(
+        shared: SharedBytes = SharedByteCache.open(
             fingerprint=_identity(reader),
             kind=kind,
             slots=slots,
@@ -240,13 +241,13 @@ def _opened(reader: Reader, kind: str, slots: int, size: int, place: _Place) -> 
             comm=place.comm,
             title=reader.table.title,
         )
-    except cache.CacheFullError as error:
+    except CacheFullError as error:
         _warn(
             f"no room for a cache of {size:,} bytes in {place.directory}, so everything passes through: {error}; ask "
             f"for a smaller capacity, or see  packer cache ls"
         )
         return None
-    except (cache.CacheError, OSError) as error:
+    except (CacheError, OSError) as error:
         _warn(f"no cache of {size:,} bytes can be had, so everything passes through: {error}")
         return None
     return shared

@@ -21,10 +21,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-import cache
+from cache import SharedByteCache
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
+from cache.filesystem import Budget, cache_budget
+from cache.messages import parse_size
 from cache.stores import Buffer
-from cache.text import parse_size
 from readers.caching.form import Form, Recoded, may_pay, share_left
 from readers.headers import MEDIA
 from readers.order.permutation import UInt64s, counter_hash, derive_keys
@@ -251,7 +252,7 @@ def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measure
 def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tuple[int, int]:
     """(threshold of the subset, bytes to reserve); 0 bytes for no cache. directory: None for memory without one.
 
-    Raises ValueError for a capacity that means nothing, `cache.CacheError`.
+    Raises ValueError for a capacity that means nothing, `cache.errors.CacheError`.
     """
     every, weights = measures.slots.subset, measures.weights()
     asked, share = _asked(capacity)
@@ -263,8 +264,8 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         return chosen.threshold, _TERMS_BYTES + kept + kept // _SLACK
     payload = every.total(weights)
     whole = _TERMS_BYTES + payload + payload // _SLACK
-    room = cache.budget(directory) if asked is None else None
-    table = cache.SharedByteCache.table_bytes(len(measures.slots))
+    room = cache_budget(directory) if asked is None else None
+    table = SharedByteCache.table_bytes(len(measures.slots))
     limit = min(whole, max(0, room.bytes - table) if room is not None else asked or 0)
     if limit >= whole:
         return every.threshold, whole
@@ -328,7 +329,7 @@ def _some(reader: Reader, indices: _Ints, name: str) -> list[Buffer]:
     return [data for data in read_good(reader, indices, name) if data is not None]
 
 
-def _limited(room: cache.Budget, directory: Path | None, whole: int) -> str:
+def _limited(room: Budget, directory: Path | None, whole: int) -> str:
     """What leaves so little room, and what to do."""
     if room.is_cramped:
         return (

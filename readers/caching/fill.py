@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from cache.forks import renewed_event, tell_after_fork
-from cache.node import usable_cpus
-from cache.ranks import detect_ranks
+from cache.locks import call_after_fork, copy_event
+from cache.node import detect_ranks, usable_cpus
 from readers.caching.budget import SAMPLE_ERRORS, read_good
 from readers.caching.store import Cached
 from readers.order import Order
@@ -129,7 +128,7 @@ class FillAhead:
         self._stopped = threading.Event()
         self.filled = 0
         self.error: BaseException | None = None
-        tell_after_fork(self)
+        call_after_fork(self)
         self._thread = threading.Thread(
             target=self._run, args=(table, store, order, epoch, start), name="packer-fill-ahead", daemon=True
         )
@@ -137,7 +136,7 @@ class FillAhead:
 
     def after_fork(self) -> None:
         """In a forked child, which has no such thread."""
-        self._stopped = renewed_event(self._stopped)
+        self._stopped = copy_event(self._stopped)
 
     @property
     def running(self) -> bool:

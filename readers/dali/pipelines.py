@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from cache.node import usable_cpus
-from cache.ranks import detect_ranks
+from cache.node import detect_ranks, usable_cpus
 from readers.augment.ops.base import Stage
 from readers.augment.recipe import Recipe
 from readers.dali.backend import load_dali

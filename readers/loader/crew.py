@@ -11,7 +11,7 @@ from collections import deque
 
 import torch
 
-from cache.forks import tell_after_fork
+from cache.locks import call_after_fork
 from readers.augment.cpu import Renderer
 from readers.loader.work import Batch, EpochWork
 from readers.loop import Stopped, ended_by_fork
@@ -35,7 +35,7 @@ class Crew:
         names = (f"packer-loader-{number}" for number in range(threads))
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         self._ready = threading.Barrier(threads + 1)
-        tell_after_fork(self)
+        call_after_fork(self)
         self._start()
 
     def take(self) -> Batch:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cache.errors import BadSampleError
-from cache.stores.blocks import BlockPool
+from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
 from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
@@ -261,7 +261,7 @@ class IndexWork:
 class ImageMemory:
     """Gives every batch its tensor, in memory that earlier batches have left.
 
-    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.blocks`), so a batch
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.ranges`), so a batch
     may be kept for as long as it is wanted. Pinned memory comes from torch's own pool, which waits for copies under
     way.
     """

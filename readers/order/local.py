@@ -294,7 +294,7 @@ class NodeLocal(PlainOrder):
     """Permuted within each node's part, and over all samples in every `exchange_every`-th epoch.
 
     Epochs exchange_every - 1, 2 * exchange_every - 1, … are those of `Shuffled`; 1 exchanges in each. A node gets its
-    own positions where ranks are numbered node by node, as `cache.ranks` numbers them; a rank that is given to a loader
+    own positions where ranks are numbered node by node, as `cache.node` numbers them; a rank that is given to a loader
     must be of that kind. An epoch that began with other nodes, or another exchange_every, is resumed with the parts
     that it began with.
     """

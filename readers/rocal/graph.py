@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from cache.errors import MissingExtraError, PipelineError
-from cache.node import usable_cpus
-from cache.ranks import detect_ranks
+from cache.node import detect_ranks, usable_cpus
 
 __all__ = [
     "PREFETCH",

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cache import ClosedCacheError, SharedByteCache
+from cache import SharedByteCache
+from cache.errors import ClosedCacheError
 from suites.children import in_child
 
 HAS_MPI = importlib.util.find_spec("mpi4py") is not None

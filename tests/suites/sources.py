@@ -23,7 +23,8 @@ import pytest
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, SourceError
-from packer.sources.base import Arena, SomeSamples, SourceListing
+from packer.formats.base import Arena
+from packer.sources.base import SomeSamples, SourceListing
 
 __all__ = ["Found", "SourceSuite", "found", "payloads"]
 

@@ -6,15 +6,30 @@ statfs(2) lack. A filesystem counts as local unless its type is known to be serv
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
 
-__all__ = ["Budget", "Free", "budget", "budget_bytes", "filesystem_type", "free_space", "is_in_memory", "is_local"]
+__all__ = [
+    "Budget",
+    "Free",
+    "cache_budget",
+    "drop",
+    "filesystem_type",
+    "free_space",
+    "is_in_memory",
+    "is_local",
+    "prefetch",
+    "write_behind",
+]
 
 _REMOTE = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "davfs", "ncpfs",
@@ -68,7 +83,7 @@ class Budget:
         return self.directory_bytes < self.memory_bytes and self.size_bytes < self.memory_bytes // 4
 
 
-def budget(directory: str | Path | None = "/dev/shm") -> Budget:
+def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
     """What limits a cache in that directory. Of a folder on a disk memory does not count; of None (anonymous memory)
     nothing else does. Raises CacheDirectoryError without the folder."""
     if directory is None:
@@ -80,11 +95,6 @@ def budget(directory: str | Path | None = "/dev/shm") -> Budget:
         what = f"no cache can be made there ({error.strerror}); name another tmpfs"
         raise CacheDirectoryError(error.errno, what, str(directory)) from error
     return Budget(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize, memory)
-
-
-def budget_bytes(directory: str | Path | None = "/dev/shm") -> int:
-    """`budget(directory).bytes`."""
-    return budget(directory).bytes
 
 
 def free_space(path: Path, filesystem: str) -> Free:
@@ -127,3 +137,42 @@ def is_in_memory(directory: Path) -> bool:
     """Whether a directory is of a tmpfs or ramfs; yes where that cannot be found out. Raises OSError."""
     os.stat(directory)
     return filesystem_type(directory) in ("", *_MEMORY)
+
+
+# --- the page cache ----
+_PAGE_BYTES = mmap.PAGESIZE
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def prefetch(descriptor: int, ranges: Iterable[tuple[int, int]]) -> None:
+    """Start reading (offset, length) ranges into the page cache and return at once."""
+    advise = getattr(os, "posix_fadvise", None)
+    if advise is None:
+        return
+    for offset, length in ranges:
+        advise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+
+def write_behind(descriptor: int, offset: int, length: int) -> None:
+    """Start writing a dirty range to the disk and return, so that a later fsync has little left to wait for.
+
+    A hint (sync_file_range(2), Linux only): it promises nothing, and a filesystem that refuses it is fine.
+    """
+    function = getattr(_libc(), "sync_file_range", None)
+    if function is not None:
+        function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
+
+
+def drop(path: str | os.PathLike[str]) -> None:
+    """Put one file's pages out of the page cache, so that the next read is a cold one."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Text for people: counts with their nouns, sizes, and foreign text made safe for a terminal.
+"""What users read and write: the progress of work, counts, sizes, and foreign text made safe for a terminal.
 
 >>> plural(1, "shard"), plural(1200, "class"), plural(0, "directory")
 ('1 shard', '1,200 classes', '0 directories')
@@ -9,24 +9,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
+from typing import Protocol
 
-__all__ = ["json_printable", "listed", "parse_size", "plural", "printable"]
+__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "listed", "parse_size", "plural", "printable"]
 
+Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
+_UNITS = {"": 1} | {unit: 10 ** (3 * n) for n, unit in enumerate("kmgt", 1)}
+_UNITS |= {f"{unit}i": 1 << 10 * n for n, unit in enumerate("kmgt", 1)}
+
+
+class Watcher(Protocol):
+    """Shows the progress of work. Calls come from the thread that works."""
+
+    def note(self, text: str) -> None:
+        """Something that users should know: a warning, a stage, the directory that was chosen."""
+
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
+        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` returns both so far.
+
+        waiting: another process does the work, and this one waits for it.
+        """
+
+    def end(self) -> None:
+        """The work is over, whether it succeeded or not."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Counter(Protocol):
+    """Where a worker reports progress, and learns whether it should stop."""
+
+    def report(self, samples: int, payload_bytes: int) -> None: ...
+
+    def stopped(self) -> bool: ...
 
 
 def plural(count: int, noun: str) -> str:
