@@ -137,6 +137,8 @@ def test_split_option(tree: Path, tmp_path: Path) -> None:
     with readers.open(convert(only_owls, tmp_path / "owl-val", split="val")) as reader:  # labels as in train
         assert reader.classes == ("cat", "dog", "owl") and set(reader.labels.tolist()) == {1, 2}
     assert readers.open_folder(tree, "valid").split == "val"  # other names of the same split
+    with pytest.raises(readers.SourceError, match=r"no split 'test'; it has train, val"):
+        convert(tree, tmp_path / "out2", split="test")
 
 
 def test_images_outside_the_splits_are_never_lost_silently(tree: Path, tmp_path: Path) -> None:
