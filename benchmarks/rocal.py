@@ -82,8 +82,7 @@ def own_reader(arguments: argparse.Namespace) -> Callable[[], Iterator[int]]:
     """The same of rocAL's file reader. It ends an epoch by a count, as its own end is not to be relied on."""
     from amd.rocal.plugin.generic import ROCALClassificationIterator
 
-    from readers.rocal.graph import Machine, built
-    from readers.rocal.pipelines import resnet_train_ops
+    from readers.rocal.pipelines import Machine, built, resnet_train_ops
 
     root = str(arguments.tree)
 

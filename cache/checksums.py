@@ -1,8 +1,8 @@
 """CRC32C (Castagnoli): of a file, and of a whole from those of its parts.
 
-A CRC32C of 110 kB takes 4 µs, so bytes are looked at once: what is known of a payload counts for its record and file.
-Importing the package `crc32c` takes 37 ms (it reads the metadata of installed distributions), so what is imported by
-every process of a training job imports it, or this module, inside the functions that need it.
+A CRC32C of 110 kB takes 4 µs, so bytes are read once: that of a payload is reused for its record and its file.
+Importing the package `crc32c` takes 37 ms (it reads the metadata of installed distributions), so modules that every
+process of a training job imports import it, or this module, inside the functions that need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK_PARTS = 4096
 
 
 def file_checksum(path: str | os.PathLike[str], check: Callable[[], None] | None = None) -> int:
-    """CRC32C of a whole file. check: is called before each MiB; it may raise. Raises OSError."""
+    """CRC32C of a whole file. check: called before each MiB; it may raise. Raises OSError."""
     crc, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
     with open_regular(path) as file:
         while count := file.readinto(buffer):  # type: ignore[attr-defined]
@@ -41,12 +41,7 @@ def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
 
     The method of zlib's crc32_combine, with the reflected Castagnoli polynomial.
     """
-    power, bit = 1 << 31, 0  # x^0
-    while second_bytes >> bit:
-        if second_bytes >> bit & 1:
-            power = _multiply(_factor(bit), power)
-        bit += 1
-    return _multiply(power, first) ^ second
+    return int(crc32c_shift(np.array([first], np.uint32), np.array([second_bytes], np.uint64))[0]) ^ second
 
 
 def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
@@ -65,7 +60,7 @@ def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) 
 
 
 class JoinedChecksum:
-    """The CRC32C of a file, put together from bytes and from parts whose CRC32C is known."""
+    """The CRC32C of a file, combined from bytes and from parts whose CRC32C is known."""
 
     __slots__ = ("_bytes", "_crc", "_crcs", "_lengths")
 
@@ -97,7 +92,7 @@ class JoinedChecksum:
         self._crc = self._bytes = 0
 
     def _join(self) -> int:
-        """Put the parts together into one."""
+        """Combine the parts into one."""
         lengths = np.array(self._lengths, np.uint64)
         total = lengths.sum()
         shifted = crc32c_shift(np.array(self._crcs, np.uint32), total - np.cumsum(lengths))

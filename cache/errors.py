@@ -11,7 +11,7 @@ all of them.
     ├── FormatError (ValueError)             a shard or an archive breaks the rules of its format
     │   └── NotFlatError                     its samples have no flat byte range
     ├── BadSampleError (ValueError)          one image of a source is unreadable or truncated
-    ├── BadNameError (ValueError)            a name or a path from outside is not one that files can have
+    ├── BadNameError (ValueError)            a name or a path from outside is not allowed for a file
     ├── SourceError (ValueError)             a source cannot be used as it is
     ├── OutputError (OSError)                the output cannot be written: in use, not written by packer, full
     ├── StagingError (OSError)               a set cannot be staged
@@ -22,7 +22,7 @@ all of them.
     ├── RemoteError (OSError)                an object store or a web server fails
     │   ├── AddressError                     not an address: scheme, bucket or path are wrong
     │   ├── MissingError                     there is no such object or page
-    │   │   └── NoBucketError                nor bucket or container
+    │   │   └── NoBucketError                there is no such bucket or container
     │   ├── DeniedError                      credentials are missing, wrong, or not enough
     │   ├── CertificateError                 TLS: a certificate is not accepted, or TLS is not spoken
     │   ├── SlowError                        no answer, or not all of it, within the time allowed
@@ -43,7 +43,7 @@ all of them.
     └── MissingExtraError (ImportError)      an optional package is not installed
 
 The import names `packer`, `readers` and `cache` belong to other projects on the public package index; this
-distribution is called `packer-vision`. Every message that tells a user to install something takes it from here.
+distribution is called `packer-vision`. Every message with an installation command uses `install_command`.
 """
 
 from __future__ import annotations
@@ -207,11 +207,11 @@ class UnsupportedError(RemoteError):
 
 
 class CacheError(PackerError):
-    """The root of what a cache in shared memory raises. A full one is not an error once it is open: `put` is False."""
+    """The root of the errors of caches in shared memory. A cache that fills up later raises none: `put` is False."""
 
 
 class CacheFullError(CacheError, OSError):
-    """There is no room for the segment: ask for a smaller capacity, or go without."""
+    """There is no room for the segment: request a smaller capacity, or continue without a cache."""
 
 
 class CacheDirectoryError(CacheError, OSError):
@@ -219,11 +219,11 @@ class CacheDirectoryError(CacheError, OSError):
 
 
 class ForeignCacheError(CacheError, OSError):
-    """The file is not a segment of this user, layout and data set; it is left alone."""
+    """The file is not a segment of this user, layout and data set; it stays as it is."""
 
 
 class CacheBusyError(CacheError, TimeoutError):
-    """Another process has the segment for itself and does not release it."""
+    """Another process has locked the segment and does not release it."""
 
 
 class ClosedCacheError(CacheError, ValueError):

@@ -1,15 +1,15 @@
-"""Files below a folder that the user chose, and below it only; and regular files that are read.
+"""Files below a folder that the user chose, and only below it; reading regular files.
 
-A name that comes from elsewhere (a dataset.json, an archive, a key) may say "../x", or lead through a link that
-somebody prepared. `Folder` holds an open directory and resolves every name below it, one component after the other,
-without following a link. The path of the folder itself is the user's, links and all. What is written appears
-whole or not at all, and what is read is a regular file: no call waits for a FIFO.
+A name from elsewhere (a dataset.json, an archive, a key) may be "../x", or lead through a prepared link. `Folder` holds
+an open directory and resolves every name below it, one component after the other, without following links. The path of
+the folder itself is the user's, links included. A file that is written appears whole or not at all, and only regular
+files are read: no call waits for a FIFO.
 
     temporary names    .<16 hex digits>.tmp, created exclusively, so no file is ever overwritten by one
     a file             temporary name, fsync, rename, fsync of its folder
     a lock             flock, see `cache.locks`
 
-Errors are OSErrors that name the whole path; `PathError` is one about the name itself, or about what is in its place.
+Errors are OSErrors that name the whole path; `PathError` is about the name itself, or about a file of another kind.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOCK_WAIT_SECONDS = 0.01
 
 
 class PathError(OSError):
-    """A name that leads out of its folder, or something that is not the file or folder it has to be."""
+    """A name that leads out of its folder, or a file of another kind than expected."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -71,7 +71,7 @@ def atomic_write(path: Path, content: _Bytes, *, mode: int = 0o666) -> None:
 
 
 def sync_file(file: BinaryIO | int) -> None:
-    """Have an open file's bytes on the disk; its name takes `Folder.sync`, too."""
+    """Have an open file's bytes on the disk; for its name use `Folder.sync`."""
     if not isinstance(file, int):
         file.flush()
         file = file.fileno()
@@ -79,7 +79,7 @@ def sync_file(file: BinaryIO | int) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file name is one under which `Folder` writes, so that it is what a killed process left."""
+    """Whether `Folder` writes under names like this one; a killed process leaves such files."""
     digits = name[1:-4]
     return name[:1] == "." and name[-4:] == ".tmp" and len(digits) == 16 and not digits.strip("0123456789abcdef")
 
@@ -103,12 +103,12 @@ class Folder:
         return self._below(self._parts(name), create)
 
     def names(self) -> list[str]:
-        """What is in the directory, sorted."""
+        """The names in the directory, sorted."""
         with _naming(self.path):
             return sorted(os.listdir(self.descriptor))
 
     def lstat(self, name: str) -> os.stat_result | None:
-        """The status of what has this name, a link itself; None where there is nothing."""
+        """The status of the file of this name, of a link itself; None where there is none."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 return os.stat(last, dir_fd=parent, follow_symlinks=False)
@@ -116,7 +116,7 @@ class Folder:
             return None
 
     def kind(self, name: str) -> str:
-        """ "file", "folder", "link", another word for anything else, or "" where there is nothing."""
+        """ "file", "folder", "link" or another kind; "" where there is nothing."""
         found = self.lstat(name)
         return _kind(found.st_mode) if found is not None else ""
 
@@ -131,7 +131,7 @@ class Folder:
             return _read(file, max_bytes, os.fspath(self.path / name))
 
     def create(self, name: str) -> BinaryIO:
-        """A new file for reading and writing. Raises FileExistsError where the name is taken, be it by a link."""
+        """A new file for reading and writing. Raises FileExistsError where the name is taken, even by a link."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
             return open(os.open(last, _NEW, 0o666, dir_fd=parent), "w+b")
 
@@ -151,9 +151,9 @@ class Folder:
         temporary: str = "",
         mode: int = 0o666,
     ) -> Iterator[BinaryIO]:
-        """A file that gets its name when the block ends well, and is removed when it does not.
+        """A file that gets its name when the block succeeds, and is removed when it fails.
 
-        What has the name before is replaced, a link by the file and not what it leads to.
+        An existing file of that name is replaced; of a link, the link itself.
 
         durable: have the file and its name on the disk at the end.
         sync_name: False where the caller syncs the folder itself, once for many files.
@@ -182,7 +182,7 @@ class Folder:
                 raise
 
     def rename(self, name: str, new: str, to: Folder | None = None, *, durable: bool = False) -> None:
-        """Give what is called `name` the name `new`, in `to` if given; a file of that name is replaced.
+        """Rename `name` to `new`, in the folder `to` if given; a file of that name is replaced.
 
         durable: have the new name on the disk at the end.
         """
@@ -198,7 +198,7 @@ class Folder:
             os.symlink(target, last, dir_fd=parent)
 
     def unlink(self, name: str) -> bool:
-        """Remove a file, or a link itself; says whether there was one."""
+        """Remove a file, or a link itself; returns whether there was one."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 os.unlink(last, dir_fd=parent)
@@ -207,7 +207,7 @@ class Folder:
         return True
 
     def remove_folder(self, name: str) -> bool:
-        """Remove an empty directory; says whether it is gone, so False for one that has something in it."""
+        """Remove an empty directory; False for one that is not empty."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 os.rmdir(last, dir_fd=parent)
@@ -220,7 +220,7 @@ class Folder:
         return True
 
     def remove_tree(self, name: str) -> None:
-        """Remove a directory and all that is in it, links themselves and not what they lead to; nothing is fine too.
+        """Remove a directory, if there is one, and everything in it, without following links.
 
         Raises PathError where it is not a directory.
         """
@@ -246,10 +246,10 @@ class Folder:
             os.fsync(self.descriptor)
 
     def lock(self, name: str, wait_seconds: float = 0.0) -> Lock:
-        """Hold the exclusive lock of the file `name`, which is made where it is missing, until it is released.
+        """Take the exclusive lock of the file `name`, which is created where it is missing.
 
-        Raises BusyError where another has it for longer than `wait_seconds`, FileNotFoundError where this directory
-        has been removed, PathError where something else has the name. On a filesystem without locks the result says so.
+        Raises BusyError where another process holds it for longer than `wait_seconds`, FileNotFoundError where this
+        directory has been removed, PathError for another kind of file. See `Lock.supported`.
         """
         path = os.fspath(self.path / name)
         end = time.monotonic() + wait_seconds
@@ -324,7 +324,7 @@ class Folder:
 
     @contextmanager
     def _parent(self, name: str) -> Iterator[tuple[int, str]]:
-        """The open directory that has the last part of `name`, and that part."""
+        """The open directory of the last part of `name`, and that part."""
         *above, last = self._parts(name)
         if not above:
             yield self.descriptor, last
@@ -356,7 +356,7 @@ def _regular(descriptor: int, path: str) -> BinaryIO:
 
 
 def _read(file: BinaryIO, max_bytes: int, path: str) -> bytes:
-    """All of a file, in steps: neither its stated size nor one that grows meanwhile is taken on trust."""
+    """All of a file, in steps: neither its stated size is trusted nor that it stays the same."""
     with _naming(path):
         size = os.fstat(file.fileno()).st_size
         parts: list[bytes] = []
@@ -382,7 +382,7 @@ def _unlink(name: str, parent: int) -> None:
 
 
 def _remove_entry(name: str, parent: int) -> None:
-    """Remove a directory that is empty by now, or a link to one."""
+    """Remove an empty directory, or a link to one."""
     try:
         os.rmdir(name, dir_fd=parent)
     except NotADirectoryError:
@@ -391,7 +391,7 @@ def _remove_entry(name: str, parent: int) -> None:
 
 @contextmanager
 def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Have errors of the system name the whole path, not the last part of it."""
+    """Let errors of the system name the whole path, not its last part."""
     try:
         yield
     except (PathError, BusyError):

@@ -1,7 +1,10 @@
-"""What a directory's filesystem is, whether it belongs to this node, and what may still be written there.
+"""Filesystems: their kind, whether they belong to this node, their free space; and the kernel's page cache.
 
 Types come from /proc/self/mountinfo (proc(5)), where FUSE filesystems have their own names, which the numbers of
 statfs(2) lack. A filesystem counts as local unless its type is known to be served by another machine.
+
+Of the page cache, ranges are half-open byte ranges of one file, [offset, offset + length). Nothing here blocks on the
+disk except `drop`, which has dirty pages written first, since only clean ones can be dropped.
 """
 
 from __future__ import annotations
@@ -53,11 +56,11 @@ class Free:
 
 @dataclass(frozen=True)
 class Budget:
-    """What limits a cache. directory_bytes: free in the directory's file system, of size_bytes; memory_bytes: what this
-    process may still take. None: not a limit here.
+    """What limits a cache. directory_bytes: free in the directory's filesystem, of size_bytes; memory_bytes: available
+    to this process. None: not a limit here.
 
-    A margin of 256 MiB or a twentieth is left of each: for the batches, the workers and other programs. Of a
-    directory it is half at most, since a small tmpfs (a container's 64 MiB) would be all margin otherwise.
+    A margin of 256 MiB or a twentieth of each is left for batches, workers and other programs. Of a directory it is
+    half at most, since a small tmpfs (64 MiB in containers) would be all margin otherwise.
     """
 
     directory_bytes: int | None
@@ -66,7 +69,7 @@ class Budget:
 
     @property
     def bytes(self) -> int:
-        """What a cache may take."""
+        """The largest size of a cache."""
         room = []
         if self.directory_bytes is not None:
             margin = max(min(_MARGIN_BYTES, self.directory_bytes // 2), self.directory_bytes // _MARGIN_SHARE)
@@ -77,15 +80,17 @@ class Budget:
 
     @property
     def is_cramped(self) -> bool:
-        """Whether the file system is the limit only because it was made much smaller than the memory that is free."""
+        """Whether the filesystem is the limit only because it is much smaller than the free memory."""
         if self.directory_bytes is None or self.size_bytes is None or self.memory_bytes is None:
             return False
         return self.directory_bytes < self.memory_bytes and self.size_bytes < self.memory_bytes // 4
 
 
 def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
-    """What limits a cache in that directory. Of a folder on a disk memory does not count; of None (anonymous memory)
-    nothing else does. Raises CacheDirectoryError without the folder."""
+    """What limits a cache in that directory: its space, and memory if it is a tmpfs. None: anonymous memory.
+
+    Raises CacheDirectoryError for a missing directory.
+    """
     if directory is None:
         return Budget(None, None, available_memory_bytes())
     try:
@@ -98,7 +103,7 @@ def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
 
 
 def free_space(path: Path, filesystem: str) -> Free:
-    """What can be written below a directory; in memory, no more than this process may take. Raises OSError."""
+    """What can be written below a directory; in a tmpfs no more than the memory of this process. Raises OSError."""
     status = os.statvfs(path)
     size = status.f_bavail * status.f_frsize
     if filesystem in _MEMORY:
@@ -107,7 +112,7 @@ def free_space(path: Path, filesystem: str) -> Free:
 
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """The type of the filesystem that holds an existing path, "" where it cannot be found out."""
+    """The type of the filesystem of an existing path; "" where it is not known."""
     try:
         text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
         real = os.path.realpath(path)
@@ -134,7 +139,7 @@ def is_local(filesystem: str) -> bool:
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether a directory is of a tmpfs or ramfs; yes where that cannot be found out. Raises OSError."""
+    """Whether a directory is in a tmpfs or ramfs; True where that is not known. Raises OSError."""
     os.stat(directory)
     return filesystem_type(directory) in ("", *_MEMORY)
 
@@ -156,7 +161,7 @@ def prefetch(descriptor: int, ranges: Iterable[tuple[int, int]]) -> None:
 def write_behind(descriptor: int, offset: int, length: int) -> None:
     """Start writing a dirty range to the disk and return, so that a later fsync has little left to wait for.
 
-    A hint (sync_file_range(2), Linux only): it promises nothing, and a filesystem that refuses it is fine.
+    A hint (sync_file_range(2), Linux only); it never fails.
     """
     function = getattr(_libc(), "sync_file_range", None)
     if function is not None:
@@ -164,7 +169,7 @@ def write_behind(descriptor: int, offset: int, length: int) -> None:
 
 
 def drop(path: str | os.PathLike[str]) -> None:
-    """Put one file's pages out of the page cache, so that the next read is a cold one."""
+    """Drop one file's pages from the page cache, so that the next read comes from the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

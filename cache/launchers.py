@@ -1,18 +1,18 @@
-"""Batch systems and launchers, one entry each: what they tell their processes, by variables of the environment.
+"""Batch systems and launchers, one entry each: the environment variables that they set for their processes.
 
-No other file names these variables. An entry says which process of the job this is, how many CPUs the job has on this
-node, which directory is the node's own, and the number of the job; a part that it leaves out is not known by it.
+No other module names these variables. An entry knows which process of the job this is, how many CPUs the job has on
+this node, which directory is the node's own, and the number of the job, or some of these.
 
     starters        torchrun, Open MPI, jsrun, PMI (MPICH, Intel MPI, Cray PALS): start the ranks themselves
     batch systems   Flux, Slurm, PBS, LSF, Grid Engine, OAR: give nodes and CPUs to a job, and may start ranks
 
-The innermost counts, so starters are asked before batch systems, in the order of the table: mpirun starts its daemons
-by srun, and torchrun runs in a task of Slurm. A system that is not in the table is added by
+The innermost launcher counts, so starters come before batch systems in the table: mpirun starts its daemons with srun,
+and torchrun runs in a task of Slurm. Another system is added by
 
     register(Launcher("mysys", batch=True, job=("MYSYS_JOB",), ranks=by_names("MYSYS_RANK", "MYSYS_SIZE")))
 
-A batch script is one process however many tasks its job has, and waiting for the others would be for ever. So an entry
-of a batch system has ranks only for processes that the system has started as tasks.
+A batch script is one process however many tasks its job has, and would wait for the others for ever. So an entry of a
+batch system has ranks only for processes that the system has started as tasks.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
 class Ranks:
     """rank of world_size in the job, local_rank of local_world_size in the node, node of nodes.
 
-    launcher: the name of the entry that says so, "" for none. place: the rank when ranks are
-    counted node by node, in the order of the nodes' numbers; None where this process cannot know, because nodes have
-    unequal numbers of ranks. Raises ValueError where one is outside its range, or a part larger than the whole.
+    launcher: the name of the entry that these are from, "" for none. place: the rank when ranks are counted node by
+    node, in the order of the nodes' numbers; None where nodes have unequal numbers of ranks, so that this process
+    cannot know it. Raises ValueError for values that contradict each other.
     """
 
     rank: int = 0
@@ -83,7 +83,7 @@ class Cpus:
 class Launcher:
     """One entry of the table.
 
-    name: what `Ranks.launcher` says.
+    name: as in `Ranks.launcher`.
     batch: whether it is a batch system, which gives nodes and CPUs to jobs.
     ranks: which process of the job this is; None where the launcher has not started it. Raises ValueError.
     cpus: the CPUs of the job.
@@ -101,28 +101,28 @@ class Launcher:
     splits_its_task: bool = False
 
 
-# --- what is asked of the table --------------------------------------------------------------------------------------
+# --- queries of the table -----------------------------------------------------------------------------------------
 def register(launcher: Launcher) -> None:
-    """Ask this one before those of its kind (starters, batch systems). One of the same name is replaced."""
+    """Add an entry before those of its kind (starters, batch systems). One of the same name is replaced."""
     unregister(launcher.name)
     first = next((place for place, other in enumerate(_table) if other.batch or not launcher.batch), len(_table))
     _table.insert(first, launcher)
 
 
 def unregister(name: str) -> None:
-    """Ask the one of this name no more."""
+    """Remove the entry of this name."""
     _table[:] = [other for other in _table if other.name != name]
 
 
 def registered() -> list[str]:
-    """The names of all launchers, in the order in which they are asked."""
+    """The names of all launchers, in the order of the table."""
     return [launcher.name for launcher in _table]
 
 
 def launched(environ: Environ, among: tuple[int, int] | None = None) -> Ranks | None:
     """Which process of its job this is, by the innermost launcher that has started it; None without one.
 
-    among: (rank, world size) that are known; the first launcher that gives them, for what else it knows.
+    among: a known (rank, world size); only launchers that agree with it count.
     Raises ValueError.
     """
     found = (_named(launcher, environ) for launcher in _table)
@@ -130,13 +130,13 @@ def launched(environ: Environ, among: tuple[int, int] | None = None) -> Ranks | 
 
 
 def batch_task(environ: Environ) -> Ranks | None:
-    """Which task of a batch system this process is, or is a part of. Raises ValueError."""
+    """Which task of a batch system this process is, or is part of. Raises ValueError."""
     found = (_named(launcher, environ) for launcher in _table if launcher.batch)
     return next((ranks for ranks in found if ranks), None)
 
 
 def job_cpus(environ: Environ) -> Cpus:
-    """The CPUs of the job, by the first batch system that says anything of them."""
+    """The CPUs of the job, by the first batch system that knows them."""
     found = (launcher.cpus(environ) for launcher in _table if launcher.batch)
     return next((cpus for cpus in found if cpus != Cpus()), Cpus())
 
@@ -148,7 +148,7 @@ def job_name(environ: Environ) -> str:
 
 
 def scratch_variables() -> list[str]:
-    """The variables that may name a directory of this node, in the order in which they are looked at."""
+    """The variables that may name a directory of this node, in the order in which they are tried."""
     return [*(name for launcher in _table for name in launcher.scratch), "TMPDIR"]
 
 
@@ -228,10 +228,10 @@ def _count(environ: Environ, *names: str) -> int | None:
 def _torchrun(environ: Environ) -> Ranks | None:
     """RANK and WORLD_SIZE are also set by hand, often from those of a batch system.
 
-    A node's number is its place in the node list of the job wherever a batch system started what runs there: torchrun
-    numbers nodes at each rendezvous, by the names of hosts or as they come, and what a task of Slurm staged for node 3
-    must be node 3's in training too. So where each node's one task is a torchrun, nodes have the numbers of the batch
-    system, and ranks have those of torchrun.
+    Under a batch system a node's number is its position in the node list of the job: torchrun numbers nodes at each
+    rendezvous, by the names of hosts or in the order of arrival, but what a task of Slurm staged for node 3 must be
+    node 3's in training, too. So where each node's only task is a torchrun, nodes have the numbers of the batch system,
+    and ranks those of torchrun.
     """
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
@@ -262,7 +262,7 @@ _pmi_names = by_names(
 
 
 def _pmi(environ: Environ) -> Ranks | None:
-    """Slurm and Flux set these as well, and know more: they are asked where they agree."""
+    """Slurm and Flux set these as well and know more, so theirs count where they agree."""
     found = _pmi_names(environ)
     task = batch_task(environ) if found else None
     agree = found and task and (found.rank, found.world_size) == (task.rank, task.world_size)
@@ -270,7 +270,7 @@ def _pmi(environ: Environ) -> Ranks | None:
 
 
 def _flux(environ: Environ) -> Ranks | None:
-    """Tasks are mapped to nodes in blocks, unless --taskmap says otherwise, which no variable tells."""
+    """Tasks are mapped to nodes in blocks; another --taskmap is in no variable."""
     if "FLUX_TASK_RANK" not in environ or "FLUX_JOB_SIZE" not in environ:
         return None
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
@@ -283,9 +283,12 @@ def _flux(environ: Environ) -> Ranks | None:
 
 
 def _slurm(environ: Environ) -> Ranks | None:
-    """A task of a step. Slurm sets most of its variables in the batch script and in a shell of `salloc` too, so its
-    word counts only where SLURM_STEP_ID is a number below 0xFFFFFFF0 (those above name the batch script, the
-    interactive step and their like) and SLURM_PROCID is set. A shell of `srun --pty` is a step with one task."""
+    """A task of a step.
+
+    Slurm sets most of its variables in the batch script and in a shell of `salloc`, too, so they count only where
+    SLURM_STEP_ID is a number below 0xFFFFFFF0 (those above are the batch script, the interactive step and the like) and
+    SLURM_PROCID is set. A shell of `srun --pty` is a step with one task.
+    """
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     if not step.isdecimal() or int(step) >= _RESERVED_STEPS or "SLURM_PROCID" not in environ:
         return None
@@ -296,7 +299,7 @@ def _slurm(environ: Environ) -> Ranks | None:
     local, counts = _number(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
     if node < len(counts):
         here, place = counts[node], sum(counts[:node]) + local
-    else:  # not known for each node: as even as possible
+    else:  # not known for each node: distributed evenly
         here, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
         if "SLURM_NTASKS_PER_NODE" in environ:
             here = min(tasks, _number(environ, "SLURM_NTASKS_PER_NODE"))
@@ -305,7 +308,7 @@ def _slurm(environ: Environ) -> Ranks | None:
 
 
 def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
-    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where neither says so."""
+    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where neither is set."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         runs = re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?(?:,|$)", environ.get(name, ""))
         counts = [int(count) for count, times in runs for _ in range(min(nodes, int(times or 1)))]
@@ -321,7 +324,7 @@ def _slurm_cpus(environ: Environ) -> Cpus:
 def _pbs(environ: Environ) -> Ranks | None:
     """A task of pbsdsh; the batch script is task 1. Torque counts slots, node by node.
 
-    PBS Pro tells its tasks neither their rank nor how many there are: ranks are started by mpiexec or torchrun there.
+    PBS Pro sets neither rank nor size for its tasks: there mpiexec or torchrun starts the ranks.
     """
     names = ("PBS_VNODENUM", "PBS_NP", "PBS_NODENUM", "PBS_NUM_NODES", "PBS_NUM_PPN")
     if environ.get("PBS_TASKNUM", "1") == "1" or not all(name in environ for name in names):

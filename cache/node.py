@@ -1,13 +1,16 @@
-"""The CPUs and the memory that this process may really use.
+"""What of the job and the node is this process's: its rank, the CPUs and the memory that it may use.
 
-`os.cpu_count()` is the node's number, not the job's: a batch job often owns 4 of 128 cores. Three limits count,
-and the smallest wins: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1
-`cpu.cfs_quota_us`), and what the batch system gave (`cache.launchers`). Some of that is this process's alone, some is
-shared by all ranks of the node:
+Ranks are those of torch.distributed, where it has been initialised (it is never imported here), else of the launcher
+(`cache.launchers`); without one this is rank 0 of 1. Where nodes are not known, each process counts as a node.
 
-    a task (srun)                 the CPUs per task are its own; its share of those of the job on this node, which
-                                  count for all tasks; its mask, which is smaller where the batch system binds tasks
-    a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is a part of;
+`os.cpu_count()` counts the CPUs of the node, not of the job: a batch job often owns 4 of 128 cores. The smallest of
+three limits counts: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1 `cpu.cfs_quota_us`),
+and the CPUs of the batch system (`cache.launchers`). Some belong to this process alone, some are shared by all ranks
+of the node:
+
+    a task (srun)                 the CPUs per task are its own; a share of those of the job on this node; its mask,
+                                  which is smaller where the batch system binds tasks
+    a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is part of;
                                   never more than its own mask, which is smaller where the launcher binds ranks
     anything else                 all of it, in a batch script the CPUs of the job on this node
 """
@@ -29,9 +32,9 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
-    """What the launcher says; `environ` defaults to that of this process.
+    """Which process of the job this is; `environ` defaults to that of this process.
 
-    torch.distributed is looked at only without an `environ`. Raises ValueError, naming the variables, for values that
+    torch.distributed counts only without an `environ`. Raises ValueError, naming the variables, for values that
     are not whole numbers or contradict each other.
     """
     env = os.environ if environ is None else environ
@@ -43,7 +46,7 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:
-    """The two as given, or as the launcher says where neither is.
+    """The two as given, or those of the launcher where neither is.
 
     nodes: to how many nodes the samples belong; where the job has as many, ranks are counted node by node, so that each
     node gets its own. Raises ValueError for one without the other.
@@ -98,8 +101,8 @@ def usable_cpus(
 def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
     """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom.
 
-    The page cache of files counts as headroom, since the kernel gives it up before it kills anybody; memory of a tmpfs,
-    which it cannot give up, does not.
+    The page cache of files counts as headroom, since the kernel drops it before it kills processes; memory of a tmpfs
+    does not.
     """
     limits = [_mem_available()]
     for folder in _cgroup_folders(cgroup_root, membership):
@@ -128,7 +131,7 @@ def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
 
 
 def _cgroup_folders(root: Path, membership: str | None) -> Iterator[Path]:
-    """The control group of this process and every one above it, for v2 and for the v1 controllers we read."""
+    """The control group of this process and every one above it, for v2 and for the v1 controllers that matter."""
     text = _text(Path("/proc/self/cgroup")) if membership is None else membership
     for line in text.splitlines():
         parts = line.split(":", 2)
@@ -161,7 +164,7 @@ def _mem_available() -> int:
 def _file_cache_bytes(folder: Path) -> int:
     """Page cache of a control group and those below it: the kernel's lists of file pages. A tmpfs is not on them.
 
-    v1 counts only the group itself under these names, and all of it under "total_…"; v2 has the latter meaning alone.
+    v1 counts only the group itself under these names, and those below it under "total_…"; v2 always counts both.
     """
     words = (line.split() for line in _text(folder / "memory.stat").splitlines())
     found = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}

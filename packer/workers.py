@@ -152,7 +152,9 @@ def run_shards(
         ) from error
     finally:
         counters.stop()
-        executor.shutdown(wait=True, cancel_futures=True)
+        for future in futures:  # not by shutdown(cancel_futures=True): it loses tasks that cannot be pickled, and waits
+            future.cancel()
+        executor.shutdown(wait=True)
         watcher.end()
 
 

@@ -131,11 +131,13 @@ def open(
 ) -> Reader:
     """Open one split of a packed set.
 
-    path: the directory that holds dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
-    split: None takes the only split, or "train". backend: "pread" copies bytes out; "mmap" gives views of the page
-    cache. verify: check the CRC32C of everything read; what comes from an address always is. fallback: the set, path or
-    address, that `path` is a copy of; shards that are not in the copy (yet) are read from there, once
-    `patience_seconds` were waited for one that is on its way.
+    path: the directory with dataset.json, or its address: s3://, gs://, az://, https://; see `readers.remote`.
+    split: None takes the only split, or "train".
+    backend: "pread" copies bytes out; "mmap" gives views of the page cache.
+    verify: check the CRC32C of everything that is read; bytes from an address always are.
+    fallback: the set, path or address, that `path` is a copy of; shards that are not in the copy (yet) are read there.
+    patience_seconds: how long to wait, before that, for a shard that is being staged.
+
     Raises DatasetError, UnknownNameError, StaleIndexError, ValueError; for addresses RemoteError and MissingExtraError.
     """
     address, local = (path, None) if _is_address(path) else (fallback, path)
@@ -144,7 +146,7 @@ def open(
             raise ValueError(
                 f"backend {backend!r} is for local sets; leave it out for {address.partition('://')[0]}://"
             )
-        from readers.remote import open_remote  # what it imports is not for everybody
+        from readers.remote import open_remote
 
         if local is None and fallback is not None:
             raise ValueError("fallback is for local copies; the path is an address itself")
@@ -154,9 +156,9 @@ def open(
             path, split, fallback=fallback, backend=backend, verify=verify, patience_seconds=patience_seconds
         )
     if patience_seconds:
-        raise ValueError("patience_seconds is for a set with a fallback: nothing else is on its way")
+        raise ValueError("patience_seconds is for a set with a fallback: nothing else is being staged")
     return open_packed(path, split, backend=backend, verify=verify)
 
 
-def _is_address(place: object) -> bool:
-    return isinstance(place, str) and "://" in place
+def _is_address(path: object) -> bool:
+    return isinstance(path, str) and "://" in path

@@ -1,7 +1,6 @@
-"""What a selection asks of a sample, and which samples of a reader fulfil it.
+"""The criteria of a selection, and the samples of a reader that fulfil all of them.
 
-Criteria hold together: a sample has to fulfil all that are given. They are looked at from cheap to dear, so header
-facts (which a folder has to read files for) are asked only of the samples that everything else leaves.
+They are evaluated from cheap to expensive: header facts, for which a folder has to read files, come last.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Criteria:
-    """See `readers.reader.Reader.select`; None asks for nothing. Raises ValueError for values that mean nothing."""
+    """The arguments of `readers.reader.Reader.select`. Raises ValueError for invalid ones."""
 
     labels: int | str | Iterable[int | str] | None = None
     keys: str | Iterable[str] | None = None
@@ -44,8 +43,8 @@ class Criteria:
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"fraction is {self.fraction}, expected more than 0 and at most 1")
 
-    def chosen(self, reader: Reader) -> npt.NDArray[np.int64]:
-        """The samples, int64: in stored order, or in that of `indices` where given.
+    def apply(self, reader: Reader) -> npt.NDArray[np.int64]:
+        """The numbers of the samples, int64: in stored order, or in that of `indices` where given.
 
         Raises SourceError where none is left, UnknownNameError for classes and keys that the reader lacks.
         """
@@ -57,7 +56,9 @@ class Criteria:
         if self.fraction is not None and left.size:
             left = left[_share(len(left), self.fraction, self.seed)]
         if not left.size:
-            raise SourceError(f"nothing is selected: none of the {len(reader)} samples of {reader} has {self._shown()}")
+            raise SourceError(
+                f"nothing is selected: none of the {len(reader)} samples of {reader} has {self._describe()}"
+            )
         return left
 
     def _named(self, reader: Reader) -> npt.NDArray[np.int64]:
@@ -121,7 +122,7 @@ class Criteria:
         info = reader.image_info(left)
         return left[np.minimum(info.height, info.width) >= self.min_side]
 
-    def _shown(self) -> str:
+    def _describe(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
         return ", ".join(f"{name}={value!r:.60}" for name, value in given.items() if value is not None)
 
@@ -133,7 +134,7 @@ def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:
 
 def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:
     """At least one of range(count), in rising order; those of a smaller fraction are among those of a larger one."""
-    from readers.order.permutation import Permutation  # loaded only where a fraction is asked for
+    from readers.order.permutation import Permutation
 
     wanted = max(1, round(count * fraction))
     return np.sort(Permutation(count, seed, purpose="fraction").forward(np.arange(wanted, dtype=np.int64)))

@@ -1,8 +1,11 @@
 """Walk a tree: the names of its files, folder by folder, and their sizes and times.
 
-Python's `stat` takes 2.5 µs a file with the answer at hand, most of it under the interpreter's lock, and a round trip
-with a file system across a network. So, where that pays, slices of the files go to forked children, each of which sends
-its answers back through a pipe and ends. A child that dies is no loss: this process examines its slice itself.
+Symbolic links are followed; a link to a folder above it is reported and left out, and a folder that links reach on more
+than 64 paths is an error. A tree may be as deep as paths can be long.
+
+Python's `stat` takes 2.5 µs a file from the kernel's cache, most of it under the interpreter's lock, and a round trip
+on a network file system. So slices of a large tree go to forked children, each of which sends its results back through
+a pipe and ends. If a child dies, this process examines its slice itself.
 """
 
 from __future__ import annotations
@@ -52,8 +55,7 @@ class FolderFiles(NamedTuple):
 def examine(groups: Collection[FolderFiles], processes: int = 1) -> array[int]:
     """Size in bytes (or UNKNOWN, NOT_REGULAR), times of modification and of change in ns of every file: int64 [3 n].
 
-    The time of change (ctime) cannot be set, so it tells a file that was rewritten and given its old time again.
-
+    The time of change (ctime) cannot be set, so it differs for a file that was rewritten and given its old time again.
     Symbolic links are followed. Processes are forked where that is safe: on Linux, in a program without threads.
     """
     count = sum(group.size for group in groups)
@@ -72,9 +74,9 @@ def examine(groups: Collection[FolderFiles], processes: int = 1) -> array[int]:
                 found += _examine(_slice(groups, first, stop))
     finally:
         for _, pipe in children:
-            os.close(pipe)  # a child that is still writing then fails, and ends
+            os.close(pipe)  # a child that is still writing fails and ends
         for process, _ in children:
-            with suppress(ChildProcessError):  # a program that ignores SIGCHLD has none to wait for
+            with suppress(ChildProcessError):  # in a program that ignores SIGCHLD
                 os.waitpid(process, 0)
     return found
 
@@ -106,7 +108,7 @@ def _examine(groups: Iterable[FolderFiles]) -> array[int]:
 
 
 def _examine_names(names: Sequence[str], descriptor: int, found: array[int]) -> None:
-    """By descriptor, files are looked up relative to the folder, which spares the kernel the path to it."""
+    """Relative to the folder's descriptor, which spares the kernel the path to it."""
     for name in names:
         try:
             status = os.stat(name, dir_fd=descriptor)
@@ -119,22 +121,22 @@ def _examine_names(names: Sequence[str], descriptor: int, found: array[int]) -> 
 
 
 def _fork(groups: Iterable[FolderFiles], first: int, stop: int) -> tuple[int, int]:
-    """(process, pipe) of a child that examines the files [first, stop) and writes what it found to the pipe."""
+    """(process, pipe) of a child that examines the files [first, stop) and writes the results to the pipe."""
     receiver, sender = os.pipe()
     process = os.fork()
     if process == 0:
         try:
-            os.close(receiver)  # or writing would wait for ever for this very process to read
+            os.close(receiver)  # or writing would wait for this very process to read
             with os.fdopen(sender, "wb") as file:
                 file.write(_examine(_slice(groups, first, stop)))
         finally:
-            os._exit(0)  # whatever happened: nothing of this process may run on in the child
+            os._exit(0)  # also after an error: no other code of this process may run in the child
     os.close(sender)
     return process, receiver
 
 
 def _receive(pipe: int, found: array[int], files: int) -> bool:
-    """Append what a child found of so many files; False, and nothing, where the child could not send it all."""
+    """Append a child's results for that many files; False, and nothing, where it did not send all."""
     before = len(found)
     with os.fdopen(pipe, "rb", closefd=False) as file:
         try:
@@ -147,10 +149,12 @@ def _receive(pipe: int, found: array[int], files: int) -> bool:
 
 
 def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processes: int = 1) -> TreeFiles:
-    """Every visible file below `root`, folder by folder; (path, reason) of what is left out is appended.
+    """Every visible file below `root`, folder by folder.
 
-    processes: how many may examine the files of a large tree. Raises SourceError for a folder that cannot be read:
-    what it holds would be lost silently.
+    left_out: gets (path, reason) of the files and folders that are left out.
+    processes: how many may examine the files of a large tree.
+
+    Raises SourceError for a folder that cannot be read: its files would be lost silently.
     """
     walk = _Walk(os.fspath(root))
     walk.run()
@@ -168,9 +172,11 @@ def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processe
 
 
 class _Walk:
-    """The names below a folder, folder by folder, and (files before it, path, reason) of what is left out.
+    """The names below a folder, folder by folder.
 
-    folders: relative to the root, with a "/" at the end; starts: how many names come before those of each.
+    folders: relative to the root, with a "/" at the end.
+    starts: how many names come before those of each folder.
+    left_out: (files before it, path, reason) of what is left out.
     """
 
     def __init__(self, root: str) -> None:
@@ -184,7 +190,7 @@ class _Walk:
 
     def run(self) -> None:
         """Walk without recursion, so that a tree may be as deep as a path can be long."""
-        above: list[tuple[int, int]] = []  # the folders on the way to the one that is visited, as (device, inode)
+        above: list[tuple[int, int]] = []  # (device, inode) of the folders above the one that is visited
         ahead = [("", 0)]  # (path relative to the root, its depth), the next one last
         while ahead:
             relative, depth = ahead.pop()
@@ -211,7 +217,7 @@ class _Walk:
         return f"{self.root}/{relative}".rstrip("/") if relative else self.root
 
     def _visit(self, relative: str, above: list[tuple[int, int]]) -> list[str]:
-        """Take up the files of a folder, and put it on `above`; returns the names of the folders in it."""
+        """Add the files of a folder, and the folder to `above`; returns the names of the folders in it."""
         folder = self._path(relative)
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -234,7 +240,7 @@ class _Walk:
             os.close(descriptor)
 
     def _list(self, descriptor: int, relative: str) -> list[str]:
-        """Take up the files of an open folder by name. Of a large one, sorted runs are merged, as columns."""
+        """Add the files of an open folder by name. Sorted runs of a large one are merged, as columns."""
         is_folder: set[str] = set()
         runs: list[Sequence[str]] = []
         with os.scandir(descriptor) as entries:
@@ -242,18 +248,18 @@ class _Walk:
                 names = sorted([entry.name for entry in batch])
                 is_folder.update([entry.name for entry in batch if entry.name[0] != "." and entry.is_dir()])
                 if len(batch) < _RUN and not runs:
-                    return self._take_up(names, is_folder, relative)
+                    return self._add(names, is_folder, relative)
                 run = NamesBuilder()
                 run.extend(names)
                 runs.append(run.build())
         folders: list[str] = []
         merged = heapq.merge(*runs)
         while names := list(itertools.islice(merged, _RUN)):
-            folders += self._take_up(names, is_folder, relative)
+            folders += self._add(names, is_folder, relative)
         return folders
 
-    def _take_up(self, names: list[str], is_folder: set[str], relative: str) -> list[str]:
-        """Add the files among some names, in their order, and note what is left out; returns the folders."""
+    def _add(self, names: list[str], is_folder: set[str], relative: str) -> list[str]:
+        """Add the files among some names, in their order, and record what is left out; returns the folders."""
         folders: list[str] = []
         files: list[str] = []
         for name in names:
@@ -267,7 +273,7 @@ class _Walk:
         return folders
 
     def _count_visit(self, folder: str, identity: tuple[int, int]) -> None:
-        """Links that lead to links multiply: two in each of 24 folders are 16 million paths to the last."""
+        """Refuse links that multiply: two links in each of 24 folders are 16 million paths to the last."""
         self._visits[identity] += 1
         if self._visits[identity] > _MOST_VISITS:
             raise SourceError(

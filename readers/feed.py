@@ -1,9 +1,9 @@
-"""A feed: which samples each batch of a rank holds, what becomes of the bad ones, and where a run continues.
+"""A feed: which samples each batch of a rank holds, what happens to bad ones, and where a run continues.
 
     (epoch, step) ─► schedule: positions ─► order: rows ─► reader: bytes, or why there are none
 
-`ImageLoader`, `readers.torch` and the sources of DALI and rocAL are each written on this. A feed is immutable, pickles,
-and remembers nothing: any process may ask for any step, in any order and again.
+`ImageLoader`, `readers.torch` and the sources of DALI and rocAL are built on this. A feed is immutable, pickles, and
+has no state: any process may ask for any step, in any order and again.
 
     rows       the numbers of samples in the reader, int64
     positions  where these come in the epoch, int64; augmentation and substitutes are drawn by them
@@ -11,8 +11,7 @@ and remembers nothing: any process may ask for any step, in any order and again.
 
 Only the epoch of `start` begins at a cursor; every other epoch is whole.
 
-What is wrong with one sample only (SAMPLE_ERRORS) is for on_error to decide, and anything else is raised, as it is
-wrong with the set:
+on_error decides what happens where one sample is wrong (SAMPLE_ERRORS). Any other error is raised:
 
     raise       BadSampleError, which names the sample
     skip        a smaller batch
@@ -93,9 +92,10 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class FeedOptions:
-    """rank, world_size: None for both finds them each time they are asked for. decoder: its name in resume tokens.
+    """Options of a feed. Raises ValueError.
 
-    Raises ValueError.
+    rank, world_size: None for both finds them each time that they are needed.
+    decoder: its name in resume tokens.
     """
 
     rank: int | None = None
@@ -133,7 +133,7 @@ class Feed:
         return rank_and_world_size(self.options.rank, self.options.world_size, self.order.groups)
 
     def ranked(self) -> Feed:
-        """This feed for the rank that this process is now: what a loop works with."""
+        """This feed with the rank that this process has now: what a loop uses."""
         if self.options.rank is not None:
             return self
         rank, world_size = self.ranks
@@ -144,7 +144,7 @@ class Feed:
         return replace(self, start=start)
 
     def resumed(self, state: Mapping[str, Any]) -> Feed:
-        """The feed that continues where `state` was taken, by whatever consumer and on any number of ranks.
+        """The feed that continues where `state` was taken, by any consumer and on any number of ranks.
 
         Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
         """
@@ -155,11 +155,11 @@ class Feed:
         return replace(self, order=order, start=Start(token.epoch, token.cursor, token.resumed(order)))
 
     # --- states ---------------------------------------------------------------------------------------------------
-    def token(self, place: Start) -> dict[str, Any]:
-        """The state of a run that is at `place`: a small dictionary of plain values, the same on every rank."""
-        order = self.order if place.order is None else place.order
+    def token(self, start: Start) -> dict[str, Any]:
+        """The state of a run that is at `start`: a small dictionary of plain values, the same on every rank."""
+        order = self.order if start.order is None else start.order
         fingerprint, samples, decoder = self.reader.fingerprint, len(self.reader), self.options.decoder
-        token = ResumeToken(order.seed, place.epoch, place.cursor, fingerprint, decoder, order.spec(), samples)
+        token = ResumeToken(order.seed, start.epoch, start.cursor, fingerprint, decoder, order.spec(), samples)
         return token.to_dict()
 
     def after(self, steps: int, epoch: int | None = None) -> Start:
@@ -169,9 +169,9 @@ class Feed:
         cursor = cursor if last < 0 else schedule.cursor_after(last, cursor)
         return Start(self.start.epoch if epoch is None else epoch, cursor, schedule.order)
 
-    def or_next(self, place: Start) -> Start:
-        """`place`, or the next epoch where too few samples are left for a step on these ranks."""
-        return place if self.at(place).steps() else Start(place.epoch + 1)
+    def or_next(self, start: Start) -> Start:
+        """`start`, or the next epoch where too few samples are left for a step on these ranks."""
+        return start if self.at(start).steps() else Start(start.epoch + 1)
 
     # --- an epoch -------------------------------------------------------------------------------------------------
     def schedule(self, epoch: int | None = None) -> tuple[Schedule, int]:
@@ -198,13 +198,13 @@ class Feed:
 
     def rows(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
         """(positions, rows) of a step. Raises IndexError for one that the epoch does not have."""
-        found = self._ahead.get((epoch, step))
-        if found is None:
+        pair = self._ahead.get((epoch, step))
+        if pair is None:
             positions, rows = self._block(*self.schedule(epoch), epoch, step)
             ahead = {(epoch, step + i): pair for i, pair in enumerate(zip(positions, rows, strict=True))}
             object.__setattr__(self, "_ahead", ahead)  # replaced as a whole, so that threads may share the feed
-            found = ahead[epoch, step]
-        return found
+            pair = ahead[epoch, step]
+        return pair
 
     def blocks(self, epoch: int) -> Iterator[tuple[Int64s, Int64s]]:
         """(positions, rows) of all steps of an epoch, [steps, batch_size] each, several steps at a time."""
@@ -234,7 +234,7 @@ class Feed:
         return bad_sample(self.reader, self.options.on_error, row, position, error)
 
     def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
-        """The row that replaces a bad sample, and what `take` made of it; see the function `substitute`."""
+        """The row that replaces a bad sample, and what `take` returned for it; see the function `substitute`."""
         order = self.schedule(epoch)[0].order
         others = substitutes(self.seed, epoch, position, len(order))
         return substitute((int(order.indices(epoch, other[None])[0]) for other in others), error, take)
@@ -262,7 +262,7 @@ def choose_order(samples: int, order: Order | None, shuffle: bool, seed: int | N
 
 
 def choose_tail(tail: Tail | None, order: Order) -> Tail:
-    """As given; otherwise the end of an epoch is left out where samples are shuffled, and loaded where they are not."""
+    """`tail`, or by default "drop_last" where samples are shuffled and "exact" where they are not."""
     return tail or ("exact" if isinstance(order, Sequential) else "drop_last")
 
 
@@ -309,7 +309,7 @@ def substitutes(seed: int, epoch: int, position: int, count: int) -> Int64s:
 
 
 def substitute(rows: Iterable[int], error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
-    """The first row of which `take` makes something, and what that is. Raises BadSampleError where none is good."""
+    """The first row for which `take` does not fail, and what it returned. Raises BadSampleError where all fail."""
     tried = 0
     for row in rows:
         try:
@@ -320,7 +320,7 @@ def substitute(rows: Iterable[int], error: Exception, take: Callable[[int], _T])
 
 
 def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
-    """What to warn of at the end of an epoch; "" if nothing. bad: by position."""
+    """The warning at the end of an epoch; "" if there is none. bad: by position."""
     if not bad:
         return ""
     first = bad[0]
@@ -330,9 +330,9 @@ def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
     )
 
 
-# --- what a batch is made of ------------------------------------------------------------------------------------
+# --- the fields of a batch --------------------------------------------------------------------------------------
 class Fields:
-    """What a batch or an item is made of: "image", "label", "key", "index" and the other fields of the set.
+    """The fields of a batch or an item: "image", "label", "key", "index" and the other fields of the set.
 
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries. Raises UnknownNameError.
     """
@@ -348,7 +348,7 @@ class Fields:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
 
     def collect(self, value: Callable[[str], Any]) -> Any:
-        """A tuple or a dictionary of what `value` gives for each field."""
+        """A tuple or a dictionary of `value(field)` for each field."""
         values = tuple(value(name) for name in self.wanted)
         return values if self._names is None else dict(zip(self._names, values, strict=True))
 

@@ -1,4 +1,4 @@
-"""Plain files as a reader: the table from a scan of names and sizes, the store whole files; the baseline to beat."""
+"""Plain files as a reader: the table from a scan of names and sizes, the store whole files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["open_folder"]
 
 
 class _FolderColumns(MemoryColumns):
-    """What a scan found. Header facts are not known."""
+    """The files of a scan, without header facts."""
 
     path: Path
     split: str
@@ -32,7 +32,7 @@ class _FolderColumns(MemoryColumns):
         return Strings.of(f"={path}" for path in self.paths)
 
     def fingerprint(self) -> str:
-        """Of the names, labels and classes, 32 hex digits; not of what the files hold, which nothing has read."""
+        """32 hex digits over names, labels and classes; not over the content of the files, which nothing has read."""
         text = json.dumps([self.split, list(self.classes), list(self.paths)])
         digest = hashlib.blake2b(text.encode(), digest_size=16)
         digest.update(self.column("label").data)
@@ -40,10 +40,10 @@ class _FolderColumns(MemoryColumns):
 
 
 def open_folder(path: str | os.PathLike[str], split: str | None = None) -> Reader:
-    """Open a folder of image files as it is; see `readers.tree` for the layouts that are known.
+    """Open a folder of image files; see `readers.tree` for the supported layouts.
 
-    Files count as images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError for
-    a tree that cannot be used; reading raises StaleIndexError for a file that has gone.
+    Files are images by their suffix, as in torchvision; none is opened before it is read. Raises SourceError for a tree
+    that cannot be used; reading raises StaleIndexError for a file that was removed.
     """
     root = Path(path)
     if not root.is_dir():

@@ -1,4 +1,4 @@
-"""`dataset.json`: what a packed set is. It is the commit point: a directory without it is no set.
+"""`dataset.json`: what a packed set is. It is the commit point: a directory without it is not a set.
 
     {
       "kind": "packer-dataset", "version": 1,
@@ -13,7 +13,7 @@
           "columns": {"label.npy": {"bytes": 75880, "crc32c": "4e5f6071"}, …}      every file of the index
         }, …
       },
-      "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read, if so told
+      "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…}                                                     how it was made; see `DatasetInfo.fingerprint`
     }
 
@@ -56,7 +56,7 @@ KIND = "packer-dataset"
 VERSION = 1
 FIELD_KINDS = ("image", "file", "json")
 MAX_JSON_BYTES = 1 << 30
-_ALIASES = (("val", "valid", "validation"),)
+_SAME = ("val", "valid", "validation")
 _CRC = re.compile("[0-9a-fA-F]{8}")
 _FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 _T = TypeVar("_T")
@@ -83,9 +83,9 @@ class ColumnFile:
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split: its shards in order, the directory of its index, and the files in it (empty: made without checksums).
+    """One split: its shards in order, the directory of its index, and the files of that by name.
 
-    columns: file name -> ColumnFile.
+    columns is empty for an index that was made without checksums.
     """
 
     samples: int
@@ -97,7 +97,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class AdoptedKeys:
-    """What shards made elsewhere call things, where somebody had to say it: see `packer.formats.base.LocateOptions`."""
+    """The names in shards made elsewhere, as the user gave them: see `packer.formats.base.LocateOptions`."""
 
     image_key: str | None = None
     label_key: str | None = None
@@ -131,7 +131,7 @@ class DatasetInfo:
         raise UnknownNameError(f"{where}: no split {name!r}; it has {', '.join(self.splits) or 'none'}")
 
     def fingerprint(self) -> str:
-        """32 hex digits that change whenever the bytes of any shard or of the index, or the labels' meaning change.
+        """32 hex digits that change with the bytes of any shard or of the index, and with the meaning of the labels.
 
         Without checksums of the index they cover the shards alone; see `covers_index`.
         """
@@ -159,7 +159,7 @@ class DatasetInfo:
                     for s in split.shards
                 ],
             }
-            | _columns_member(split.columns)
+            | ({"columns": _columns_json(split.columns)} if split.columns else {})
             for name, split in self.splits.items()
         }
         content = {
@@ -177,18 +177,13 @@ class DatasetInfo:
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _columns_member(columns: Mapping[str, ColumnFile]) -> dict[str, Any]:
-    if not columns:
-        return {}
-    return {"columns": {name: {"bytes": c.bytes, "crc32c": f"{c.crc32c:08x}"} for name, c in columns.items()}}
+def _columns_json(columns: Mapping[str, ColumnFile]) -> dict[str, Any]:
+    return {name: {"bytes": column.bytes, "crc32c": f"{column.crc32c:08x}"} for name, column in columns.items()}
 
 
 def same_split(name: str) -> tuple[str, ...]:
     """Other names of the same split."""
-    for names in _ALIASES:
-        if name in names:
-            return tuple(other for other in names if other != name)
-    return ()
+    return tuple(other for other in _SAME if other != name) if name in _SAME else ()
 
 
 def read_dataset_info(directory: str | os.PathLike[str]) -> DatasetInfo:
@@ -224,8 +219,8 @@ def _no_dataset(directory: Path) -> str:
         return f"{directory}: no such directory"
     if (directory / WORK_FOLDER).is_dir():
         return (
-            f"{directory}: an unfinished conversion (no dataset.json); wait for it, or where none is at work run the "
-            f"same  packer convert  again"
+            f"{directory}: an unfinished conversion (no dataset.json); wait for it, or if it has ended run the same  "
+            f"packer convert  again"
         )
     return f"{directory}: not a packed set (no dataset.json); make one with  packer convert  or  packer index"
 
@@ -238,7 +233,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     if version != VERSION:
         raise DatasetError(f"{path}: version {version}, this packer reads version {VERSION}; upgrade packer")
     format_name = top.get("format", str)
-    if not _FORMAT.fullmatch(format_name):  # any container will do: readers know byte ranges only
+    if not _FORMAT.fullmatch(format_name):  # any container: readers know byte ranges only
         raise DatasetError(f"{path}: format {format_name!r:.80}, expected the name of one, such as 'tar'")
     fields: dict[str, str] = top.get("fields", dict)
     if not fields or any(kind not in FIELD_KINDS for kind in fields.values()):
@@ -260,53 +255,36 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         classes=tuple(classes),
         splits=splits,
         label_offset=label_offset,
-        made=_parse_made(content.get("made")),
+        made=_filter_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
     )
 
 
-def _parse_made(value: Any) -> dict[str, Any]:
-    """What is known of how the set was made; members that are not what they should be count for nothing."""
+def _filter_made(value: Any) -> dict[str, Any]:
+    """How the set was made; members that are not of the expected type are ignored."""
     made: dict[str, Any] = value if isinstance(value, dict) else {}
-    return {name: told for name, told in made.items() if _MADE.get(name, _anything)(told)}
+    return {name: member for name, member in made.items() if _is_valid_member(name, member)}
 
 
-def _anything(value: Any) -> bool:
-    return True
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_valid_member(name: str, member: Any) -> bool:
+    if name in ("by", "indexed_by", "source", "plan"):
+        return isinstance(member, str)
+    if name == "payload_bytes":
+        return _is_count(member)
+    if name == "left_out":
+        return isinstance(member, dict) and all(map(_is_count, member.values()))
+    return name != "options" or (isinstance(member, dict) and isinstance(member.get("split", ""), str))
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
-def _are_options(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("split", ""), str)
-
-
-_MADE = {
-    "by": _is_text,
-    "indexed_by": _is_text,
-    "source": _is_text,
-    "plan": _is_text,
-    "payload_bytes": _is_count,
-    "left_out": _are_counts,
-    "options": _are_options,
-}
+    return type(value) is int and value >= 0
 
 
 def _parse_adopted(value: _Object) -> AdoptedKeys:
     image_key, label_key = value.value.get("image_key"), value.value.get("label_key")
     fields = value.value.get("fields", {})
-    told = [key for key in (image_key, label_key) if key is not None]
-    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in (*told, *fields.values())):
+    given = [key for key in (image_key, label_key) if key is not None]
+    if not isinstance(fields, dict) or not all(isinstance(key, str) for key in (*given, *fields.values())):
         raise DatasetError(f"{value.where}: expected names, found {value.value!r:.80}")
     return AdoptedKeys(image_key, label_key, fields)
 
@@ -317,13 +295,8 @@ def _parse_columns(split: _Object, fields: Mapping[str, str]) -> dict[str, Colum
     listed: dict[str, Any] = split.get("columns", dict)
     columns = {}
     for name in sorted(column_names(fields)):
-        value = listed.get(name)
-        size, crc = (value.get("bytes"), value.get("crc32c")) if isinstance(value, dict) else (None, None)
-        if type(size) is not int or not 0 <= size < 1 << 63 or not isinstance(crc, str) or not _CRC.fullmatch(crc):
-            raise DatasetError(
-                f"{split.where}: column {name} is {value!r:.80}, expected its bytes and its crc32c of 8 hex digits"
-            )
-        columns[name] = ColumnFile(size, int(crc, 16))
+        column = _Object(listed.get(name), f"{split.where}: column {name}")
+        columns[name] = ColumnFile(column.count("bytes"), column.checksum())
     return columns
 
 
@@ -332,23 +305,13 @@ def _parse_split(split: _Object, fields: Mapping[str, str]) -> SplitInfo:
     listed: list[Any] = split.get("shards", list)
     for number, value in enumerate(listed):
         shard = _Object(value, f"{split.where}: shard {number}")
-        shards.append(
-            ShardInfo(
-                path=shard.named(ShardPath, "path"),
-                bytes=shard.count("bytes"),
-                samples=shard.count("samples"),
-                crc32c=shard.checksum(),
-            )
-        )
-    samples = split.count("samples")
-    if samples != sum(shard.samples for shard in shards):
-        found = sum(shard.samples for shard in shards)
+        path, size, samples = shard.named(ShardPath, "path"), shard.count("bytes"), shard.count("samples")
+        shards.append(ShardInfo(path, size, samples, shard.checksum()))
+    samples, found = split.count("samples"), sum(shard.samples for shard in shards)
+    if samples != found:
         raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
-    root = split.get("root", str)
-    columns = _parse_columns(split, fields)
-    return SplitInfo(
-        samples=samples, shards=tuple(shards), index=split.named(IndexPath, "index"), root=root, columns=columns
-    )
+    index = split.named(IndexPath, "index")
+    return SplitInfo(samples, tuple(shards), index, split.get("root", str), _parse_columns(split, fields))
 
 
 class _Object:

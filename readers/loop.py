@@ -1,10 +1,10 @@
 """Loops over a feed: where training is, what a state saves of it, and batches that are made ahead.
 
-A loader has one place, between two batches. A loop begins with its first batch and moves the place on with each; a loop
-that is left early ends its epoch. Ranks are found when a loop begins, since a loader may be made before its ranks are
-started. What frameworks do with a loader is checked here, by `readers.trainers`.
+A loader has one position, between two batches. A loop begins with its first batch and advances the position with each;
+a loop that is left early ends its epoch. Ranks are found when a loop begins, since a loader may be made before its
+ranks are started. What frameworks do with a loader is checked here, by `readers.trainers`.
 
-    Position     a place, and what sets, saves and restores it        RocalSource
+    Position     what sets, saves and restores it                     RocalSource
     FeedLoader   a position that is iterated over                     ImageLoader, DaliLoader
     Ahead        results made ahead by one thread                     the device stage of ImageLoader, RocalSource
 """
@@ -35,11 +35,11 @@ _WAKE_SECONDS = 1.0
 
 
 class Position:
-    """A place in the epochs of a feed, and the bad samples of the epoch under way."""
+    """A position in the epochs of a feed, and the bad samples of the epoch under way."""
 
     def __init__(self, feed: Feed) -> None:
-        self._feed, self._place = feed, feed.start
-        self._begun = self._loaded = False  # whether a loop has begun here, and whether a state was loaded
+        self._feed, self._position = feed, feed.start
+        self._begun = self._loaded = False  # whether a loop has begun there, and whether a state was loaded
         self._bad: list[BadSample] = []
 
     # --- the arguments --------------------------------------------------------------------------------------------
@@ -80,12 +80,12 @@ class Position:
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
-        return self._place.epoch
+        return self._position.epoch
 
     @property
     def left(self) -> int:
         """Batches of the loop under way, or else of the next one, that have not been handed out on this rank."""
-        return self._feed.at(self._place).steps()
+        return self._feed.at(self._position).steps()
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
@@ -93,13 +93,13 @@ class Position:
         return tuple(sorted(self._bad, key=lambda sample: sample.position))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next loop be of `epoch`: from where a loaded state has put it, or else from its start.
+        """Let the next loop be of `epoch`: from the position of a loaded state, or else from its start.
 
-        Raises TrainerError where it is a framework that calls, and would leave the place of a state unused.
+        Raises TrainerError where a framework calls this and would lose the position of a state.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
-        ended = epoch + 1 == self.epoch and not self._place.cursor  # Lightning names it once more after a validation
+        ended = epoch + 1 == self.epoch and not self._position.cursor  # Lightning names it once more after a validation
         if self._loaded and ended and calling_package() in LIGHTNING:
             return self._seek(Start(epoch, len(self.order)))
         if self._loaded and epoch == self.epoch:
@@ -108,8 +108,8 @@ class Position:
         return self._seek(Start(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """A small dictionary of plain values; the same on every rank, and good for any number of ranks."""
-        return self._feed.token(self._feed.or_next(self._place))
+        """A small dictionary of plain values; the same on every rank, for any number of ranks."""
+        return self._feed.token(self._feed.or_next(self._position))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next loop begin where `state` was taken, by this or another kind of loader.
@@ -117,34 +117,33 @@ class Position:
         Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
         """
         self._feed = self._feed.resumed(state)
-        place = self._feed.start
-        self._seek(self._feed.or_next(place) if place.cursor else place)
+        start = self._feed.start
+        self._seek(self._feed.or_next(start) if start.cursor else start)
         self._loaded = True
 
     # --- inside ---------------------------------------------------------------------------------------------------
-    def _seek(self, place: Start) -> None:
+    def _seek(self, start: Start) -> None:
         """Let the next loop begin there; a loop under way ends."""
         self._interrupt()
-        self._place, self._begun, self._loaded = place, False, False
+        self._position, self._begun, self._loaded = start, False, False
 
     def _interrupt(self) -> None:
         """End the loop under way."""
 
     def _warn(self, stacklevel: int) -> None:
-        """Say what became of the bad samples of the epoch; stacklevel: as if the caller called `warnings.warn`."""
-        told = summarise(self.bad_samples, self.epoch, self.on_error)
-        if told:
-            warnings.warn(told, stacklevel=stacklevel + 1)
+        """Warn of the bad samples of the epoch; stacklevel: as if the caller called `warnings.warn`."""
+        if summary := summarise(self.bad_samples, self.epoch, self.on_error):
+            warnings.warn(summary, stacklevel=stacklevel + 1)
 
 
 class Maker(Protocol):
-    """What makes the batches of one loop, in order."""
+    """Makes the batches of one loop, in order."""
 
     def take(self) -> Any:
-        """The next batch; raises what is wrong with it."""
+        """The next batch; raises what making it raised."""
 
     def stop(self) -> None:
-        """End whatever works ahead; there are no more batches."""
+        """End the work on further batches; there will be no more."""
 
 
 class FeedLoader(Position, ABC):
@@ -157,7 +156,7 @@ class FeedLoader(Position, ABC):
 
     @property
     def sampler(self) -> Any:
-        """What trainers call `set_epoch` of."""
+        """The object whose `set_epoch` trainers call."""
         return self
 
     @property
@@ -182,9 +181,9 @@ class FeedLoader(Position, ABC):
 
     @abstractmethod
     def _finish(self, made: Any) -> tuple[Any, Sequence[BadSample]]:
-        """What a loop hands out of what the maker made, and the bad samples in it."""
+        """The batch that a loop hands out, from the result of the maker, and the bad samples in it."""
 
-    def _ended(self, maker: Maker) -> None:
+    def _end_epoch(self, maker: Maker) -> None:
         """All batches of an epoch were taken."""
         maker.stop()
 
@@ -193,11 +192,11 @@ class FeedLoader(Position, ABC):
         running = self._running() if self._running else None
         if self._begun:
             if running is not None:
-                running.overtaken()
+                running.overtake()
             self._seek(Start(self.epoch + 1))
         self._check_batches()
         trainer = find_trainer()
-        missed = None if self._place.cursor else trainer.place_in(self.epoch, len(self.order))
+        missed = None if self._position.cursor else trainer.missed_state(self.epoch, len(self.order))
         if missed is not None:
             self._feed = self._feed.resumed(missed)
             self._seek(self._feed.start)
@@ -210,7 +209,7 @@ class FeedLoader(Position, ABC):
             running.close()
 
     def _check_batches(self) -> None:
-        """An epoch of no batch at all is a mistake. Raises ValueError."""
+        """Raise ValueError for an epoch without a batch."""
         if len(self):
             return
         if not len(self.order):
@@ -224,7 +223,7 @@ class FeedLoader(Position, ABC):
 
 
 class _Loop(Iterator[Any]):
-    """One run through the rest of an epoch, from its first batch on: an iterator that is not used takes no epoch.
+    """One run through the rest of an epoch. It begins with its first batch: an unused iterator takes no epoch.
 
     Closed at its end, on any exception, and when dropped.
     """
@@ -241,7 +240,7 @@ class _Loop(Iterator[Any]):
         if self._overtaken:
             kind = type(loader).__name__
             raise TrainerError(
-                f"another loop over this loader has begun, which ended this one: a loader has one place in one epoch; "
+                f"another loop over this loader has begun, which ended this one: a loader has one position; "
                 f"for two loops at once make two loaders:  {kind}(reader, …)"
             )
         if self._maker is None:
@@ -249,7 +248,7 @@ class _Loop(Iterator[Any]):
         if self._step == self._steps:
             maker, self._maker = self._maker, None
             self._finalizer.detach()
-            loader._ended(maker)
+            loader._end_epoch(maker)
             loader._seek(Start(loader.epoch + 1))
             raise StopIteration
         try:
@@ -259,19 +258,19 @@ class _Loop(Iterator[Any]):
             raise
         loader._bad.extend(bad)
         self._step += 1
-        loader._place = self._feed.after(self._step)
+        loader._position = self._feed.after(self._step)
         if self._step == self._steps:
-            loader._warn(stacklevel=2)  # with the last batch: trainers that count batches ask for no other
+            loader._warn(stacklevel=2)  # with the last batch: trainers that count batches stop there
         return result
 
     def close(self) -> None:
-        """Stop what works ahead; there are no more batches."""
+        """End the work on further batches; there will be no more."""
         self._begun = True
         if self._maker is not None:
             self._maker = None
             self._finalizer()
 
-    def overtaken(self) -> None:
+    def overtake(self) -> None:
         """Another loop begins: this one, if there are batches left in it, cannot continue."""
         self._overtaken = self._maker is not None and self._step < self._steps
         self.close()
@@ -280,7 +279,7 @@ class _Loop(Iterator[Any]):
         loader = self._loader
         loader._begin(self)
         self._begun = True
-        self._feed = loader._feed.at(loader._place).ranked()
+        self._feed = loader._feed.at(loader._position).ranked()
         self._steps, self._step = self._feed.steps(), 0
         self._maker = loader._open(self._feed)
         self._finalizer = weakref.finalize(self, self._maker.stop)
@@ -288,7 +287,7 @@ class _Loop(Iterator[Any]):
 
 # --- batches made ahead -----------------------------------------------------------------------------------------
 class Stopped(RuntimeError):
-    """There will be no more batches: whatever makes them was stopped while somebody waited for one."""
+    """There will be no more batches: their maker was stopped while a consumer waited for one."""
 
 
 def ended_by_fork() -> TrainerError:
@@ -301,8 +300,7 @@ def ended_by_fork() -> TrainerError:
 class Ahead(Generic[_T]):
     """`make(0)` to `make(steps - 1)`, in order, at most `depth` of them made and not yet taken.
 
-    One lock guards everything. The thread is a daemon, holds no reference to whatever takes the results, and ends by
-    itself after the last one.
+    One lock guards everything. The thread is a daemon, holds no reference to the consumer, and ends after the last one.
     """
 
     def __init__(self, make: Callable[[int], _T], steps: int, depth: int, name: str) -> None:

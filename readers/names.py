@@ -1,12 +1,12 @@
-"""Names that come from outside, each checked once, where it comes in: a value of one of these types is a good one.
+"""Names from outside, each checked once, where it enters: a value of one of these types is valid.
 
     SplitName      a split: part of file names ("train-000000.tar", "train.index") and of options
     FieldName      a field: part of the names of index columns ("mask.offset.npy")
     RelativePath   a file below a folder: "/" between its parts, never absolute, never with ".."
-    ShardPath      a RelativePath of a shard in its set, which is none of the set's own files
+    ShardPath      a RelativePath of a shard in its set, other than the set's own files
     IndexPath      a RelativePath of the folder of an index in its set, likewise
 
-They are strings and print, compare and pickle as such. Making one raises BadNameError, which says what is allowed.
+They are strings and print, compare and pickle as such. Creating one raises BadNameError, which says what is allowed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from pathlib import PurePosixPath
+from typing import cast
 
 from cache.errors import BadNameError
 
@@ -50,7 +51,7 @@ class SplitName(str):
 
 
 class FieldName(str):
-    """The name of a field, in whatever container; `packer.sources.manifest` knows what a tar asks for beyond this."""
+    """The name of a field, in any container; `packer.sources.manifest` knows what a tar asks for beyond this."""
 
     __slots__ = ()
 
@@ -82,28 +83,28 @@ class RelativePath(str):
 
 
 class ShardPath(RelativePath):
-    """Where a shard lies in its set."""
+    """The path of a shard in its set."""
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> ShardPath:
-        return super().__new__(cls, _not_ours(text, (DATASET_FILE, REPORT_FILE, WORK_FOLDER)))  # type: ignore[return-value]
+        return cast(ShardPath, super().__new__(cls, _not_reserved(text, (DATASET_FILE, REPORT_FILE, WORK_FOLDER))))
 
 
 class IndexPath(RelativePath):
-    """Where the index of a split lies in its set."""
+    """The path of the index of a split in its set."""
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> IndexPath:
         names = (DATASET_FILE, REPORT_FILE, WORK_FOLDER, QUARANTINE_FOLDER)
-        return super().__new__(cls, _not_ours(text, names))  # type: ignore[return-value]
+        return cast(IndexPath, super().__new__(cls, _not_reserved(text, names)))
 
 
 def shortened(path: str) -> str:
-    """`path` with every part that is too long for a file name cut, and marked with a hash of all of it.
+    """`path` with each part that is too long for a file name cut and marked with a hash of the whole part.
 
-    Archives and packed sets can hold such names; files cannot.
+    Archives and packed sets can hold such names; file systems cannot.
     """
     return "/".join(_fitting(part) for part in path.split("/"))
 
@@ -118,7 +119,7 @@ def _fitting(part: str) -> str:
     return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
 
 
-def _not_ours(text: str, names: tuple[str, ...]) -> str:
+def _not_reserved(text: str, names: tuple[str, ...]) -> str:
     first = next(iter(PurePosixPath(text).parts), "")
     if first in names:
         raise BadNameError(f"{text!r} leads outside what a shard or an index may be: {first} is the set's own")
@@ -126,7 +127,7 @@ def _not_ours(text: str, names: tuple[str, ...]) -> str:
 
 
 def _plain(text: str, what: str) -> str:
-    """A word that can be part of a file name, of an option and of a line of text."""
+    """`text` if it can be part of a file name, of an option and of a line of text. Raises BadNameError."""
     good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
     if not good or len(text.encode()) > _MAX_NAME_BYTES:
         raise BadNameError(

@@ -1,8 +1,8 @@
 """Packed sets as readers: dataset.json and an index for the table, shards below a directory for the store.
 
-A set may be replaced while a reader has it open, or opens it. Replacing takes dataset.json away first and writes it
-last, so what does not fit together is no damage where dataset.json has gone or is another one than the reader has read;
-rebuilding an index then would do harm, and the message says so.
+A set may be replaced while a reader opens it or has it open. Replacing removes dataset.json first and writes it last:
+where dataset.json is missing, or differs from the one that the reader has read, files that do not fit together are not
+damaged. Rebuilding the index would do harm then, and the message says so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ Backend = Literal["pread", "mmap"]
 
 
 class PackedColumns(Columns):
-    """The index of one split, and what dataset.json says of it. place: the set as commands are given it, where that
-    is not the directory of the index."""
+    """The index of one split, and what dataset.json says of it.
+
+    place: the address of the set, where that is not the directory of the index.
+    """
 
     def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
         self.dataset, self.split, self.index = dataset, split, index
@@ -62,9 +64,9 @@ class PackedColumns(Columns):
         return self.index.names(field)
 
     def fingerprint(self) -> str:
-        """Of the whole set, and the split: changes whenever a shard, the index or the labels' meaning do.
+        """Of the whole set and the split: changes with any shard, the index and the meaning of the labels.
 
-        Of adopted shards whose index has no checksums it takes in what the index says, which is read for that once.
+        For adopted shards whose index has no checksums, the index itself is hashed, once.
         """
         if not self._fingerprint:
             known = self.dataset.fingerprint()
@@ -81,14 +83,14 @@ class PackedColumns(Columns):
         return f"{self.place}/{self.split_info.shards[shard].path}"
 
     def explained(self, error: Exception) -> Exception:
-        """A StaleIndexError that says so where the set in `path` is not the one that was opened any more."""
+        """A StaleIndexError that says so where the set in `path` is no longer the one that was opened."""
         stale = _errno(error) == errno.ESTALE
         if isinstance(error, UnknownNameError) or (stale and isinstance(error, StaleIndexError)):
             return error
         if stale:
             return StaleIndexError(
                 f"{self.path}: files of the set were replaced on the file server while it was opened (ESTALE); open it "
-                f"again when whatever replaces it is done"
+                f"again when that is done"
             )
         try:
             if read_dataset_info(self.path) == self.dataset:
@@ -121,7 +123,7 @@ class Checked(StoreOver):
         return found
 
     def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
-        from crc32c import crc32c  # loaded only where checksums are asked for
+        from crc32c import crc32c
 
         sample, number = divmod(row, len(self.columns.fields))
         field = self.columns.fields[number]
@@ -169,13 +171,15 @@ def open_copied(
     patience_seconds: float = 0.0,
     open_shards: int = 512,
 ) -> Reader:
-    """One split of a set that is staged in part: each shard from the copy in `path`, or else from `fallback`.
+    """One split of a set that is partly staged: each shard from the copy in `path`, or else from `fallback`.
 
-    Index and dataset.json come from the copy, or from the source for a split that was not staged. patience_seconds: see
-    `cache.stores.copied.Copied`. Raises what `open_packed` does, and StaleIndexError where the two are not the same
-    set.
+    Index and dataset.json come from the copy, or from the source for a split that was not staged.
+
+    patience_seconds: see `cache.stores.copied.Copied`.
+
+    Raises what `open_packed` does, and StaleIndexError where the two are not the same set.
     """
-    from cache.stores.copied import Copied  # with it, staging
+    from cache.stores.copied import Copied
 
     local, source = _info(Path(path)), _info(Path(fallback))
     if local is not None and source is not None and local.fingerprint() != source.fingerprint():
@@ -192,7 +196,7 @@ def open_copied(
 
 
 def shards_of(split: SplitInfo) -> Shards:
-    """The shards of a split, as stores take them."""
+    """The shards of a split, for a store."""
     return Shards(tuple(shard.path for shard in split.shards), tuple(shard.bytes for shard in split.shards))
 
 
@@ -226,7 +230,7 @@ def _info(directory: Path) -> DatasetInfo | None:
 
 
 def _errno(error: BaseException | None) -> int | None:
-    """Of the system call that an error came from."""
+    """The error number of the system call that caused an error."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

@@ -1,10 +1,10 @@
-"""The reader: a table, which says where the bytes of each sample are, over a store, which gets them.
+"""The reader: a table, which says where the bytes of each sample are, over a store, which reads them.
 
     few = reader.select(labels=["cat", "dog"], min_side=224)
     tenth = few.select(fraction=0.1, seed=1)
 
-There is one class. A packed set, a folder, a remote set, a copy with its source behind it, a cache and a selection of
-any of these are tables and stores of other kinds, and everything made elsewhere is one, too, with a `Store` of its own:
+There is one class. A packed set, a folder, a remote set, a staged copy with its source as fallback, a cache and a
+selection of any of these differ in their tables and stores. A store of your own makes a reader, too:
 
     class FromDatabase(Store):
         def read_one(self, row, shard, offset, length): return database.image(row)
@@ -18,6 +18,7 @@ import itertools
 import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
@@ -35,12 +36,12 @@ from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
 
-__all__ = ["AHEAD_BLOCKS", "BLOCK_SAMPLES", "Indices", "Reader", "concat"]
+__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "concat", "read_good"]
 
-BLOCK_SAMPLES = 64
-AHEAD_BLOCKS = 4
+_BLOCK_SAMPLES = 64
+_AHEAD_BLOCKS = 4
 _LARGE_RUN_BYTES = 1 << 20  # a read this large keeps a disk busy by itself; announcing it costs more than it gains
-_SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
+SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 Indices: TypeAlias = Sequence[int] | npt.NDArray[Any]
 _R = TypeVar("_R", bound="Reader")
 
@@ -48,8 +49,10 @@ _R = TypeVar("_R", bound="Reader")
 class Reader:
     """Random access to n samples: their bytes by number, many at once, or in a known order.
 
-    table: what is known of the samples. store: their bytes. A reader pickles by what it was opened with, works in
-    forked children, and may be shared by threads.
+    table: what is known of the samples.
+    store: their bytes.
+
+    A reader pickles by what it was opened with, works in forked children, and may be shared by threads.
     """
 
     def __init__(self, table: Table, store: Store) -> None:
@@ -66,7 +69,7 @@ class Reader:
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
 
-    # --- what it has --------------------------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------------------------
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
@@ -94,7 +97,7 @@ class Reader:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that another data set, or other samples of this one, would not have; resume tokens carry it."""
+        """A short text that differs for other data sets and other samples of this one; part of resume tokens."""
         return self.table.fingerprint
 
     @property
@@ -108,14 +111,9 @@ class Reader:
         return self._info
 
     def image_info(self, indices: Indices) -> ImageInfo:
-        """`info` for some samples, in the order asked for: what loaders use, as it never reads more than those."""
+        """`info` for some samples, in the order asked for; reads no others."""
         wanted = checked_indices(indices, self)
-        if self.table.has_headers:
-            return self.table.headers(wanted)
-        try:
-            return headers_of(self.read_many(wanted))
-        except _SAMPLE_ERRORS:
-            return headers_of(map(self._if_good, wanted.tolist()))
+        return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
 
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
@@ -135,22 +133,22 @@ class Reader:
         return self._range(index, field) is not None
 
     def byte_range(self, index: int, field: str = "image") -> tuple[Path | str, int, int] | None:
-        """(shard's path or address, offset, length) of a field, for readers of their own; None where there is none."""
+        """(shard's path or address, offset, length) of a field, for other readers; None where the sample lacks it."""
         found = self._range(index, field)
         if found is None:
             return None
         place = self.store.location(found[0])
         return place if "://" in place else Path(place), found[1], found[2]
 
-    # Of a packed set, local or remote; DatasetError otherwise.
+    # The following raise DatasetError where the reader was not opened from a packed set.
     @property
     def dataset(self) -> DatasetInfo:
-        """What dataset.json says."""
+        """The content of dataset.json."""
         return self._packed("dataset")  # type: ignore[no-any-return]
 
     @property
     def split_info(self) -> SplitInfo:
-        """What dataset.json says of the split."""
+        """The split in dataset.json."""
         return self._packed("split_info")  # type: ignore[no-any-return]
 
     @property
@@ -194,7 +192,7 @@ class Reader:
     def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
         """The bytes of many samples in the order asked for.
 
-        Reads are sorted by place, and neighbours fetched together. Views stay as they are while they are held.
+        Reads are sorted by extent, and neighbours are fetched together. Views stay valid while they are referenced.
         """
         extents = self.table.extents(indices, field)
         try:
@@ -206,21 +204,21 @@ class Reader:
     def prefetch(self, indices: Indices, field: str = "image") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.
 
-        Those that lack the field are left out.
+        Samples that lack the field are left out.
         """
         self._announce(indices, field, None)
 
     def stream(self, indices: Iterable[int] | None = None, field: str = "image") -> Iterator[Buffer]:
-        """The bytes of samples in a known order (default: as stored), with the kernel asked ahead.
+        """The bytes of samples in a known order (default: as stored), read ahead.
 
-        A disk is a queue: it is fast only while several reads are outstanding. So the next blocks are announced before
-        a block is read. Memory holds one block.
+        A disk is fast only while several reads are outstanding, so the next blocks are announced before a block is
+        read. Memory holds one block.
         """
         order = iter(range(len(self)) if indices is None else indices)
         announced: deque[list[int]] = deque()
         while True:
-            while len(announced) < AHEAD_BLOCKS:
-                block = list(itertools.islice(order, BLOCK_SAMPLES))
+            while len(announced) < _AHEAD_BLOCKS:
+                block = list(itertools.islice(order, _BLOCK_SAMPLES))
                 if not block:
                     break
                 self._announce(block, field, _LARGE_RUN_BYTES)
@@ -276,7 +274,7 @@ class Reader:
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
-        """A reader of the samples that fulfil everything asked, in stored order, or in that of `indices` where given.
+        """A reader of the samples that fulfil all criteria, in stored order, or in that of `indices` where given.
 
         labels: class numbers or names.
         keys: all of these, or a pattern with * ? [abc], in which * also stands for "/".
@@ -284,13 +282,13 @@ class Reader:
         min_side: of the shorter side in pixels, by the image's header.
         indices: sample numbers, which may repeat.
         mask: bool [n].
-        fraction: that share of what is left, drawn by `seed`; a smaller fraction is part of a larger one.
+        fraction: that share of the rest, drawn by `seed`; a smaller fraction is part of a larger one.
 
-        Nothing is copied but the list of chosen samples. Closing it closes this reader. Raises SourceError where
-        nothing is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
+        Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError where
+        no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
-        return Reader(self.table.take(criteria.chosen(self)), self.store)
+        return Reader(self.table.take(criteria.apply(self)), self.store)
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
@@ -314,7 +312,7 @@ class Reader:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _read_first(self, index: int, field: str) -> Buffer:
-        """A field that has not been read yet, or what is wrong with the request."""
+        """The first read of a field, or the error of a wrong request."""
         if field not in self._columns:
             number = self.table.number(field)
             columns = (self.table.columns.field_column(field, name).data for name in ("offset", "length"))
@@ -346,12 +344,6 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
-    def _if_good(self, index: int) -> Buffer | None:
-        try:
-            return self.read(index)
-        except _SAMPLE_ERRORS:
-            return None
-
     def _packed(self, name: str) -> Any:
         found = getattr(self.table.columns, name, None)
         if found is None:
@@ -363,18 +355,25 @@ def concat(readers: Sequence[Reader]) -> Reader:
     """One reader after the other, as one: classes are unified by name, and labels renumbered.
 
     Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
-    readers whose images are converted (cache the result in their place).
+    readers whose images are converted (cache the result instead).
     """
     tables = [reader.table for reader in readers]
     joined = concat_tables(tables)
     parts = [
-        Part(
-            reader.store,
-            len(reader.table.columns.shard_bytes),
-            len(reader),
-            reader.table.rows,
-            len(reader.fields),
-        )
-        for reader in readers
+        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, len(table.fields))
+        for reader, table in zip(readers, tables, strict=True)
     ]
     return Reader(joined, Joined(parts))
+
+
+def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:
+    """Payloads; None for those that cannot be read: reading such a sample alone raises its error."""
+    with suppress(*SAMPLE_ERRORS):
+        return list(reader.read_many(indices, field))
+    found: list[Buffer | None] = []
+    for index in indices:
+        try:
+            found.append(reader.read(index, field))
+        except SAMPLE_ERRORS:
+            found.append(None)
+    return found

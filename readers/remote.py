@@ -20,21 +20,29 @@ the same size must not pass.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crc32c import crc32c
 
-from cache.errors import DatasetError, MissingError, NoBucketError, OutputError, StagingError, StaleIndexError
+from cache.errors import (
+    DatasetError,
+    MissingError,
+    NoBucketError,
+    OutputError,
+    PackerError,
+    StagingError,
+    StaleIndexError,
+)
 from cache.files import Folder, atomic_write, sync_file
 from cache.locks import locked
 from cache.remote import Facts, Remote, RemoteUrl, Span, parse_url
-from cache.staging import Manifest, StagedFile
 from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
@@ -50,14 +58,14 @@ from readers.layout import (
 )
 from readers.packed import Checked, PackedColumns, shards_of
 from readers.reader import Reader
-from readers.staged_files import SetFiles, all_files, column_checksum
+from readers.staged_files import SetFiles, describe_files
 from readers.table import Table
 
 __all__ = ["RemoteHome", "index_cache_folder", "open_remote", "remote_set_files"]
 
 _FIRST_BYTES = 8 << 20
 _OLD_SECONDS = 30 * 24 * 3600.0
-_COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a cap on what a hostile server sends
+_COLUMN_BYTES_A_SAMPLE = 1 << 16  # no key or name is longer on average: a limit for a hostile server
 _LOCK_SECONDS = 600.0
 
 
@@ -74,15 +82,15 @@ def open_remote(
     url: the address of the directory with `dataset.json`.
     local: a copy of some or all of its files, on this machine.
     patience_seconds: how long to wait for a shard that is being staged there; see `cache.stores.copied`.
-    index_cache: where the index is cached; see `readers.remote.home`.
+    index_cache: the directory for indexes; see `index_cache_folder`.
 
-    Pickles by address; the copy connects by itself, also in a forked process. Raises what `readers.packed.open_packed`
+    Pickles by address; unpickled and forked copies connect by themselves. Raises what `readers.packed.open_packed`
     does, RemoteError, MissingExtraError, and StaleIndexError where the set changed since it was opened.
     """
     if not patience_seconds >= 0:
         raise ValueError(f"patience_seconds must be 0 or more, not {patience_seconds}")
     if patience_seconds and local is None:
-        raise ValueError("patience_seconds is for a local copy: nothing else is on its way")
+        raise ValueError("patience_seconds is for a local copy: nothing else is being staged")
     address = parse_url(url)
     copy = None if local is None else Path(local)
     home = _home(address, split, copy, index_cache)
@@ -110,7 +118,7 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _SameSet:
-    """Where dataset.json is that of a copy, the source must be the same set."""
+    """Checks that the source is the set that a copy, whose dataset.json is used, was made of."""
 
     origin: _Origin
     copy: Path
@@ -122,7 +130,7 @@ class _SameSet:
 
 
 class _FetchedIndex(Index):
-    """An index that is fetched again where a pickle arrives on another machine, or the cache was emptied."""
+    """An index that is fetched again where it was unpickled on another machine, or the cache was emptied."""
 
     def __init__(self, directory: Path, samples: int, origin: _Origin) -> None:
         super().__init__(directory, samples)
@@ -142,7 +150,7 @@ def _fetched(directory: Path, samples: int, origin: _Origin) -> _FetchedIndex:
 
 
 def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: str | os.PathLike[str] | None) -> Path:
-    """The directory that has dataset.json and the split's index: the copy, or what is fetched from the address."""
+    """The directory with dataset.json and the split's index: the copy, or the one that is fetched into."""
     if local is not None and (local / DATASET_FILE).is_file():
         _, chosen = read_dataset_info(local).split(split, local)
         if (local / chosen.index).is_dir():
@@ -154,28 +162,21 @@ def _home(url: RemoteUrl, split: str | None, local: Path | None, index_cache: st
 
 
 def remote_set_files(url: str) -> SetFiles:
-    """The files of the set at an address; its indexes are fetched for that.
+    """The files of the set at an address, for staging; its indexes are fetched.
 
-    The fingerprint covers dataset.json, with it the CRC32C of every shard, what the server says of it, and the sizes of
-    the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
+    The fingerprint covers dataset.json (and so the CRC32C of every shard), what the server reports of it, and the sizes
+    of the index columns. Raises DatasetError, RemoteError, StaleIndexError, OutputError, MissingExtraError.
     """
     remote = Remote(url)
     home = RemoteHome(remote)
-    digest = hashlib.blake2b(home.text + home.state.encode(), digest_size=16)
-    indexes = {}
+    columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        indexes[name] = [
-            StagedFile(f"{split.index}/{column}", (folder / column).stat().st_size, column_checksum(split, column))
-            for column in sorted(column_names(home.info.fields))
-        ]
-        digest.update(json.dumps([name, [(file.path, file.bytes) for file in indexes[name]]]).encode())
-    head = StagedFile(DATASET_FILE, len(home.text), crc32c(home.text))
-    from_here = frozenset([DATASET_FILE, *(file.path for found in indexes.values() for file in found)])
+        files = sorted(column_names(home.info.fields))
+        columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
+    from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
-    files = all_files(home.info, indexes, head)
-    manifest = Manifest(source, remote.url.name, digest.hexdigest(), files, last=DATASET_FILE)
-    return SetFiles(home.path, home.info, manifest, head, indexes)
+    return describe_files(source, remote.url.name, home.path, home.info, home.text, columns, home.state.encode())
 
 
 def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -189,7 +190,7 @@ def index_cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
 
 
 class RemoteHome:
-    """A remote set's dataset.json, read now, and its directory here.
+    """A remote set's dataset.json, fetched on creation, and its local directory.
 
     Raises DatasetError where there is no set, RemoteError, MissingExtraError, and OutputError where the directory
     cannot be written.
@@ -210,10 +211,10 @@ class RemoteHome:
         self._prefix = f"{_plain(self.url.name)}-{_digest(str(self.url).encode())}-"
         self.path = self.base / f"{self._prefix}{self.state}"
         with _writing(self.path):
-            self._found_or_made()
+            self._ensure_folder()
 
     def fetch_index(self, split: str) -> Path:
-        """The directory of a split's index, here; fetched where it is not. Raises StaleIndexError, DatasetError."""
+        """The local directory of a split's index, fetched if it is missing. Raises StaleIndexError, DatasetError."""
         info = self.info.splits[split]
         place = self.path / info.index
         if not place.is_dir():
@@ -222,7 +223,7 @@ class RemoteHome:
         return place
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _found_or_made(self) -> None:
+    def _ensure_folder(self) -> None:
         if not (self.path / DATASET_FILE).is_file():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic_write(self.path / DATASET_FILE, self.text)
@@ -230,7 +231,7 @@ class RemoteHome:
         os.utime(self.path)
 
     def _prune(self) -> None:
-        """Forget other states of this address that nobody has opened for long."""
+        """Remove other states of this address that were not opened for long."""
         for other in self.base.glob(f"{self._prefix}*"):
             if other != self.path and not other.is_symlink() and other.stat().st_mtime < time.time() - _OLD_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
@@ -241,7 +242,7 @@ class RemoteHome:
                 if not place.is_dir():
                     self._fetch(info, place)
         except StagingError as error:
-            raise OutputError(f"{error}; name another place with PACKER_CACHE_DIR") from error
+            raise OutputError(f"{error}; choose another directory with PACKER_CACHE_DIR") from error
 
     def _fetch(self, info: SplitInfo, place: Path) -> None:
         """Every column under a temporary name, then checked, then renamed together."""
@@ -257,8 +258,8 @@ class RemoteHome:
             try:
                 Index(part, info.samples).check(self.info.fields)
             except DatasetError as error:
-                told = str(error).replace(str(part), self.url.at(info.index))
-                raise DatasetError(f"{told}; then upload it again") from error
+                message = str(error).replace(str(part), self.url.at(info.index))
+                raise DatasetError(f"{message}; then upload it again") from error
             place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with Folder(self.path) as home, home.folder(part.name) as columns, Folder(place.parent) as parent:
                 columns.sync()
@@ -267,7 +268,7 @@ class RemoteHome:
             shutil.rmtree(part, ignore_errors=True)
 
     def _column(self, info: SplitInfo, name: str, target: Path) -> None:
-        """One column: one GET, and further ones for what is above 8 MiB; it must have the checksum that is known."""
+        """Fetch one column, 8 MiB a GET. Raises DatasetError where it differs from what dataset.json says."""
         path, samples, known = f"{info.index}/{name}", info.samples, info.columns.get(name)
         try:
             data, facts = self.remote.whole(path, _FIRST_BYTES, cut=True)
@@ -294,22 +295,18 @@ def _damaged(place: str, what: str) -> DatasetError:
     return DatasetError(f"{place}: {what}: the index is damaged, or was changed; upload the set again")
 
 
-class _writing:
-    """Errors of the disk, with what to do about them."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if type(error) in (OSError, PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError):
-            assert isinstance(error, OSError)
-            raise OutputError(
-                f"{self._path}: the index of a remote set cannot be kept there: {error.strerror or error}; name "
-                f"another place with PACKER_CACHE_DIR"
-            ) from error
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into OutputError, with what to do about them."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, PackerError):
+            raise
+        raise OutputError(
+            f"{path}: the index of a remote set cannot be stored there: {error.strerror or error}; choose another "
+            f"directory with PACKER_CACHE_DIR"
+        ) from error
 
 
 def _same(a: Facts, b: Facts) -> bool:

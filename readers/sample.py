@@ -1,4 +1,4 @@
-"""A sample, and what the headers of images say."""
+"""A sample, and the header facts of images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sample:
 
     @property
     def image(self) -> Buffer:
-        """The encoded image: the field that nearly every set has."""
+        """The encoded image: the field "image"."""
         return self.fields["image"]
 
     def __repr__(self) -> str:

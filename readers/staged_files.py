@@ -1,9 +1,9 @@
-"""Which files of a packed set a node needs: the set as a plain list of files, and the part of it that is asked for.
+"""Which files of a packed set a node needs: the set as a plain list of files, and a portion of it.
 
-Whole shards are staged, the whole index of each split that is wanted, and `dataset.json` last of all. `part=(i, n)`
-is the share of node i of n under `readers.order.NodeLocal`: every shard that holds a sample of `local_part(i)`. Shards
-at the seams belong to two nodes then, and both stage them. `fraction` takes shards from the front of each split's
-list (or of this node's share) until that much of the bytes is reached, at least one shard.
+Whole shards are staged, the whole index of each chosen split, and `dataset.json` last. `part=(i, n)` is the share of
+node i of n under `readers.order.NodeLocal`: every shard with a sample of `local_part(i)`. Shards at the boundaries
+belong to two nodes, and both stage them. `fraction` takes shards from the front of each split's list (or of this node's
+share) until that much of the bytes is reached, at least one shard.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cache.errors import DatasetError, StagingError
 from cache.files import read_regular
-from cache.staging import FolderSource, Manifest, StagedFile, total_bytes
+from cache.staging import FolderSource, Manifest, Source, StagedFile, total_bytes
 from readers.index import Index
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.order.base import Int64s
 from readers.order.local import NodeLocal, shard_starts
 
-__all__ = ["Portion", "SetFiles", "all_files", "column_checksum", "set_files"]
+__all__ = ["Portion", "SetFiles", "describe_files", "set_files"]
 
 
 @dataclass(frozen=True)
 class Portion:
-    """What of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
+    """A portion of a set: splits (None: all), part (i, n) of the samples of each, fraction of the bytes of that."""
 
     splits: tuple[str, ...] | None = None
     part: tuple[int, int] | None = None
@@ -46,9 +48,12 @@ class Portion:
 
 @dataclass(frozen=True)
 class SetFiles:
-    """A packed set as files: the manifest of all, and by split its index and its shards in order.
+    """A packed set as files.
 
-    home: the directory here that has dataset.json and the indexes.
+    home: the local directory with dataset.json and the indexes.
+    manifest: all files.
+    head: dataset.json.
+    indexes: the files of the index, by split.
     """
 
     home: Path
@@ -72,7 +77,7 @@ class SetFiles:
         return list(dict.fromkeys(chosen))
 
     def in_turn(self, shards: Sequence[StagedFile], starts: Int64s, turns: Int64s) -> list[StagedFile]:
-        """Shards with those of one split first, in this order: the split whose shards begin at the samples `starts`.
+        """`shards`, those of one split first and in the order `turns`: the split whose shards start at `starts`.
 
         Raises StagingError where no split has such shards.
         """
@@ -102,45 +107,51 @@ class SetFiles:
         node, nodes = portion.part
         samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
         column = Index(self.home / split.index, split.samples).column("shard")
-        held = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
-        if len(held) > len(split.shards):
+        counts = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
+        if len(counts) > len(split.shards):
             raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have")
-        return [int(number) for number in np.flatnonzero(held)]
+        return list(np.flatnonzero(counts).tolist())
 
 
 def set_files(dataset: str | os.PathLike[str]) -> SetFiles:
     """The files of a packed set. Raises DatasetError, StagingError."""
+    home = Path(os.path.realpath(dataset))
+    text = _bytes_of(home / DATASET_FILE)
+    info = read_dataset_info(home)
+    if text != _bytes_of(home / DATASET_FILE):
+        raise StagingError(f"{home / DATASET_FILE}: is being rewritten; stage again when that is done")
+    columns = {name: _columns(home, split.index) for name, split in info.splits.items()}
+    return describe_files(FolderSource(home), home.name, home, info, text, columns)
+
+
+def describe_files(
+    source: Source,
+    name: str,
+    home: Path,
+    info: DatasetInfo,
+    text: bytes,
+    columns: Mapping[str, Sequence[tuple[Any, ...]]],
+    state: bytes = b"",
+) -> SetFiles:
+    """The files of a set at `source`, with all indexes in `home`.
+
+    text: that of dataset.json, read as `info`.
+    columns: of each split, (path, bytes, and anything else that differs between two states) of the files of its index.
+    state: anything else that differs between two states of the set.
+    """
     from crc32c import crc32c
 
-    source = Path(os.path.realpath(dataset))
-    text = _bytes_of(source / DATASET_FILE)
-    info = read_dataset_info(source)
-    if text != _bytes_of(source / DATASET_FILE):
-        raise StagingError(f"{source / DATASET_FILE}: is being rewritten; stage again when it is at rest")
-    head = StagedFile(DATASET_FILE, len(text), crc32c(text))
-    digest = hashlib.blake2b(text, digest_size=16)
+    digest = hashlib.blake2b(text + state, digest_size=16)
     indexes = {}
-    for name, split in info.splits.items():
-        found = _index_files(source, split.index)
-        digest.update(json.dumps([name, [(path, size, changed) for path, size, changed in found]]).encode())
-        indexes[name] = [StagedFile(path, size, column_checksum(split, path)) for path, size, _ in found]
-    manifest = Manifest(
-        FolderSource(source), source.name, digest.hexdigest(), all_files(info, indexes, head), last=DATASET_FILE
-    )
-    return SetFiles(source, info, manifest, head, indexes)
-
-
-def all_files(info: DatasetInfo, indexes: Mapping[str, list[StagedFile]], head: StagedFile) -> tuple[StagedFile, ...]:
-    """Every file of a set, once."""
+    for split, files in columns.items():
+        digest.update(json.dumps([split, files]).encode())
+        checksums = {file: column.crc32c for file, column in info.splits[split].columns.items()}
+        indexes[split] = [StagedFile(path, size, checksums.get(path.rpartition("/")[2])) for path, size, *_ in files]
+    head = StagedFile(DATASET_FILE, len(text), crc32c(text))
     shards = [StagedFile(s.path, s.bytes, s.crc32c) for split in info.splits.values() for s in split.shards]
-    files = {file.path: file for file in (*shards, *(file for found in indexes.values() for file in found), head)}
-    return tuple(files.values())
-
-
-def column_checksum(split: SplitInfo, path: str) -> int | None:
-    """The CRC32C that dataset.json states for a file of an index; None where it states none."""
-    column = split.columns.get(path.rpartition("/")[2])
-    return None if column is None else column.crc32c
+    unique = {file.path: file for file in (*shards, *chain.from_iterable(indexes.values()), head)}
+    manifest = Manifest(source, name, digest.hexdigest(), tuple(unique.values()), last=DATASET_FILE)
+    return SetFiles(home, info, manifest, head, indexes)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -150,16 +161,16 @@ def _bytes_of(path: Path) -> bytes:
         return b""  # read_dataset_info says what is wrong
 
 
-def _index_files(source: Path, folder: str) -> list[tuple[str, int, int]]:
+def _columns(home: Path, folder: str) -> list[tuple[str, int, int]]:
     """(path, bytes, time of the last change in ns) of an index's columns, by name."""
     try:
         found = []
-        for entry in os.scandir(source / folder):
+        for entry in os.scandir(home / folder):
             status = entry.stat()
             if stat.S_ISREG(status.st_mode):
                 found.append((f"{folder}/{entry.name}", status.st_size, status.st_mtime_ns))
         return sorted(found)
     except OSError as error:
         raise DatasetError(
-            f"{source / folder}: the index cannot be listed: {error.strerror}; rebuild it with  packer index"
+            f"{home / folder}: the index cannot be listed: {error.strerror}; rebuild it with  packer index"
         ) from error

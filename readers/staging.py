@@ -3,7 +3,7 @@
     with readers.stage("/lustre/sets/imagenet-hdf5", "$SLURM_TMPDIR") as local:
         reader = readers.open(local, split="train")
 
-Every process of the node calls it. One copies, the others wait; see `cache.staging` for how. The copy lies in
+Every process of the node calls it. One copies, the others wait; see `cache.staging`. The copy is in
 `TARGET/packer-staged-<uid>/<name>-<fingerprint>/` and stays there unless cleanup="atexit"; a later job on the node, or
 the same one after a requeue, finds it. While the context is open the copy is locked against removal.
 """
@@ -34,15 +34,19 @@ __all__ = ["StageOptions", "Staged", "stage"]
 class StageOptions:
     """How a set is staged.
 
-    splits: only these. part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` deals
-    them. fraction: of the bytes. background: return when the index is here, and bring the shards from a thread.
-    order: with background, bring the shards of its split (that with the shards it was made for) in the order in which
-    its epoch wants them, and two at a time unless `threads` says otherwise. resume: the token with which training goes
-    on in that order, so that what it still wants comes first.
-    verify: also read what is here already and compare checksums (sizes always are). cleanup: "atexit" removes the copy
-    when the last process that uses it leaves, "never" keeps it. quota_bytes: remove least recently used copies that
-    nobody holds until all copies fit. threads: files copied at a time. bytes_per_second: a cap for this node.
-    any_filesystem: stage to a filesystem that other nodes share, too.
+    splits: only these; default: all.
+    part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` assigns them.
+    fraction: of the bytes, above 0 and up to 1.
+    background: return when the index is copied, and copy the shards in a thread.
+    order: with background, copy the shards of its split (the one with the shards it was made for) in the order in which
+        its epoch reads them, two at a time unless `threads` is given.
+    resume: the token with which training resumes in that order: shards that it still reads are copied first.
+    verify: also read files that are there already and compare checksums (sizes always are).
+    cleanup: "atexit" removes the copy when the last process that uses it leaves, "never" keeps it.
+    quota_bytes: remove least recently used copies that are not in use until all copies fit.
+    threads: files copied at a time.
+    bytes_per_second: a limit for this node.
+    any_filesystem: stage even to a filesystem that other nodes share.
     """
 
     splits: tuple[str, ...] | None = None
@@ -66,13 +70,13 @@ class StageOptions:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
         if self.order is not None and not self.background:
-            raise ValueError("an order is for staging in the background: training begins when all is here otherwise")
+            raise ValueError("an order is for staging in the background: otherwise training starts when all is copied")
         if self.resume is not None and self.order is None:
-            raise ValueError("a token to resume from says nothing without the order that it is of")
+            raise ValueError("resume is a token of an order, and means nothing without the order")
         self.portion()
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """(first samples of the shards of the order's split, shards as they are wanted); None without an order.
+        """(first samples of the shards of the order's split, shards in the order to copy); None without an order.
 
         Raises ResumeError for a token of another order.
         """
@@ -85,7 +89,7 @@ class StageOptions:
         return order.starts, order.shards(token.epoch, token.cursor)
 
     def portion(self) -> Portion:
-        """What of the set is meant, with "node" replaced by what the launcher says."""
+        """The portion to stage, with "node" resolved by the launcher's variables."""
         part, splits = self.part, self.splits
         if part == "node":
             ranks = detect_ranks()
@@ -94,14 +98,13 @@ class StageOptions:
             raise ValueError(f"part must be (i, n) or 'node', not {part!r}")
         return Portion((splits,) if isinstance(splits, str) else splits, part, self.fraction)
 
-    def how(self) -> node.How:
-        # In an order the first shards should be here soon, not all of them a little.
-        threads = self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
-        return node.How(threads=threads, bytes_per_second=self.bytes_per_second, verify=self.verify)
+    def copying_threads(self) -> int:
+        """With an order few: the first shards should be complete soon, rather than all of them in part."""
+        return self.threads or (2 if self.order is not None else min(8, max(2, usable_cpus())))
 
 
 class Staged:
-    """A context manager; entering it stages and gives the local directory. It may be entered again."""
+    """A context manager that stages on entering and returns the local directory. It may be entered again."""
 
     def __init__(
         self,
@@ -115,30 +118,30 @@ class Staged:
 
     @property
     def path(self) -> Path:
-        """The local directory. Raises StagingError before it was entered."""
+        """The local directory. Raises StagingError before the context is entered."""
         return self._entered().path
 
     @property
     def counts(self) -> node.CopyCounts:
-        """Bytes and files that this process copied, files it found, files it found damaged."""
+        """Bytes and files that this process copied, files that were there, files that were damaged."""
         return self._entered().counts
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all is here; False where it is not by then. Raises StagingError if staging failed."""
+        """Wait until all files are copied; False after `seconds`. Raises StagingError if staging failed."""
         return self._entered().wait(seconds)
 
     @property
     def begun(self) -> bool:
-        """Whether it has been entered so far that there is something to stop."""
+        """Whether there is a session that `stop` can stop."""
         return self._session is not None
 
     def stop(self) -> None:
-        """Ask to stop copying, from any thread: entering raises StagingError then, if files are still missing."""
+        """Stop copying, from any thread: entering then raises StagingError if files are still missing."""
         if self._session is not None:
             self._session.stop()
 
     def close(self) -> None:
-        """Let go of the copy; stops what is still being copied."""
+        """Release the copy; stops copying."""
         if self._session is not None:
             self._session.close()
 
@@ -146,7 +149,7 @@ class Staged:
         self.close()
         self._session = None
         try:
-            self._session = node.Session(self._request(self._files()), self.options.how(), self.watcher)
+            self._session = node.Session(self._request(self._files()), self.watcher)
             return self._session.open()
         except BaseException:
             self._session = None
@@ -184,6 +187,9 @@ class Staged:
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,
             cleanup=options.cleanup,
+            threads=options.copying_threads(),
+            bytes_per_second=options.bytes_per_second,
+            verify=options.verify,
         )
 
 
@@ -194,13 +200,13 @@ def stage(
     watcher: Watcher | None = None,
     **options: Any,
 ) -> Staged:
-    """Stage a packed set to this node; a context manager that gives the local directory.
+    """Stage a packed set to this node; a context manager that returns the local directory.
 
     dataset: a directory, or an address: s3://, gs://, az://, https://.
-    target: a directory of this node, which may name environment variables. None looks at what the batch system names
-        ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local, /scratch/local and /dev/shm, and takes the first that is
-        writable, local and large enough.
-    watcher: sees the work go by.
+    target: a directory of this node, which may name environment variables. None takes the first writable, local and
+        large enough one of those that the batch system names ($SLURM_TMPDIR, …), $TMPDIR, /mnt/bb/$USER, /local,
+        /scratch/local and /dev/shm.
+    watcher: is shown the progress.
     options: those of `StageOptions`.
 
     Raises ValueError and RemoteError, and on entering DatasetError, UnknownNameError, ResumeError or StagingError.

@@ -7,22 +7,65 @@ offsets  uint64 [n + 1]         string i is blob[offsets[i]:offsets[i + 1]]
 from __future__ import annotations
 
 import itertools
+import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import DatasetError
 
-__all__ = ["Names", "NamesBuilder", "Strings", "repeated"]
+__all__ = ["LazySequence", "Names", "NamesBuilder", "Strings", "repeated"]
 
 _BLOCK = 4096
+_T = TypeVar("_T")
 
 
-class Strings(Sequence[str]):
-    """A read-only sequence of strings over a blob and its offsets; nothing is decoded until asked for.
+class LazySequence(Sequence[_T]):
+    """A read-only sequence whose items are built on use; equal to any sequence of the same items.
+
+    A subclass defines `__len__`, and `_at` or `_between` or both.
+    """
+
+    __slots__ = ()
+
+    def _at(self, number: int) -> _T:
+        """Item `number`, 0 <= number < len."""
+        return next(self._between(number, number + 1))
+
+    def _between(self, first: int, stop: int) -> Iterator[_T]:
+        """The items [first, stop)."""
+        return map(self._at, range(first, stop))
+
+    def __iter__(self) -> Iterator[_T]:
+        return self._between(0, len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[_T]: ...
+    def __getitem__(self, index: int | slice) -> _T | list[_T]:
+        n = len(self)
+        if isinstance(index, slice):
+            first, stop, step = index.indices(n)
+            numbers = range(first, stop, step)
+            return list(self._between(first, max(first, stop)) if step == 1 else map(self._at, numbers))
+        if not -n <= index < n:
+            raise IndexError(f"index {index} is outside the {n} items")
+        return self._at(index + n if index < 0 else index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Strings(LazySequence[str]):
+    """A read-only sequence of strings over a blob and its offsets, each decoded on use.
 
     Raises DatasetError where the offsets are not a rising sequence inside the blob.
     """
@@ -52,28 +95,16 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        n = len(self)
-        if isinstance(index, slice):
-            first, stop, step = index.indices(n)
-            return list(self._between(first, stop)) if step == 1 else [self[i] for i in range(first, stop, step)]
-        i = index + n if index < 0 else index
-        if not 0 <= i < n:
-            raise IndexError(f"index {index} is outside the {n} strings of this column")
-        start, stop = int(self.offsets[i]), int(self.offsets[i + 1])
+    def _at(self, number: int) -> str:
+        start, stop = int(self.offsets[number]), int(self.offsets[number + 1])
         if not start <= stop <= len(self.blob):
-            raise DatasetError(f"string {i} has the offsets {start} to {stop}, outside the blob of {len(self.blob)}")
+            raise DatasetError(
+                f"string {number} has the offsets {start} to {stop}, outside the blob of {len(self.blob)}"
+            )
         try:
             return str(self.blob[start:stop].tobytes(), "utf-8", self._errors)
         except UnicodeDecodeError as error:
-            raise DatasetError(f"string {i} is not UTF-8: {error}") from error
-
-    def __iter__(self) -> Iterator[str]:
-        return self._between(0, len(self))
+            raise DatasetError(f"string {number} is not UTF-8: {error}") from error
 
     def _between(self, first: int, stop: int) -> Iterator[str]:
         """The strings [first, stop), a block of them in memory at a time."""
@@ -116,29 +147,20 @@ class Strings(Sequence[str]):
             blob[bounds[0] : bounds[-1]] = self.blob[shift + np.arange(bounds[0], bounds[-1])]
         return type(self)(blob, offsets)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Strings):
-            return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.blob, other.blob)
-        if isinstance(other, Sequence) and not isinstance(other, (str, bytes)):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         shown = ", ".join(repr(text) for text in self[:3])
         return f"Strings([{shown}{', …' if len(self) > 3 else ''}], n={len(self)})"
 
 
 class Names(Strings):
-    """Names as others gave them to files: lone surrogates, which stand for what is not UTF-8, are allowed."""
+    """File names: lone surrogates, which stand for bytes that are not UTF-8, are allowed."""
 
     __slots__ = ()
     _errors = "surrogatepass"
 
 
 class NamesBuilder:
-    """A column of names that grows by appending; memory is that of the column, give or take an eighth."""
+    """A column of names that grows by appending; it takes the memory of the column and at most an eighth more."""
 
     def __init__(self) -> None:
         self._blob = bytearray()
@@ -153,7 +175,7 @@ class NamesBuilder:
         self._offsets.append(len(self._blob))
 
     def extend(self, names: Sequence[str]) -> None:
-        """Add many names, a list of which fits into memory."""
+        """Add a list of names."""
         start = len(self._blob)
         joined = "".join(names)
         if joined.isascii():
@@ -168,14 +190,14 @@ class NamesBuilder:
         self._offsets.extend(ends)
 
     def build(self) -> Names:
-        """The column, over the memory of this builder; nothing can be appended as long as it is in use."""
+        """The column, over the memory of this builder: nothing can be appended while it is in use."""
         return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
 
 
 def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:
-    """Positions of the strings, of `count`, that occur more than once, rising; it takes 8 bytes of memory a string.
+    """Positions of the strings, of `count`, that occur more than once, in rising order; takes 8 bytes a string.
 
-    They are found by their hashes, so one in 10^19 may be no repetition: compare them before you complain.
+    They are found by their hashes, which two different strings may share: compare them before you raise.
     """
     hashes = np.fromiter(map(hash, strings()), np.int64, count)
     hashes.sort()

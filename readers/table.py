@@ -1,6 +1,6 @@
 """What is known of n samples without reading them: keys, labels, classes, header facts, and where their bytes are.
 
-A table is columns and, where it has only some of their rows or has them in another order, the numbers of those rows:
+A table is columns and, if it has only some of their rows or another order, the numbers of these rows:
 
     packed     columns of an index, mapped                        readers.index, readers.packed
     folder     columns of a scan                                  readers.folder
@@ -8,8 +8,8 @@ A table is columns and, where it has only some of their rows or has them in anot
     take       other rows of the same columns: 8 bytes a sample
     concat     one table after the other
 
-Nothing is copied by `take`. Rows are numbered the same in every table over the same columns, so that a cache below a
-selection keeps what a cache below the whole keeps.
+`take` copies no columns. Rows have the same numbers in every table over the same columns, so that a cache below a
+selection keeps the same samples as a cache below the whole.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,20 +27,22 @@ from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
 from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
 from readers.sample import NO_LABEL, ImageInfo
-from readers.strings import Strings
+from readers.strings import LazySequence, Strings
 
 __all__ = ["Form", "Table", "checked_indices", "concat"]
 
+_BLOCK = 4096
+
 
 class Form(Protocol):
-    """What images are handed out as, where that is not how they are stored: see `readers.caching.form`."""
+    """The form in which images are handed out, if not as stored: see `readers.caching.form`."""
 
     @property
     def kind(self) -> str:
-        """A short text that another form would not have; names caches and goes into fingerprints."""
+        """A short text that differs for other forms; part of the names of caches and of fingerprints."""
 
     def info(self, original: ImageInfo) -> ImageInfo:
-        """What the headers of the converted images say, from those of the originals."""
+        """The header facts of the converted images, from those of the originals."""
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
@@ -55,7 +57,7 @@ class Table:
         self._by_hash: npt.NDArray[np.int64] | None = None  # numbers of the samples by the hash of their keys
         self._fingerprint = ""
         if rows is None:
-            self.labels  # noqa: B018  # now: later they may be another set's
+            self.labels  # noqa: B018  # read now: the files may be replaced by another set's
 
     @classmethod
     def of(
@@ -66,22 +68,23 @@ class Table:
         sizes: Mapping[str, npt.ArrayLike] | None = None,
         title: str = "",
     ) -> Table:
-        """A table in memory, of samples whose bytes a store of one's own gives.
+        """A table in memory, for samples of a store of your own.
 
-        keys: n names. labels: class numbers, -1 for none.
+        keys: n names.
+        labels: class numbers, -1 for none.
         classes: names of the classes.
         sizes: bytes of each field by sample, -1 where it lacks the field; default: one field, "image", of unknown
             sizes (0).
         title: what messages call it.
         """
         n = len(keys)
-        given = {"image": np.zeros(n, np.int64)} if sizes is None else sizes
+        sizes = {"image": np.zeros(n, np.int64)} if sizes is None else sizes
         columns: dict[str, npt.NDArray[Any]] = {"label": np.full(n, NO_LABEL) if labels is None else np.asarray(labels)}
-        for field, values in given.items():
+        for field, values in sizes.items():
             length = np.asarray(values, np.int64)
             columns[f"{field}.length"] = np.maximum(length, 0)
             columns[f"{field}.offset"] = np.where(length < 0, np.uint64(ABSENT), np.uint64(0))
-        return cls(MemoryColumns(keys, columns, tuple(given), tuple(classes), title=title))
+        return cls(MemoryColumns(keys, columns, tuple(sizes), tuple(classes), title=title))
 
     # --- columns ------------------------------------------------------------------------------------------------
     @property
@@ -91,7 +94,7 @@ class Table:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes, also of those that no sample here has: labels keep their meaning."""
+        """Names of all classes, including those without samples: labels keep their meaning."""
         return self.columns.classes
 
     @property
@@ -105,31 +108,31 @@ class Table:
     def keys(self) -> Sequence[str]:
         """Keys of the samples; decoded one by one when asked for."""
         keys = self.columns.keys()
-        return keys if self.rows is None else _ChosenStrings(keys, self.rows.data)
+        return keys if self.rows is None else _ChosenStrings(keys, self.rows)
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The set as messages name it."""
         of_all = self.columns.title
         return of_all if self.rows is None else f"{len(self):,} samples of {of_all}"
 
     @property
     def described(self) -> str:
-        """Its title, with the number of samples."""
+        """The title with the number of samples."""
         return f"{self.title}, {len(self):,} samples" if self.rows is None else self.title
 
     @property
     def fingerprint(self) -> str:
-        """A short text that another data set, other samples of this one, or another form of them would not have."""
+        """A short text that differs for other data sets, other samples of this one, and other forms of them."""
         if not self._fingerprint:
-            found = self.columns.fingerprint()
+            text = self.columns.fingerprint()
             if self.rows is not None:
-                digest = hashlib.blake2b(found.encode() + b"\0", digest_size=16)
+                digest = hashlib.blake2b(text.encode() + b"\0", digest_size=16)
                 digest.update(np.ascontiguousarray(self.rows, "<i8").data)
-                found = digest.hexdigest()
+                text = digest.hexdigest()
             for form in self.forms:
-                found = hashlib.blake2b(f"{found}\0{form.kind}".encode(), digest_size=16).hexdigest()
-            self._fingerprint = found
+                text = hashlib.blake2b(f"{text}\0{form.kind}".encode(), digest_size=16).hexdigest()
+            self._fingerprint = text
         return self._fingerprint
 
     def column(self, name: str) -> npt.NDArray[Any]:
@@ -154,7 +157,7 @@ class Table:
         return sizes
 
     def headers(self, indices: Int64s | None) -> ImageInfo:
-        """What the headers of some images say (None: of all), where `has_headers`; as converted."""
+        """Header facts of some images (None: of all), where `has_headers`; of converted images, those after it."""
         info = self._stored_headers(indices)
         for form in self.forms:
             info = form.info(info)
@@ -191,9 +194,9 @@ class Table:
                 f"{self.columns.place or self.title}: no field {field!r}; it has {', '.join(self.fields)}"
             ) from None
 
-    # --- where bytes are ----------------------------------------------------------------------------------------
+    # --- extents ----------------------------------------------------------------------------------------
     def at(self, indices: Int64s) -> Int64s:
-        """Rows of the columns for samples, which count from 0."""
+        """The rows of samples, which count from 0."""
         return indices if self.rows is None else self.rows[indices]
 
     def find(self, key: str) -> int:
@@ -223,7 +226,7 @@ class Table:
         return index if self.rows is None else int(self.rows[index])
 
     def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "image") -> Extents:
-        """Where a field of some samples is, in the order asked for; a store checks that it is inside its shard.
+        """The extents of a field of some samples, in the order asked for; stores check that they are inside a shard.
 
         Raises IndexError, UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
         """
@@ -237,13 +240,15 @@ class Table:
         if len(rows):
             if int(shard.max()) >= len(self.columns.shard_bytes):
                 raise self.no_such_shard(int(shard.max()))
-            if offset.min() < 0:  # that of an absent field, or of no file
+            if offset.min() < 0:  # an absent field, or no valid offset
                 self.check(extents, field)
         return extents
 
     def check(self, extents: Extents, field: str) -> None:
-        """Raise for the first extent that is not inside its shard, by the sizes in dataset.json: an index is not
-        trusted. UnknownNameError where a sample lacks the field, StaleIndexError elsewhere."""
+        """Raise for the first extent that is not inside its shard, by the sizes in dataset.json.
+
+        Raises UnknownNameError where a sample lacks the field, StaleIndexError for other extents.
+        """
         size = np.asarray(self.columns.shard_bytes, np.uint64)[extents.shard]
         offset, length = extents.offset.view(np.uint64), extents.length.view(np.uint64)
         bad = np.flatnonzero((length > size) | (offset > size - np.minimum(length, size)))
@@ -259,7 +264,7 @@ class Table:
         )
 
     def bad_extent(self, row: int, field: str, offset: int, length: int, shard: int) -> Exception:
-        """What to raise for an extent that is not inside its shard."""
+        """The error for an extent that is not inside its shard."""
         if offset == ABSENT:
             return UnknownNameError(f"sample {row} of {self.columns.place or self.title} has no field {field!r}")
         return StaleIndexError(
@@ -353,26 +358,21 @@ def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int6
     return given
 
 
-class _ChosenStrings(Sequence[str]):
-    """Strings seen through row numbers."""
+class _ChosenStrings(LazySequence[str]):
+    """Strings of some rows."""
 
-    def __init__(self, strings: Strings, rows: memoryview) -> None:
+    def __init__(self, strings: Strings, rows: Int64s) -> None:
         self._strings, self._rows = strings, rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self._strings[i] for i in self._rows[index]]
-        try:
-            return self._strings[self._rows[index]]
-        except IndexError:
-            raise IndexError(f"index {index} is outside the {len(self)} strings of this selection") from None
+    def _at(self, number: int) -> str:
+        return self._strings[int(self._rows[number])]
+
+    def _between(self, first: int, stop: int) -> Iterator[str]:
+        for start in range(first, stop, _BLOCK):
+            yield from self._strings.take(self._rows[start : min(start + _BLOCK, stop)])
 
 
 def _mapped_file(rows: npt.NDArray[np.int64]) -> tuple[str, int, int] | None:

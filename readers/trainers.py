@@ -1,17 +1,17 @@
-"""What the training framework that is asking for batches does with them: seen from inside a loader or a sampler.
+"""The training framework that is asking for batches, as seen from inside a loader or a sampler.
 
-Frameworks take loaders over without saying so. accelerate deals the batches of a sampler out to its processes a second
+Frameworks take over loaders without saying so. accelerate deals the batches of a sampler out to its processes a second
 time; Lightning counts the batches of an epoch by itself, and the first indices are asked for before it says which epoch
-it is in. A loader learns that only from who is calling, so the calls under way are looked at, once an epoch:
+it is in. A loader can learn that from its callers only, so the call stack is examined, once an epoch:
 
     accelerate   BatchSamplerShard, IterableDatasetShard, DataLoaderDispatcher: share out among `num_processes`
                  DataLoaderShard, DataLoaderDispatcher: `iteration` is the epoch
     Lightning    _FitLoop: `epoch_progress.current.processed` is the epoch, `batch_progress.current.ready` its batches
                  so far; what runs inside an _EvaluationLoop is not counted
     torch        _MultiProcessingDataLoaderIter asks for indices long before training has their samples
-    torchdata    its iterators do so too, and keep account of it
+    torchdata    its iterators do so too, and save a state with each batch
 
-No framework is imported here; a version that lacks these names counts as no framework.
+No framework is imported here. A version that lacks these names is not recognised.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ _MOST_FRAMES = 100
 
 @dataclass(frozen=True)
 class Trainer:
-    """Who asks for the samples of an iteration.
+    """The framework that asks for the samples of an iteration.
 
-    epoch: the one that the framework is in; None where it has not said. at_end: whether it is there because the epoch
-    of the state that it resumes from had no batch left. batches: of that epoch, trained on before, of
-    the `limit` that it means to run. processes: among how many it shares out what it is given. batch_size: of the
-    DataLoader; partial: whether its last batch may be smaller. keeps_account: whether a state of the sampler is saved
-    with each batch. asks_ahead: whether samples are asked for before training has them. states: of ours, which
-    Lightning has read from a checkpoint and not loaded.
+    epoch: the one that the framework is in; None where it has not said.
+    at_end: whether it is there because the epoch of the state that it resumes from had no batch left.
+    batches: of that epoch, trained on before, of the `limit` that it will run.
+    processes: among how many it shares out the samples.
+    batch_size: of the DataLoader; partial: whether its last batch may be smaller.
+    keeps_account: whether a state of the sampler is saved with each batch.
+    asks_ahead: whether samples are asked for before training has them.
+    states: resume tokens that Lightning has read from a checkpoint and not loaded.
     """
 
     name: str = ""
@@ -67,11 +69,11 @@ class Trainer:
     asks_ahead: bool = False
     states: tuple[Mapping[str, Any], ...] = ()
 
-    def place_in(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
-        """The state of a checkpoint that Lightning has not loaded, for it counts the epoch as one that begins.
+    def missed_state(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
+        """The state of a checkpoint that Lightning has not loaded, since it takes the epoch for one that begins.
 
-        That happens in a run that was resumed at an epoch's end. None where there is no such state of this epoch; the
-        end of the epoch of `samples` where the state is the one after it.
+        That happens in a run that was resumed at an epoch's end. None where no such state is of this epoch; the end of
+        the epoch of `samples` where the state is the one after it.
         """
         last = max(self.states, key=lambda state: (state["epoch"], state["cursor"]), default=None)
         if last is None or self.epoch != epoch:
@@ -151,15 +153,15 @@ def calling_package() -> str:
 
 
 def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
-    """What `set_epoch(wanted)` must not do to a place that a state has just put at epoch `loaded`.
+    """Raise TrainerError where a framework sets epoch `wanted`, but a state that was just loaded is in `loaded`.
 
-    Raises TrainerError where a framework counts from 0 again and knows nothing of the state.
+    Such a framework counts from 0 again and knows nothing of the state.
     """
     name = trainer or _FRAMEWORKS.get(calling_package(), "")
     if loaded is None or wanted == loaded or not name:
         return
     raise TrainerError(
-        f"{name} begins epoch {wanted}, but the state that was loaded stands in epoch {loaded}: samples would be "
+        f"{name} begins epoch {wanted}, but the state that was loaded is in epoch {loaded}: samples would be "
         f"repeated; say where training is, with  {_LINES[name].format(epoch=loaded)}"
     )
 

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
 from readers.layout import same_split
-from readers.strings import NamesBuilder, Strings, repeated
+from readers.strings import LazySequence, NamesBuilder, Strings, repeated
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -59,7 +59,7 @@ class TreeFile(NamedTuple):
     ctime_ns: int = 0
 
 
-class TreeFiles(Sequence[TreeFile]):
+class TreeFiles(LazySequence[TreeFile]):
     """Files of a tree, as rows of columns that all selections of it share.
 
     folders: relative to the root, with a "/" at the end; "" for the root itself
@@ -99,22 +99,9 @@ class TreeFiles(Sequence[TreeFile]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, index: int) -> TreeFile: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TreeFile]: ...
-    def __getitem__(self, index: int | slice) -> TreeFile | list[TreeFile]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        row = int(self.rows[index])
+    def _at(self, number: int) -> TreeFile:
+        row = int(self.rows[number])
         return TreeFile(self.folders[self.folder[row]] + self.names[row], *self.facts[row].tolist())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TreeFiles):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def take(self, indices: Rows) -> TreeFiles:
         """Some of these files, in the order of `indices`."""
@@ -134,13 +121,16 @@ class TreeFiles(Sequence[TreeFile]):
         return self.folder[_index(self.rows)]
 
     def used_folders(self) -> list[int]:
-        """The numbers in `folders` that any file is in, rising."""
-        return _numbers_in(self.in_folders(), len(self.folders))
+        """The numbers in `folders` that any file is in, in rising order."""
+        used = np.zeros(len(self.folders), np.bool_)  # np.unique loads modules for as long as a listing takes
+        used[self.in_folders()] = True
+        return list(np.flatnonzero(used).tolist())
 
     def paths(self, first: int = 0, stop: int | None = None, skip: int = 0) -> Iterator[str]:
         """The paths of the files [first, stop), without the first `skip` letters, a block in memory at a time."""
-        folders = self.folders
-        for rows in _blocks(self.rows[first:stop]):
+        folders, chosen = self.folders, self.rows[first:stop]
+        for start in range(0, len(chosen), _BLOCK):
+            rows = chosen[start : start + _BLOCK]
             if isinstance(rows, range):
                 names: Sequence[str] = self.names[rows.start : rows.stop]
             else:
@@ -164,48 +154,7 @@ def _index(rows: Rows) -> slice | npt.NDArray[np.int64]:
     return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
 
 
-def _numbers_in(numbers: npt.NDArray[np.int32], count: int) -> list[int]:
-    """Which of the numbers from 0 to `count` are there. (np.unique imports what takes as long as listing does.)"""
-    found = np.zeros(count, np.bool_)
-    found[numbers] = True
-    return list(np.flatnonzero(found).tolist())
-
-
-def _blocks(rows: Rows) -> Iterator[Rows]:
-    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
-
-
-class _Texts(Sequence[str]):
-    """A sequence of strings that are put together when they are asked for, and is equal to a list of the same."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        return self._between(0, len(self))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            first, stop, step = index.indices(len(self))
-            return list(self._between(first, max(first, stop)))[::step]
-        i = range(len(self))[index]
-        return next(self._between(i, i + 1))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _between(self, first: int, stop: int) -> Iterator[str]:
-        raise NotImplementedError
-
-
-class TreeNames(_Texts):
+class TreeNames(LazySequence[str]):
     """The names of files relative to a folder, whose path in the tree has `skip` letters."""
 
     __slots__ = ("files", "skip")
@@ -224,7 +173,7 @@ class TreeNames(_Texts):
         return self.files.paths(first, stop, self.skip)
 
 
-class Keys(_Texts):
+class Keys(LazySequence[str]):
     """The keys of samples by the names of their files. whole, bool [n]: where the key is the name with its suffix."""
 
     __slots__ = ("names", "whole")
@@ -306,11 +255,13 @@ def unique_keys(names: Sequence[str]) -> Keys:
 def arrange(
     files: TreeFiles, split: str | None, where: str | Path, left_out: list[tuple[str, str]]
 ) -> tuple[dict[str, TreeSplit], tuple[str, ...]]:
-    """Sort files into splits and classes. Returns the splits and the class names (position = label).
+    """Sort files into splits and classes. Returns the splits and the class names (position = label) of all splits.
 
-    split names the one split to take, or the name for a tree without splits; classes are those of all splits.
-    Files outside of the splits are appended to `left_out`; raises SourceError where images are among them, or where
-    there is no such split.
+    split: the one split to take, or the name for a tree without splits.
+    where: the tree, for messages.
+    left_out: gets (path, reason) of the files outside of the splits.
+
+    Raises SourceError where images are outside of the splits, or there is no such split.
     """
     folder = files.in_folders()
     tops = {files.folders[number].partition("/")[0] for number in files.used_folders()}
@@ -320,26 +271,28 @@ def arrange(
     if split is not None and found and split not in found:
         raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
     roots = {f"{name}/": name for name in found} if found else {"": split or "train"}
-    places = _Places(files.folders, roots)
-    split_of = places.split[folder]
+    facts = _FolderFacts(files.folders, roots)
+    split_of = facts.split[folder]
     if found:
         _leave_out_strays(files.take(np.flatnonzero(split_of < 0)), found[0], split, where, left_out)
-    classes = tuple(sorted({places.classes[i] for i in files.used_folders() if places.split[i] >= 0} - {""}))
+    classes = tuple(sorted({facts.classes[i] for i in files.used_folders() if facts.split[i] >= 0} - {""}))
     numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
-    label_of = np.array([numbers.get(name, -1) for name in places.classes], np.int32)
+    label_of = np.array([numbers.get(name, -1) for name in facts.classes], np.int32)
     splits = {}
     for number, (root, name) in enumerate(roots.items()):
         if split in (None, name):
-            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, places.rank))
+            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, facts.rank))
             splits[name] = TreeSplit(root.rstrip("/"), its, label_of[its.in_folders()])
     return splits, classes
 
 
-class _Places:
-    """What the folder of a file says of it, by the number of the folder.
+class _FolderFacts:
+    """What the folder of a file implies, by the number of the folder.
 
-    split: the number of its split, -1 outside of all; classes: the name of its class, "" for none; rank: where it
-    comes among the folders. torchvision sorts a class by folder path, which differs from walking where folders nest.
+    split: the number of its split, -1 outside of all.
+    classes: the name of its class, "" for none.
+    rank: its position among the folders. torchvision sorts a class by folder path, which differs from the order of the
+        walk where folders nest.
     """
 
     def __init__(self, folders: Sequence[str], roots: dict[str, str]) -> None:
@@ -374,7 +327,7 @@ def _leave_out_strays(
     for path in strays.paths():
         if split is None and has_image_suffix(path):
             raise SourceError(
-                f"{where}: {path!r} lies beside the split {first!r} and would be left out; move it into a "
+                f"{where}: {path!r} is outside the split {first!r} and would be left out; move it into a "
                 f"split, or take one split at a time with  split={first!r}"
             )
-        left_out.append((path, "beside the splits"))
+        left_out.append((path, "outside the splits"))

@@ -1,4 +1,4 @@
-"""What the tests of cached readers read from."""
+"""Sources for the tests of cached readers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import packer
 from cache.stores import Buffer, Extents, Store, StoreOver
 from readers.reader import Reader
 
-__all__ = ["SlowReader", "SlowStore", "images", "made_set"]
+__all__ = ["SlowReader", "SlowStore", "images", "pack_set"]
 
 
-def made_set(source: Path, output: Path, **options: Any) -> Path:
+def pack_set(source: Path, output: Path, **options: Any) -> Path:
     packer.convert(source, to="tar", output=output, workers=1, samples_per_shard=7, **options)
     return output
 

@@ -24,7 +24,7 @@ def s3() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def proxy(s3: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The way to that S3, which all of obstore takes; with short patience, and an index cache of its own."""
+    """The proxy through which obstore reaches that S3; with short timeouts, and an index cache of its own."""
     made = Proxy(s3)
     environment = {
         "AWS_ENDPOINT_URL": made.url,
@@ -68,7 +68,7 @@ def web(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture(scope="session")
 def packed(tree: Path, pack: Callable[..., Path]) -> Path:
-    """The tree as tar shards of 8 samples; nobody may write to it."""
+    """The tree as tar shards of 8 samples; read-only."""
     return pack(tree, samples_per_shard=8)
 
 

@@ -1,4 +1,4 @@
-"""Images that can be told apart after any crop, resize and flip: each has a colour, and its number as label."""
+"""Images that remain distinguishable after any crop, resize and flip: each has a colour, and its number as label."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def solid(number: int, kind: str = "JPEG", mode: str = "RGB", size: tuple[int, i
 
 
 def mapped(number: int, size: tuple[int, int]) -> bytes:
-    """An image that says of each pixel where it is: red its column, green its row, blue the number of the image."""
+    """An image whose pixels encode their position: red the column, green the row, blue the number of the image."""
     width, height = size
     columns, rows = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     pixels = np.stack([columns, rows, np.full_like(rows, 6 * number + 8)], axis=2).round().astype(np.uint8)
@@ -36,15 +36,15 @@ def mapped(number: int, size: tuple[int, int]) -> bytes:
 
 
 def box_of(pixels: npt.NDArray[Any], size: tuple[int, int]) -> tuple[int, tuple[float, ...]]:
-    """(number, (left, top, right, bottom)) of what of a mapped image of `size` is seen in [height, width, 3] values
-    from 0 to 255; right is less than left where it is mirrored. Fails where it is no upright box."""
+    """(number, (left, top, right, bottom)) of the box of a mapped image of `size` that [height, width, 3] values from
+    0 to 255 show; right is less than left where it is mirrored. Fails where they do not show an upright box."""
     sides = []
     for axis, (plane, side) in enumerate(zip((pixels[:, :, 0], pixels[:, :, 1].T), size, strict=True)):
         places = plane.astype(float) * (side - 1) / 255 + 0.5
         at = np.arange(places.shape[1]) + 0.5
         slope, start = np.polyfit(at, places.mean(axis=0), 1)
         off = np.abs(places - (start + slope * at)).max()
-        assert off < 0.02 * side + 1, f"axis {axis} of the image is no even stretch of it: {off} of {side} pixels off"
+        assert off < 0.02 * side + 1, f"axis {axis} of the image is not evenly scaled: {off} of {side} pixels off"
         sides.append((start, start + slope * len(at)))
     blue = pixels[:, :, 2].astype(float)
     assert blue.max() - blue.min() < 10, f"pixels of several images: blue from {blue.min()} to {blue.max()}"

@@ -1,4 +1,4 @@
-"""Processes that fill one cache over a folder, killed and stopped at random moments: no wrong byte, nobody held up,
+"""Processes that fill one cache over a folder, killed and stopped at random moments: no wrong byte, no process blocked,
 nothing left. TRIALS (default 200) is the number of kills, SEED makes a run repeatable. Run by `make test-faults`."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def use(folder: Path, memory: Path, keep: str, expected: list[bytes], seed: int)
 
 
 def end(process: Any, how: str, draw: random.Random) -> None:
-    """Kill it; or stop it for a moment before, while the others go on."""
+    """Kill it; or stop it for a moment before, while the others continue."""
     if how == "stopped":
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(draw.random() * 0.05)
@@ -94,7 +94,7 @@ def test_fillers_killed_at_any_moment(
             readers.cached(base, keep=keep, directory=memory, job="kills") as reader,
         ):
             assert [bytes(data) for data in reader.read_many(range(SAMPLES))] == expected
-            assert reader.stats().present == SAMPLES, "a slot that nobody can fill any more"
+            assert reader.stats().present == SAMPLES, "a slot that can no longer be filled"
     assert time.monotonic() - began < DEADLINE
     cache.clean_caches(memory)
     assert os.listdir(memory) == [], "left behind"

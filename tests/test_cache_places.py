@@ -1,4 +1,4 @@
-"""Where a cache cannot be had as asked for, training goes on: under another name or without it, with one warning."""
+"""Where a cache cannot be opened as asked for, training continues: under another name or without it, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from namespaces import run_with_dev_shm
 
 import readers
 from cache import SharedByteCache
-from cache.errors import CacheDirectoryError, CacheError, PackerError, RemoteError, StagingError
+from cache.errors import CacheDirectoryError
 from cache.filesystem import cache_budget
 
 OPEN: dict[str, Any] = {"fingerprint": "set", "kind": "encoded", "slots": 8, "capacity_bytes": 4096, "job": "test"}
@@ -36,7 +36,7 @@ def name_of(folder: Path) -> Path:
     return path
 
 
-def taken_by_another(path: Path) -> None:
+def take_name(path: Path) -> None:
     """As anybody who may write to /dev/shm can do."""
     if os.geteuid() == 0:
         path.touch(0o600)
@@ -46,9 +46,9 @@ def taken_by_another(path: Path) -> None:
 
 
 # --- names ---------------------------------------------------------------------------------------------------------
-def test_a_name_that_another_user_has_taken_stops_nobody(tmp_path: Path) -> None:
+def test_a_name_of_another_user_blocks_no_process(tmp_path: Path) -> None:
     path = name_of(tmp_path)
-    taken_by_another(path)
+    take_name(path)
     with pytest.warns(UserWarning, match="made under another name.*expected -rw|under another name.*not a segment"):
         first = SharedByteCache.open(**OPEN, directory=tmp_path)
     with pytest.warns(UserWarning, match="under another name"), SharedByteCache.open(**OPEN, directory=tmp_path) as two:
@@ -57,8 +57,8 @@ def test_a_name_that_another_user_has_taken_stops_nobody(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path], "what is not ours is left alone"
 
 
-def test_a_reader_passes_through_where_all_names_are_taken(base: Any, tmp_path: Path) -> None:
-    """With one warning; and whoever calls the cache itself gets an error of our tree."""
+def test_a_reader_passes_through_where_all_names_are_in_use(base: Any, tmp_path: Path) -> None:
+    """With one warning; the cache itself raises an error of this project."""
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def test_a_reader_passes_through_where_all_names_are_taken(base: Any, tmp_path: 
             break
         (path,) = [path for path in tmp_path.iterdir() if path.lstat().st_uid == os.geteuid() and not path.is_symlink()]
         reader.close()
-        taken_by_another(path)
+        take_name(path)
         assert len(list(tmp_path.iterdir())) < 10, "names must end"
     with pytest.warns(UserWarning, match="so everything passes through") as warned:
         reader = readers.cached(base, "1MiB", directory=tmp_path, job="test")
@@ -87,11 +87,6 @@ def test_a_reader_passes_through_without_the_directory(base: Any, tmp_path: Path
 
 def open_in(folder: Path) -> SharedByteCache:
     return SharedByteCache.open(**OPEN, directory=folder)
-
-
-def test_errors_of_the_cache_are_ours(tmp_path: Path) -> None:
-    for kind in (CacheError, RemoteError, StagingError):
-        assert issubclass(kind, readers.PackerError) and readers.PackerError is PackerError
 
 
 # --- makers that were stopped or killed ----------------------------------------------------------------------------
@@ -114,14 +109,14 @@ def stuck(folder: Path, at: str, how: str, kind: str = "encoded") -> subprocess.
     return process
 
 
-def test_a_maker_that_was_stopped_holds_up_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_maker_blocks_others_only_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.2)
     with stuck(tmp_path, "fallocate", "SIGSTOP") as process:
         try:
             with pytest.warns(UserWarning, match=r"another name.*no progress for 0.2 s; it may have been stopped"):
                 first = open_in(tmp_path)
             with pytest.warns(UserWarning, match="another name"), open_in(tmp_path) as second:
-                assert first.put(0, b"x") and second.get(0) == b"x", "those that go on share one"
+                assert first.put(0, b"x") and second.get(0) == b"x", "those that continue share one"
             first.close()
         finally:
             process.kill()
@@ -131,8 +126,8 @@ def test_a_maker_that_was_stopped_holds_up_nobody_for_long(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("at", ["fallocate", "link"])
-def test_what_killed_makers_leave_goes_with_the_next_cache(tmp_path: Path, at: str) -> None:
-    """Of any data set: nobody may ever ask for that one again."""
+def test_the_next_cache_removes_what_killed_makers_leave(tmp_path: Path, at: str) -> None:
+    """Of any data set: that one may never be opened again."""
     with stuck(tmp_path, at, "SIGKILL", kind="of another set") as process:
         assert process.wait(60) == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
@@ -155,14 +150,14 @@ print(len(warned), stats.kept, stats.hits)
 """
 
 
-def test_training_goes_on_without_dev_shm(packed: Path, tmp_path: Path) -> None:
+def test_training_works_without_dev_shm(packed: Path, tmp_path: Path) -> None:
     done = run_with_dev_shm("", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
     assert (done.returncode, done.stdout) == (0, "1 0 0\n"), done.stderr
     assert "passes through" in done.stderr and "/dev/shm" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["convert", "verify"])
-def test_commands_go_on_without_dev_shm(tree: Path, packed: Path, tmp_path: Path, command: str) -> None:
+def test_commands_work_without_dev_shm(tree: Path, packed: Path, tmp_path: Path, command: str) -> None:
     """Worker processes share locks there, so one process does the work, and says why."""
     more = [tree, "-o", tmp_path / "out", "--to", "tar"] if command == "convert" else [packed]
     words = [sys.executable, "-m", "packer", command, *more, "--workers", "2"]
@@ -187,7 +182,7 @@ def test_workers_share_no_file_that_a_kill_would_leave(tree: Path, tmp_path: Pat
     assert (done.returncode, done.stdout) == (0, "45\n"), done.stderr
 
 
-def test_a_small_dev_shm_is_used_and_told_of(packed: Path, tmp_path: Path) -> None:
+def test_a_small_dev_shm_is_used_with_a_warning(packed: Path, tmp_path: Path) -> None:
     """A container's 64 MiB, here as much smaller than the set as that is than ImageNet."""
     done = run_with_dev_shm("size=208k", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,10 @@
-"""Cached readers: readers like any other, that read each kept sample once."""
+"""Cached readers: each kept sample is read once, and rewritten files are noticed."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, images
+from conftest import make_jpeg
 
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
@@ -18,18 +22,18 @@ from readers.decode import decode_image
 from readers.order import NodeLocal, Shuffled
 
 KEEPS = ("encoded", "recoded:16@80", "decoded:16")
-INDICES = [30, 2, 2, -1, 17, 0]
+SAMPLES = 4  # of a folder that is rewritten
 
 
-@pytest.fixture(params=("shards", "folder", "selection"))
+@pytest.fixture(params=("shards", "folder"))
 def base(request: pytest.FixtureRequest, packed: Path, tree: Path) -> Iterator[Any]:
     """36 samples, 12 in each of cat, dog, owl."""
-    opened: Any = readers.open_folder(tree, "train") if request.param == "folder" else readers.open(packed, "train")
-    with opened:
-        yield opened.select(indices=range(36)) if request.param == "selection" else opened
+    with readers.open_folder(tree, "train") if request.param == "folder" else readers.open(packed, "train") as opened:
+        yield opened
 
 
-# --- a reader like any other --------------------------------------------------------------------------------------
+def kept_samples(reader: Any) -> set[int]:
+    return {i for i in range(36) if reader.kept.keeps(i)}
 
 
 def test_fingerprints(base: Any, place: dict[str, Any]) -> None:
@@ -39,15 +43,13 @@ def test_fingerprints(base: Any, place: dict[str, Any]) -> None:
     assert readers.cached(base, 0.5, "decoded:16", **place).fingerprint == found[2]
 
 
-# --- what is read from the source ---------------------------------------------------------------------------------
+# --- reads of the source ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("keep", KEEPS)
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_the_hit_rate_is_the_share(base: Any, keep: str, share: float, place: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("share", "kept"), [("25%", 9), (0.5, 18), (1.0, 36)])
+def test_the_hit_rate_is_the_share(base: Any, keep: str, share: Any, kept: int, place: dict[str, Any]) -> None:
     slow = SlowReader(base)
     reader = readers.cached(slow, share, keep, **place)
     order = Shuffled(36, seed=3)
-    kept = round(share * 36)
-    slow.reads.clear()
     for epoch in range(3):
         slow.reads.clear()
         for start in range(0, 36, 8):
@@ -67,25 +69,21 @@ def test_bytes_are_a_limit(base: Any, place: dict[str, Any]) -> None:
     stats = reader.stats()
     assert stats.capacity_bytes <= limit and 0 < stats.present == stats.kept < 36 and stats.passed == 36 - stats.kept
     more = readers.cached(base, "18kB", **{**place, "job": "more"})
-    assert set(range(36)) > kept_of(more) > kept_of(reader), "a larger cache keeps what a smaller one does"
-    assert kept_of(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
+    assert set(range(36)) > kept_samples(more) > kept_samples(reader), "a larger cache keeps what a smaller one does"
+    assert kept_samples(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
     assert readers.cached(base, "10", **{**place, "job": "least"}).stats().kept == 0
 
 
-def kept_of(reader: Any) -> set[int]:
-    return {i for i in range(36) if reader.kept.keeps(i)}
-
-
-def test_who_comes_later_keeps_the_same(base: Any, place: dict[str, Any]) -> None:
-    """Whatever it asks for: the segment that is there decides."""
+def test_later_readers_keep_the_same_samples(base: Any, place: dict[str, Any]) -> None:
+    """With any capacity: the existing segment decides."""
     slow = SlowReader(base)
     first = readers.cached(slow, 0.5, **place)
     second = readers.cached(slow, 0.9, **place)
-    assert kept_of(first) == kept_of(second) and len(kept_of(first)) == 18
+    assert kept_samples(first) == kept_samples(second) and len(kept_samples(first)) == 18
     images(first)
     slow.reads.clear()
     images(second)
-    assert sorted(slow.reads) == sorted(set(range(36)) - kept_of(first))
+    assert sorted(slow.reads) == sorted(set(range(36)) - kept_samples(first))
 
 
 def test_no_room_passes_everything_through(base: Any, place: dict[str, Any], no_room: None) -> None:
@@ -99,7 +97,7 @@ def test_a_node_keeps_its_part(base: Any, place: dict[str, Any]) -> None:
     parts = [readers.cached(base, partition=(node, 3), **place) for node in range(3)]
     order = NodeLocal(36, nodes=3)
     for node, reader in enumerate(parts):
-        assert kept_of(reader) == set(order.local_part(node))
+        assert kept_samples(reader) == set(order.local_part(node))
         assert images(reader) == images(base) and reader.stats().present == 12
     assert sum(reader.stats().capacity_bytes for reader in parts) < 2 * int(base.sizes().sum()) + 3 * 8192
 
@@ -115,8 +113,7 @@ def test_only_some_fields(base: Any, place: dict[str, Any]) -> None:
 def test_after_closing_reads_go_to_the_source(base: Any, place: dict[str, Any]) -> None:
     expected = images(base)
     with readers.cached(base, **place) as reader:
-        held = reader.read_many(range(36))
-        held = reader.read_many(range(36))
+        held = [reader.read_many(range(36)) for _ in range(2)][1]
     assert [bytes(data) for data in held] == expected, "views outlive the reader"
     assert images(reader) == expected and reader.stats().kept == 0
     reader.close()
@@ -135,7 +132,7 @@ def test_wrong_bytes_are_read_again(base: Any, keep: str, check: Any, place: dic
     assert (images(reader) == expected) == (check == "always")
 
 
-def test_bad_samples_are_nobodys_business_but_the_readers(base: Any, place: dict[str, Any]) -> None:
+def test_bad_samples_are_errors_of_their_readers_only(base: Any, place: dict[str, Any]) -> None:
     slow = SlowReader(base, broken={5: DamagedSampleError("broken"), 6: BadSampleError("bad")})
     reader = readers.cached(slow, **place)
     assert reader.prefill(threads=2) == 36 and reader.stats().present == 34
@@ -161,13 +158,9 @@ def test_bad_samples_are_nobodys_business_but_the_readers(base: Any, place: dict
         ({"fields": []}, "name at least one field"),
     ],
 )
-def test_arguments_that_mean_nothing(base: Any, options: dict[str, Any], message: str, place: dict[str, Any]) -> None:
+def test_arguments_that_are_not_valid(base: Any, options: dict[str, Any], message: str, place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
         readers.cached(base, **options, **place)
-
-
-def test_percent_is_a_share(base: Any, place: dict[str, Any]) -> None:
-    assert readers.cached(base, "25%", **place).stats().kept == 9
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -196,3 +189,69 @@ def test_the_choice_is_frozen() -> None:
 def test_pixels_after_the_first_ops(base: Any, place: dict[str, Any]) -> None:
     reader = readers.cached(base, keep=readers.Decoded([Resize(20), CenterCrop((8, 12))]), **place)
     assert {decode_image(data).shape for data in reader.read_many(range(36))} == {(8, 12, 3)}
+
+
+# --- files that are rewritten under their names ---
+def fill(folder: Path, seed: int) -> list[bytes]:
+    """JPEGs with the same names and sizes for every seed, and the same old times."""
+    folder.mkdir(exist_ok=True)
+    payloads = [make_jpeg(seed + number).ljust(4000, b"\0") for number in range(SAMPLES)]
+    for number, payload in enumerate(payloads):
+        (folder / f"{number}.jpg").write_bytes(payload)
+        os.utime(folder / f"{number}.jpg", ns=(10**18, 10**18))
+    return payloads
+
+
+def opened(folder: Path, place: dict[str, Any], **options: Any) -> Any:
+    return readers.cached(readers.open_folder(folder), **options, **place)
+
+
+def test_folders_of_the_same_names_and_sizes_share_nothing(tmp_path: Path, place: dict[str, Any]) -> None:
+    left, right = fill(tmp_path / "left", 1), fill(tmp_path / "right", 100)
+    with opened(tmp_path / "left", place) as first, opened(tmp_path / "right", place) as second:
+        assert images(first) == images(first) == left
+        assert images(second) == images(second) == right, "pixels of the other folder"
+
+
+def test_a_rewritten_folder_has_another_cache(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Even where the new files have the sizes and modification times of the old ones."""
+    fill(tmp_path / "folder", 1)
+    with opened(tmp_path / "folder", place) as before:
+        images(before)
+        now = fill(tmp_path / "folder", 100)
+        with opened(tmp_path / "folder", place) as after:
+            assert images(after) == images(after) == now, "pixels of files that were overwritten"
+
+
+def test_one_folder_by_two_paths_is_one_cache(tmp_path: Path, place: dict[str, Any]) -> None:
+    expected = fill(tmp_path / "folder", 1)
+    (tmp_path / "link").symlink_to("folder")
+    with opened(tmp_path / "folder", place) as first, opened(tmp_path / "link", place) as second:
+        assert images(first) == images(second) == expected
+        assert second.stats().hits == SAMPLES
+
+
+@pytest.mark.parametrize("keep", ["encoded", "decoded:16"])
+@pytest.mark.parametrize("over", ["folder", "selection", "pickled"])
+def test_check_always_sees_a_rewritten_file(tmp_path: Path, place: dict[str, Any], keep: str, over: str) -> None:
+    fill(tmp_path / "folder", 1)
+    base: Any = readers.open_folder(tmp_path / "folder")
+    base = base.select(indices=range(SAMPLES)) if over == "selection" else base
+    with readers.cached(base, keep=keep, check="always", **place) as reader:
+        seen = pickle.loads(pickle.dumps(reader)) if over == "pickled" else reader
+        images(seen)
+        expected = [bytes(seen.keep.convert(image)) for image in fill(tmp_path / "folder", 100)]
+        for _ in range(3):
+            assert images(seen) == expected and bytes(seen.read(2)) == expected[2]
+        assert seen.stats().present == 0, "files that differ from the listing are not kept"
+
+
+def test_files_that_changed_since_the_listing_are_never_stored(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Or the next one to list the old files again, restored with their times, would get the new ones' pixels."""
+    old = fill(tmp_path / "folder", 1)
+    with opened(tmp_path / "folder", place) as reader:
+        shutil.copytree(tmp_path / "folder", tmp_path / "backup")
+        new = fill(tmp_path / "folder", 100)
+        assert reader.prefill(threads=1) == SAMPLES and reader.stats().present == 0
+        assert images(reader) == new and reader.stats().present == 0
+        assert reader.stats().passed == SAMPLES and old != new

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cached_sources import SlowReader, SlowStore, images, made_set
+from cached_sources import SlowReader, SlowStore, images, pack_set
 from PIL import Image
 
 import readers
 from cache.stores import Buffer, Extents
 from readers.caching import fill
 from readers.caching.form import compress as compressed
-from readers.caching.form import decompress, share_left
+from readers.caching.form import compressed_share, decompress
 from readers.decode import decode_image
 from readers.order import Sequential, Shuffled
 
@@ -63,7 +63,7 @@ class Raced(SlowStore):
         return super().read(extents)
 
 
-def test_whoever_meets_another_goes_elsewhere(
+def test_a_process_that_meets_another_continues_elsewhere(
     base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fill.random, "randrange", lambda stop: 6)
@@ -105,13 +105,13 @@ def test_fill_ahead_ends_with_its_reader(base: Any, place: dict[str, Any]) -> No
     reader = readers.cached(SlowReader(base, seconds=0.05), **place)
     first = reader.fill_ahead(Sequential(36), epoch=0)
     second = reader.fill_ahead(Sequential(36), epoch=1)
-    assert not first.running, "a second call ends what the first one began"
+    assert not first.running, "a second call stops the first"
     reader.close()
     assert not second.running
     assert not [thread for thread in threading.enumerate() if thread.name == "packer-fill-ahead"]
 
 
-def test_fill_ahead_tells_what_went_wrong(base: Any, place: dict[str, Any]) -> None:
+def test_fill_ahead_raises_the_error_of_the_source(base: Any, place: dict[str, Any]) -> None:
     slow = SlowReader(base)
     reader = readers.cached(slow, **place)
     slow.store.broken[7] = OSError("the disk has gone")
@@ -136,7 +136,7 @@ def test_ranks_share_the_filling(base: Any, place: dict[str, Any], monkeypatch: 
     assert sorted(filled[0] + filled[1]) == list(range(36)) and min(map(len, filled)) > 0
 
 
-def test_what_is_there_is_not_prefetched(base: Any, place: dict[str, Any]) -> None:
+def test_cached_samples_are_not_prefetched(base: Any, place: dict[str, Any]) -> None:
     slow = SlowReader(base)
     reader = readers.cached(slow, 0.5, **place)
     reader.prefill()
@@ -164,7 +164,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.linear_gradient("L").rotate(number).save(root / name, "JPEG")
         rows.append(f"{name}\t{number % 3}\tA photograph of object number {number}, taken from the usual distance")
     (root / "list.tsv").write_text("\n".join(rows) + "\n")
-    return made_set(root / "list.tsv", tmp_path_factory.mktemp("mixed-set") / "set")
+    return pack_set(root / "list.tsv", tmp_path_factory.mktemp("mixed-set") / "set")
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -190,17 +190,19 @@ def test_what_pays() -> None:
     rng = np.random.default_rng(1)
     texts = [f'{{"caption": "a picture of {i}", "source": "somewhere", "width": {i * 7}}}'.encode() for i in range(200)]
     noise = [rng.bytes(500) for _ in range(50)]
-    assert share_left([text * 20 for text in texts]) < 0.5 and share_left([bitmap(i) for i in range(20)]) < 0.9
-    assert share_left(noise) == share_left([]) == 1
-    assert share_left([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
+    assert (
+        compressed_share([text * 20 for text in texts]) < 0.5 and compressed_share([bitmap(i) for i in range(20)]) < 0.9
+    )
+    assert compressed_share(noise) == compressed_share([]) == 1
+    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
 
 
-def test_frames_and_payloads_are_told_apart() -> None:
+def test_frames_and_payloads_are_distinguished() -> None:
     """Also where a payload looks like a frame."""
     frame = bytes(compressed(b"a" * 500))
     for data in (b"", b"x", b"a" * 500, os.urandom(300), frame, frame[:7], b"\x28\xb5\x2f\xfd", bitmap(1)):
         assert bytes(decompress(memoryview(compressed(data)))) == data
-    with pytest.raises(ValueError, match="a broken zstd frame of 6 bytes"):
+    with pytest.raises(ValueError, match="a damaged zstd frame of 6 bytes"):
         decompress(frame[:6])
 
 

@@ -147,7 +147,7 @@ def test_images_outside_the_splits_are_never_lost_silently(tree: Path, tmp_path:
     line = json.loads((tmp_path / "out/left-out.jsonl").read_text())
     assert (line["name"], line["action"]) == ("noisy.csv", "not packed")
     tree_of(source, {"extra/cat/1.jpg": make_jpeg(1)})
-    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' lies beside the split 'train'.*split='train'"):
+    with pytest.raises(readers.SourceError, match=r"'extra/cat/1.jpg' is outside the split 'train'.*split='train'"):
         convert(source, tmp_path / "out2")
 
 
@@ -200,7 +200,7 @@ class TestBadImages:
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
         files = {f"train/c/{number}.jpg": make_jpeg(number) for number in range(6)}
-        files |= {"train/c/3.jpg": make_jpeg(3)[:-200], "train/c/4.jpg": b"this is no image at all"}
+        files |= {"train/c/3.jpg": make_jpeg(3)[:-200], "train/c/4.jpg": b"not an image at all"}
         tree_of(tmp_path / "src", files)
         (tmp_path / "src/train/c/5b.jpg").symlink_to("nowhere.jpg")
         return tmp_path / "src"

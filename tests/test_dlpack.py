@@ -1,4 +1,4 @@
-"""Batches in other libraries' hands: DLPack shares their memory, and a batch lives for as long as anybody has it."""
+"""Batches in other libraries: DLPack shares their memory, and a batch lives as long as something refers to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax
 
 
 def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None:
-    """NumPy takes DLPack as well: what holds for it holds for the others."""
+    """NumPy reads DLPack as the other libraries do."""
     reader = readers.open_folder(tree, split="train")
     loader = ImageLoader(reader, 4, augment=[RandomResizedCrop(16)], layout="NHWC", prefetch=1, seed=1)
     batches = [images for images, _ in loader]

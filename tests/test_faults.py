@@ -1,4 +1,4 @@
-"""Conversions that are killed, starved of space or run twice: nothing half-made looks whole, nothing is lost."""
+"""Conversions that are killed, starved of space or run twice: nothing incomplete looks complete, nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg
-from suites.children import crashes_at, forked, in_child
+from packer.engines.local import run_shards
+from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
 import readers
+from cache.messages import Silent
 from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
 
 DEADLINE = 60.0
 SLOW = """
 import sys, time
-import packer
-from packer.conversion.journal import Journal
+import packer, readers
 from packer.sources.folder import FolderReader, FolderSource
 
 class SlowReader(FolderReader):
@@ -43,10 +44,10 @@ class SlowSource(FolderSource):
 if __name__ == "__main__":
     try:
         packer.convert(SlowSource(sys.argv[1]), to=sys.argv[3], output=sys.argv[2], workers=2, samples_per_shard=4)
-    except packer.readers_errors.PackerError as error:
+    except readers.PackerError as error:
         print(type(error).__name__, error, file=sys.stderr)
         sys.exit(1)
-""".replace("packer.readers_errors", "readers").replace("import packer\n", "import packer, readers\n", 1)
+"""
 
 
 def wait_for(what: Callable[[], bool], why: str) -> None:
@@ -85,34 +86,32 @@ def reference(tree: Path, out: Path, to: str = "tar") -> dict[str, bytes]:
     return files_of(out)
 
 
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_everything_killed_then_resumed(tree: Path, tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize(
+    ("to", "how"),
+    [*((to, "killed") for to in ("hdf5", "tfrecord", "tar")), ("tar", "a killed worker"), ("tar", "interrupted")],
+)
+def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to: str, how: str) -> None:
+    """The same command continues at the first missing shard; until then, the directory is not a set."""
     out = tmp_path / "out"
     process = start_slow(tree, out, to)
     wait_for(lambda: len(parts(out)) >= 2, "two whole shards")
     workers = children_of(process.pid)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not any(map(alive, workers)), "the workers to die with their parent")
-    assert not (out / "dataset.json").exists()
-    assert not list(out.glob("*.tar")) and not list(out.glob("*.h5")) and not list(out.glob("*.tfrecord"))
+    if how == "killed":
+        process.kill()
+    elif how == "interrupted":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    else:
+        os.kill(workers[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode != 0
+    if how == "a killed worker":
+        assert "WorkerError a worker process died" in errors and "run the same command again" in errors
+    wait_for(lambda: not any(map(alive, workers)), "the workers to end")
+    assert [path.name for path in out.iterdir()] == [".packing"], "shards or dataset.json are there already"
     with pytest.raises(readers.DatasetError, match=r"unfinished conversion.*same  packer convert  again"):
         readers.open(out)
-    result = packer.convert(tree, to=to, output=out, workers=2, samples_per_shard=4)
-    assert result.shards_resumed >= 2
+    assert packer.convert(tree, to=to, output=out, workers=2, samples_per_shard=4).shards_resumed >= 2
     assert files_of(out) == reference(tree, tmp_path / "reference", to)
-
-
-def test_a_killed_worker_is_an_error_at_once(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start_slow(tree, out)
-    wait_for(lambda: len(parts(out)) >= 1, "a whole shard")
-    os.kill(children_of(process.pid)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1
-    assert "WorkerError a worker process died" in errors and "run the same command again" in errors
-    assert packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4).shards_resumed >= 1
-    assert files_of(out) == reference(tree, tmp_path / "reference")
 
 
 class _Unsendable(FolderSource):
@@ -126,18 +125,29 @@ def test_a_source_that_cannot_be_sent_to_workers(tree: Path, tmp_path: Path) -> 
     assert packer.convert(_Unsendable(tree), to="tar", output=tmp_path / "out", workers=1).samples == 45
 
 
-def test_interrupt_stops_all_workers(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = start_slow(tree, out)
-    wait_for(lambda: len(parts(out)) >= 1, "a whole shard")
-    workers = children_of(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody gets it
-    process.communicate(timeout=DEADLINE)
-    assert process.returncode != 0
-    wait_for(lambda: not any(map(alive, workers)), "the workers to stop")
-    assert not (out / "dataset.json").exists()
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4)
-    assert files_of(out) == reference(tree, tmp_path / "reference")
+class _SentOnce:
+    """Passes the check, and cannot be pickled again for the workers."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        _SentOnce.pickled += 1
+        if _SentOnce.pickled > 2:
+            time.sleep(0.2)  # the run is ending by then
+        if _SentOnce.pickled > 1:
+            raise TypeError("not again")
+        return _SentOnce, ()
+
+
+def test_tasks_that_cannot_be_pickled_for_the_workers_end_the_run() -> None:
+    def work() -> str:
+        try:
+            run_shards(print, [source := _SentOnce()] * 8, 8, 2, Silent(), 8, 8, source)
+        except TypeError as error:
+            return str(error)
+        return "no error"
+
+    assert end_of(work, ("not again",)) == "not again"
 
 
 def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path: Path) -> None:
@@ -155,7 +165,7 @@ def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path:
 
 
 @pytest.mark.parametrize("turns", [100, pytest.param(5000, marks=pytest.mark.faults)])
-def test_a_working_folder_has_one_owner_however_often_it_is_made_and_removed(tmp_path: Path, turns: int) -> None:
+def test_a_working_folder_has_one_owner_at_a_time(tmp_path: Path, turns: int) -> None:
     """Four processes: each takes the folder, is alone in it, and removes it; the others wait at its lock meanwhile."""
     out, alone = tmp_path / "out", tmp_path / "alone"
 
@@ -232,7 +242,7 @@ def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_crash_at_every_step_that_changes_the_disk(tree: Path, tmp_path: Path, replaced: bool) -> None:
-    """Whatever the step: no set looks whole that is not, and the same command ends with the same bytes."""
+    """After any step: no set looks complete that is not, and the same command ends with the same bytes."""
     options = {"to": "tar", "workers": 1, "samples_per_shard": 40}
     expected = files_of(packer.convert(tree, output=tmp_path / "reference", **options).output)
     old = packer.convert(tree, to="tfrecord", output=tmp_path / "old", workers=1).output
@@ -244,7 +254,7 @@ def test_a_crash_at_every_step_that_changes_the_disk(tree: Path, tmp_path: Path,
             shutil.copytree(old, out)
         crashed = crashes_at(step, partial(packer.convert, tree, output=out, overwrite=replaced, **options))
         if (out / "dataset.json").exists():
-            assert packer.verify(out, workers=1).ok, f"a set that is not whole looks whole after step {step}"
+            assert packer.verify(out, workers=1).ok, f"an incomplete set looks complete after step {step}"
         if not crashed:
             break
         crashes += 1

@@ -1,10 +1,8 @@
-"""A process may fork while threads read: the child reads, too, and never waits for a lock that nobody holds."""
+"""A process may fork while threads read: the child reads, too, and never waits for a lock of a thread it lacks."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg
+from suites.children import end_of
 from torch.utils.data import DataLoader
 
 import packer
@@ -44,25 +43,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ends_in_child(work: Callable[[], Any]) -> bool:
-    """Whether `work` comes to an end in a forked child. Raises what it raised there."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            assert os.waitstatus_to_exitcode(status) == 0, "the child failed"
-            return True
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+    """Whether `work` ends without an error in a forked child, within 30 s."""
+
+    def child() -> str:
+        work()
+        return "done"
+
+    return end_of(child, seconds=30) == "done"
 
 
 @contextmanager
@@ -132,7 +119,7 @@ def test_a_child_reads_while_a_cache_is_filled(
 def test_workers_start_while_a_loader_is_under_way(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_opens(monkeypatch)
     reader = open_packed(packed, open_shards=2)
-    for seed in itertools.islice(itertools.count(), 4):
+    for seed in range(4):
         under_way = iter(ImageLoader(reader, 2, threads=3, prefetch=4, seed=seed))
         next(under_way)
         with threads_that(lambda: read_all(reader), 1):
@@ -147,14 +134,14 @@ def test_a_child_does_not_wait_for_the_loop_of_its_parent(packed: Path) -> None:
     under_way = iter(loader)
     next(under_way)
 
-    def go_on() -> None:
+    def continue_in_child() -> None:
         with pytest.raises(TrainerError, match="before the process was forked"):
             next(under_way)
         assert sum(1 for _ in loader) == COUNT // 2
 
     for _ in range(10):
-        assert ends_in_child(go_on), "a child waits for threads that it has not"
-    assert sum(1 for _ in under_way) == COUNT // 2 - 1, "the parent goes on"
+        assert ends_in_child(continue_in_child), "a child waits for threads that it does not have"
+    assert sum(1 for _ in under_way) == COUNT // 2 - 1, "the parent continues"
 
 
 @pytest.mark.faults

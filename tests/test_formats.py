@@ -8,7 +8,7 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from suites.containers import entry, example, feature, message, record_head, varint
+from suites.containers import record as framed
 from suites.formats import (
     FIELDS,
     GIB,
@@ -239,44 +241,13 @@ class TestTar(FormatSuite):
 
 
 # --- TFRecord -----------------------------------------------------------------------------------------------------
-def varint(value: int) -> bytes:
-    out = b""
-    while value >= 0x80:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
-
-
-def lengthy(number: int, data: bytes, length: int | None = None) -> bytes:
-    """A length-delimited protobuf field; `length` to lie about it."""
-    return varint(number << 3 | 2) + varint(len(data) if length is None else length) + data
-
-
-def entry(name: str, feature: bytes) -> bytes:
-    return lengthy(1, lengthy(1, name.encode()) + lengthy(2, feature))
-
-
-def bytes_entry(name: str, *values: bytes) -> bytes:
-    return entry(name, lengthy(1, b"".join(lengthy(1, value) for value in values)))
-
-
-def example(*entries: bytes) -> bytes:
-    return lengthy(1, b"".join(entries))
-
-
-def head_of(length: int) -> bytes:
-    prefix = struct.pack("<Q", length)
-    return prefix + struct.pack("<I", masked_crc(crc32c(prefix)))
-
-
-def tfrecord(data: bytes) -> bytes:
-    return head_of(len(data)) + data + struct.pack("<I", masked_crc(crc32c(data)))
+X = example(image__encoded=b"x")
 
 
 class TestTFRecord(FormatSuite):
     name = "tfrecord"
     hole = 32 << 20
-    opening = example(bytes_entry("image/key", b"hole"), bytes_entry("image/encoded", bytes(hole)))[:-hole]
+    opening = example(image__key=b"hole", image__encoded=bytes(hole))[:-hole]
 
     @pytest.fixture(autouse=True)
     def holes_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +263,7 @@ class TestTFRecord(FormatSuite):
         """Records with holes for images, small ones because a record is read as a whole; then what our writer wrote."""
         path, _ = self.write(folder, [sample("last", JPEG), sample("very last", b"x")])
         real, opening, hole, count = path.read_bytes(), self.opening, self.hole, 130
-        head = head_of(len(opening) + hole) + opening
+        head = record_head(len(opening) + hole) + opening
         with open(path, "wb") as file:
             for _ in range(count):
                 file.write(head)
@@ -354,8 +325,8 @@ class TestTFRecord(FormatSuite):
     @pytest.mark.parametrize("length", [1, 4, 5, 1 << 31, (1 << 40) + 1, 1 << 63, (1 << 64) - 17, (1 << 64) - 1])
     def test_lengths_past_the_end(self, tmp_path: Path, length: int) -> None:
         """Each with its right checksum; four bytes follow."""
-        first = tfrecord(example(bytes_entry("image/encoded", b"x")))
-        self.refused(self.hostile(tmp_path, first + head_of(length) + b"1234"), "the file ends at .*truncated")
+        first = framed(X)
+        self.refused(self.hostile(tmp_path, first + record_head(length) + b"1234"), "the file ends at .*truncated")
 
     @pytest.mark.parametrize(
         "data",
@@ -374,82 +345,68 @@ class TestTFRecord(FormatSuite):
             b"\x09\x01",  # eight bytes, one there
             b"\x0d\x01",
             b"\x08\x80",
-            lengthy(1, lengthy(1, lengthy(1, b"k"), length=99)),
-            lengthy(1, lengthy(1, lengthy(1, b"k", length=99))),
-            lengthy(1, lengthy(1, lengthy(1, b"k") + lengthy(2, lengthy(1, lengthy(1, b"v", length=2))))),
-            lengthy(1, lengthy(1, lengthy(1, b"k") + lengthy(2, lengthy(1, lengthy(1, b"v"), length=9)))),
-            example(entry("image/class/label", lengthy(3, lengthy(1, b"\x80")))),
-            example(entry("image/class/label", lengthy(3, b"\x08" + b"\xff" * 11))),
+            message(1, message(1, message(1, b"k"), length=99)),
+            message(1, message(1, message(1, b"k", length=99))),
+            message(1, message(1, message(1, b"k") + message(2, message(1, message(1, b"v", length=2))))),
+            message(1, message(1, message(1, b"k") + message(2, message(1, message(1, b"v"), length=9)))),
+            example(entry("image/class/label", message(3, message(1, b"\x80")))),
+            example(entry("image/class/label", message(3, b"\x08" + b"\xff" * 11))),
         ],
         ids=lambda data: data[:24].hex(),
     )
     def test_protobuf_that_is_none(self, tmp_path: Path, data: bytes) -> None:
-        self.refused(self.hostile(tmp_path, tfrecord(data)), "record 0 at byte 0: ")
-
-    @pytest.mark.parametrize("number", [b"\x80" * 10 + b"\0", b"\x80" * 20 + b"\0", b"\xff" * 11])
-    def test_numbers_longer_than_ten_bytes(self, tmp_path: Path, number: bytes) -> None:
-        self.refused(self.hostile(tmp_path, tfrecord(b"\x0a" + number)), "a number of more than ten bytes")
+        self.refused(self.hostile(tmp_path, framed(data)), "record 0 at byte 0: (?!no feature)")
 
     def test_more_values_than_anybody_has(self, tmp_path: Path) -> None:
-        label = entry("image/class/label", lengthy(3, lengthy(1, bytes((1 << 20) + 1))))
-        self.refused(self.hostile(tmp_path, tfrecord(example(label))), "more than 1048576 values")
+        label = entry("image/class/label", message(3, message(1, bytes((1 << 20) + 1))))
+        self.refused(self.hostile(tmp_path, framed(example(label))), "more than 1048576 values")
 
     @pytest.mark.parametrize(
         ("label", "expected"),
         [
-            (lengthy(3, lengthy(1, b"\x05")), 5),  # packed
-            (lengthy(3, b"\x08\x05"), 5),  # not packed
-            (lengthy(3, lengthy(1, varint((1 << 64) - 1))), NO_LABEL),
-            (lengthy(3, b""), NO_LABEL),
+            (message(3, message(1, b"\x05")), 5),  # packed
+            (message(3, b"\x08\x05"), 5),  # not packed
+            (message(3, message(1, varint((1 << 64) - 1))), NO_LABEL),
+            (message(3, b""), NO_LABEL),
             (b"", NO_LABEL),
         ],
     )
     def test_ways_to_write_a_label(self, tmp_path: Path, label: bytes, expected: int) -> None:
-        data = example(entry("image/class/label", label), bytes_entry("image/encoded", b"x"))
-        assert self.locate(self.hostile(tmp_path, tfrecord(data)))[0].label == expected
+        data = example(entry("image/class/label", label), image__encoded=b"x")
+        assert self.locate(self.hostile(tmp_path, framed(data)))[0].label == expected
 
-    @pytest.mark.parametrize("label", [lengthy(3, lengthy(1, b"\x05\x06")), lengthy(2, lengthy(1, b"\0\0\0\0"))])
+    @pytest.mark.parametrize("label", [message(3, message(1, b"\x05\x06")), message(2, message(1, b"\0\0\0\0"))])
     def test_labels_that_are_not_one_whole_number(self, tmp_path: Path, label: bytes) -> None:
-        data = example(entry("image/class/label", label), bytes_entry("image/encoded", b"x"))
-        self.refused(
-            self.hostile(tmp_path, tfrecord(data)), "the label 'image/class/label' holds .* expected one int64"
-        )
+        data = example(entry("image/class/label", label), image__encoded=b"x")
+        self.refused(self.hostile(tmp_path, framed(data)), "the label 'image/class/label' holds .* expected one int64")
 
     def test_the_last_of_a_repeated_name_wins(self, tmp_path: Path) -> None:
-        data = example(
-            bytes_entry("image/encoded", b"no"), bytes_entry("image/key", b"k"), bytes_entry("image/encoded", b"yes")
-        )
-        path = self.hostile(tmp_path, tfrecord(data))
+        data = example(entry("image/encoded", feature(b"no")), image__key=b"k", image__encoded=b"yes")
+        path = self.hostile(tmp_path, framed(data))
         assert read_range(path, self.locate(path)[0].ranges["image"]) == b"yes"
 
     def test_options_name_the_features(self, tmp_path: Path) -> None:
-        data = example(bytes_entry("png", b"image"), bytes_entry("seg", b"mask"), entry("y", lengthy(3, b"\x08\x05")))
-        path = self.hostile(tmp_path, tfrecord(data))
+        data = example(png=b"image", seg=b"mask", y=5)
+        path = self.hostile(tmp_path, framed(data))
         options = LocateOptions(image_key="png", label_key="y", extra_fields={"mask": "seg"}, label_offset=1)
         [found] = self.format.locate(path, options)
-        assert (found.label, read_range(path, found.ranges["image"]), read_range(path, found.ranges["mask"])) == (
-            4,
-            b"image",
-            b"mask",
-        )
-        self.refused(path, "no feature 'image/encoded'; it has png, seg, y; .* --image-key")
+        payloads = {field: read_range(path, place) for field, place in found.ranges.items()}
+        assert (found.label, payloads) == (4, {"image": b"image", "mask": b"mask"})
+        self.refused(path, "no feature 'image/encoded'; it has png, seg, y; .* image_key='KEY'")
         self.refused(path, "no feature 'jpg'; it has png, seg, y", LocateOptions(image_key="jpg"))
         self.refused(path, "no feature 'label'", LocateOptions(image_key="png", label_key="label"))
 
-    @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
-    def test_compressed_files_are_refused(self, tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
-        path = self.hostile(tmp_path, compress(tfrecord(example(bytes_entry("image/encoded", b"x" * 100)))))
-        if compress is gzip.compress:
-            self.refused(path, f"gzip.* packer convert {path} --to tfrecord")
-            with pytest.raises(NotFlatError, match=f"gzip.* packer convert {path} --to "):
-                format_of_file(path)
-        else:
-            self.refused(path, "wrong length checksum.*zlib")
+    def test_compressed_files_are_refused(self, tmp_path: Path) -> None:
+        path = self.hostile(tmp_path, gzip.compress(framed(X)))
+        self.refused(path, f"gzip.* packer convert {path} --to tfrecord")
+        with pytest.raises(NotFlatError, match=f"gzip.* packer convert {path} --to "):
+            format_of_file(path)
+        self.refused(self.hostile(tmp_path, zlib.compress(framed(X))), "wrong length checksum.*zlib")
 
     def test_a_first_record_whose_length_looks_like_gzip(self, tmp_path: Path) -> None:
         """0x8b1f bytes: the file starts with the magic of gzip."""
-        size = 0x8B1F - (len(example(bytes_entry("image/encoded", bytes(35_000)))) - 35_000)
-        path = self.hostile(tmp_path, tfrecord(example(bytes_entry("image/encoded", bytes(size)))))
+        size = 0x8B1F - (len(example(image__encoded=bytes(35_000))) - 35_000)
+        path = self.hostile(tmp_path, framed(example(image__encoded=bytes(size))))
         assert path.read_bytes()[:2] == b"\x1f\x8b", "the test's record has another length"
         assert self.locate(path)[0].ranges["image"][1] == size
         assert format_of_file(path) is self.format
@@ -576,9 +533,7 @@ class TestHdf5(FormatSuite):
         path, _ = self.write(tmp_path, two_samples())
         with h5py.File(path, "r+") as file:
             del file.attrs[attribute]
-        self.refused(path)
-        with pytest.raises(FormatError, match="HDF5 cannot read it"):
-            self.format.describe(path)
+        self.refused(path, "HDF5 cannot read it")
 
     def foreign(self, folder: Path, **data_sets: Any) -> Path:
         """A file made with h5py: name=value, or name=(value, options of create_dataset)."""
@@ -608,41 +563,31 @@ class TestHdf5(FormatSuite):
         path = self.foreign(tmp_path, images=images, offsets=np.array([0, 50]))
         self.refused(path, f"/images holds {images.dtype} of shape .*; expected encoded images")
 
-    def test_variable_length_images_are_not_flat(self, tmp_path: Path) -> None:
-        path = tmp_path / "vlen.h5"
-        with h5py.File(path, "w") as file:
-            images = file.create_dataset("images", (2,), h5py.vlen_dtype(np.uint8))
-            images[0] = np.arange(5, dtype=np.uint8)
-            images[1] = np.arange(9, dtype=np.uint8)
-        with pytest.raises(NotFlatError, match=f"variable-length arrays of uint8.* packer convert {path} --to hdf5"):
-            list(self.format.locate(path, LocateOptions()))
-
-    @pytest.mark.parametrize("how", ["compact", "external", "never written", "link to another file", "virtual"])
+    @pytest.mark.parametrize("how", ["variable length", "compact", "external", "never written", "link", "virtual"])
     def test_images_without_bytes_of_their_own_in_the_file(self, tmp_path: Path, how: str) -> None:
         path = self.foreign(tmp_path, offsets=np.array([0, 50], np.uint64))
-        other = tmp_path / "other.h5"
-        with h5py.File(path, "r+") as file, h5py.File(other, "w") as elsewhere:
-            elsewhere["images"] = np.arange(100, dtype=np.uint8)
-            elsewhere["offsets"] = np.array([0, 50])
-            if how == "compact":
+        data = np.arange(100, dtype=np.uint8)
+        with h5py.File(path, "r+") as file, h5py.File(tmp_path / "other.h5", "w") as other:
+            other["images"] = data
+            if how == "variable length":
+                file.create_dataset("images", (2,), h5py.vlen_dtype(np.uint8))[0] = data
+            elif how == "compact":
                 plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
                 plist.set_layout(h5py.h5d.COMPACT)
-                space = h5py.h5s.create_simple((100,))
-                h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, plist)
-                file["images"][:] = np.arange(100, dtype=np.uint8)
+                h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, h5py.h5s.create_simple((100,)), plist)
+                file["images"][:] = data
             elif how == "external":
-                file.create_dataset("images", (100,), np.uint8, external=str(tmp_path / "raw.bin"))
-                file["images"][:] = np.arange(100, dtype=np.uint8)
+                file.create_dataset("images", (100,), np.uint8, external=str(tmp_path / "raw.bin"))[:] = data
             elif how == "never written":
                 file.create_dataset("images", (100,), np.uint8)
-            elif how == "link to another file":
+            elif how == "link":
                 file["images"] = h5py.ExternalLink("other.h5", "/images")
             else:
                 layout = h5py.VirtualLayout((100,), np.uint8)
-                layout[:] = h5py.VirtualSource(elsewhere["images"])
+                layout[:] = h5py.VirtualSource(other["images"])
                 file.create_virtual_dataset("images", layout)
-        elsewhere = how in ("external", "link to another file", "virtual")  # which `convert` does not follow either
-        with pytest.raises(NotFlatError, match=" h5repack " if elsewhere else " packer convert "):
+        elsewhere = how in ("external", "link", "virtual")  # which `convert` does not follow either
+        with pytest.raises(NotFlatError, match=" h5repack " if elsewhere else f" packer convert {path} --to hdf5"):
             list(self.format.locate(path, LocateOptions()))
 
     @pytest.mark.parametrize(
@@ -699,8 +644,8 @@ def test_formats_by_name() -> None:
         ("anything", block(b"a.jpg", 0), "tar"),
         ("x.tar", bytes(1024), "tar"),
         ("x.tfrecord", b"", "tfrecord"),
-        ("train-00000-of-00001", tfrecord(b""), "tfrecord"),
-        ("a.tfrecord-00001-of-00002", tfrecord(b""), "tfrecord"),
+        ("train-00000-of-00001", framed(b""), "tfrecord"),
+        ("a.tfrecord-00001-of-00002", framed(b""), "tfrecord"),
     ],
 )
 def test_format_of_a_file(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
@@ -725,29 +670,15 @@ def test_files_of_no_format(tmp_path: Path, name: str, content: bytes, match: st
 
 
 # --- checksums ----------------------------------------------------------------------------------------------------
-def test_combined_checksums() -> None:
-    data = os.urandom(5000)
-    for cut in (0, 1, 2, 511, 4096, 4999, 5000):
-        combined = crc32c_combine(crc32c(data[:cut]), crc32c(data[cut:]), len(data) - cut)
-        assert combined == crc32c(data), f"cut at {cut}"
-
-
-@given(
-    st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=40),
-    st.integers(2, 9),
-)
-def test_a_checksum_joined_from_parts(parts: list[tuple[bytes, bool]], block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cache.checksums._BLOCK_PARTS", block)
-        joined = JoinedChecksum()
-        for number, (data, known) in enumerate(parts):
-            if known:
-                joined.add(b"", crc32c(data), len(data))
-            else:
-                joined.add(data)
-            if number % 5 == 0:
-                assert joined.value() == crc32c(b"".join(data for data, _ in parts[: number + 1]))
-    assert joined.value() == crc32c(b"".join(data for data, _ in parts)) == joined.value()
+@given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=40), st.booleans())
+def test_a_checksum_joined_from_parts(parts: list[tuple[bytes, bool]], many: bool) -> None:
+    joined, crc = JoinedChecksum(), 0
+    for data, known in parts * (200 if many else 1):
+        crc = crc32c(data, crc)
+        joined.add(*((b"", crc32c(data), len(data)) if known else (data,)))
+        if not many:
+            assert joined.value() == crc
+    assert joined.value() == crc == joined.value()
 
 
 def test_checksums_over_any_length() -> None:
@@ -756,10 +687,6 @@ def test_checksums_over_any_length() -> None:
     crcs = np.array([0xDEADBEEF, 1, 1 << 31, 0xFFFFFFFF, 0, 5, 6, 7, 8], np.uint32)
     expected = [crc32c_combine(crc, 0, length) for crc, length in zip(crcs.tolist(), lengths.tolist(), strict=True)]
     assert crc32c_shift(crcs, lengths).tolist() == expected
-    for length in (1, 255, 4096):
-        front, back = os.urandom(100), os.urandom(length)
-        shifted = crc32c_shift(np.array([crc32c(front)], np.uint32), np.array([length], np.uint64))
-        assert int(shifted[0]) ^ crc32c(back) == crc32c(front + back)
     assert crc32c_shift(crcs[:0], lengths[:0]).tolist() == []
 
 

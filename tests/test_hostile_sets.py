@@ -1,4 +1,4 @@
-"""A dataset.json, an index or a report that somebody else wrote: every command says what is wrong, none breaks down.
+"""A hostile dataset.json, index or report: every command ends with an error of this project, or works.
 
 The long loop is marked `faults`; TRIALS (default 1000) is its length, SEED makes it repeatable.
 """
@@ -36,7 +36,7 @@ COLUMN_BYTES = [b"\xff" * 8, b"\0" * 8, b"\x01" + b"\0" * 7]
 
 @pytest.fixture(scope="module")
 def sets(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A set of each format; nobody may write to them."""
+    """A set of each format; read-only."""
     root = tmp_path_factory.mktemp("hostile")
     return {to: packer.convert(tree / "val", to=to, output=root / to, workers=1).output for to in FORMATS}
 
@@ -78,7 +78,7 @@ def run_cli(*arguments: str) -> None:
 
 
 def outcomes(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, str]:
-    """How each command ends; anything but an error of ours is raised."""
+    """How each command ends; any error that is not a PackerError is raised."""
     found = {}
     for name, command in commands(root, tree, scratch, to).items():
         shutil.rmtree(scratch, ignore_errors=True)
@@ -94,13 +94,13 @@ def outcomes(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("made", [*HOSTILE_MADE, 7])
-def test_what_is_said_of_the_making_is_never_trusted(
+def test_hostile_members_of_made_are_ignored(
     sets: dict[str, Path], tree: Path, tmp_path: Path, made: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
     edit(root, lambda content: content.update(made=made))
     found = outcomes(root, tree / "val", tmp_path / "scratch", "tar")
-    assert found.pop("convert again") == "OutputError", "a set of nobody knows what was taken for this conversion's"
+    assert found.pop("convert again") == "OutputError", "a foreign set passed for that of this conversion"
     assert set(found.values()) == {"ok"}, found
 
 
@@ -117,7 +117,7 @@ def test_string_offsets_that_fall(sets: dict[str, Path], tree: Path, tmp_path: P
     assert found["extract"] == found["convert from"] == "DatasetError", found
 
 
-def test_a_report_of_somebody_else(sets: dict[str, Path], tree: Path, tmp_path: Path) -> None:
+def test_a_hostile_report(sets: dict[str, Path], tree: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
     for report in REPORTS:
         (root / "left-out.jsonl").write_bytes(report)
@@ -125,16 +125,16 @@ def test_a_report_of_somebody_else(sets: dict[str, Path], tree: Path, tmp_path: 
             packer.verify(root, against=tree / "val", workers=1)
 
 
-def places(content: Any) -> list[tuple[Any, Any]]:
+def members(content: Any) -> list[tuple[Any, Any]]:
     """(container, key) of every member, however deep."""
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    return [place for key, value in items for place in [(content, key), *places(value)]]
+    return [place for key, value in items for place in [(content, key), *members(value)]]
 
 
 def spoil_json(text: str, choice: random.Random) -> str:
     content = json.loads(text)
     for _ in range(choice.randint(1, 3)):
-        found = places(content)
+        found = members(content)
         inside_made = [place for place in found if place[1] == "made"]
         container, key = choice.choice(inside_made if inside_made and choice.random() < 0.2 else found)
         if isinstance(container, dict) and choice.random() < 0.15:
@@ -180,7 +180,7 @@ def spoil(root: Path, choice: random.Random) -> str:
 
 
 @pytest.mark.faults
-def test_any_damage_is_an_error_of_ours_or_harmless(
+def test_any_damage_is_a_packer_error_or_harmless(
     sets: dict[str, Path], tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choice = random.Random(SEED)

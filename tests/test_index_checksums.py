@@ -1,4 +1,4 @@
-"""The index is as well guarded as the shards: checksums of its files, and a fingerprint that covers what it says."""
+"""The index is protected like the shards: by checksums of its files, and a fingerprint that covers it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "me
 
 @pytest.fixture(scope="module", params=["hdf5", "tfrecord", "tar"])
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three samples with masks, one of them without; nobody may write to it."""
+    """Three samples with masks, one of them without; read-only."""
     root = tmp_path_factory.mktemp("checksums")
     tree_of(root / "in", {f"train/cat/{number}.JPEG": make_jpeg(number) for number in range(3)})
     return packer.convert(root / "in", to=request.param, output=root / "set", workers=1).output
@@ -52,7 +52,7 @@ def flip(path: Path, at: int, mask: int = 0x01) -> bytes:
     return data
 
 
-def test_every_flipped_byte_of_every_column_is_found(packed: Path, tmp_path: Path) -> None:
+def test_every_flipped_byte_of_every_column_is_detected(packed: Path, tmp_path: Path) -> None:
     root = copy_of(packed, tmp_path)
     assert packer.verify(root, workers=1).ok, "the undamaged set does not verify"
     flips = 0
@@ -92,7 +92,7 @@ def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_
         pytest.fail("a damaged index was staged")
 
 
-def test_a_damaged_index_at_an_address_is_found(packed: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
+def test_a_damaged_index_at_an_address_is_detected(packed: Path, tmp_path: Path, address: str) -> None:  # noqa: F811
     root = copy_of(packed, tmp_path)
     packer.upload(root, address)
     assert packer.verify(address).ok

@@ -25,15 +25,15 @@ FORMATS = ("tfrecord", "tar")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def made(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six shards of train, two of val; nobody may write to it."""
+def original(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six shards of train, two of val; tests may not write to it."""
     out = tmp_path_factory.mktemp("losses") / "set"
     return packer.convert(tree, to=request.param, output=out, workers=1, samples_per_shard=6).output
 
 
 @pytest.fixture
-def packed(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "set"))
+def packed(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "set"))
 
 
 def shards_of(root: Path, split: str = "train") -> list[Path]:
@@ -93,7 +93,7 @@ def test_one_shard_of_a_set_is_not_taken_for_all_of_it(packed: Path, tmp_path: P
     apart = packer.index(str(one), tmp_path / "apart", accept_loss=True, workers=1)  # one shard needs no list
     assert apart.samples == 6
     with readers.open(tmp_path / "apart") as reader:
-        assert reader.classes == ("cat", "dog", "owl"), "the set beside the shard knows its classes"
+        assert reader.classes == ("cat", "dog", "owl"), "the set of the shard knows its classes"
 
 
 def test_a_missing_shard_is_not_ignored(packed: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_dataset_json_that_cannot_be_read_is_not_replaced_silently(packed: Pat
 
 
 def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails last, the old index is still there."""
+    """Also in the last step the old index is still whole."""
     flipped = packed / "train.index" / "width.npy"
     data = flipped.read_bytes()
     flipped.write_bytes(data[:-1] + b"\x7f")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import shutil
 import subprocess
@@ -17,11 +16,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import make_jpeg
+from conftest import files_of, make_jpeg, tree_of
+from suites.containers import tar_of
 
 import packer
 import readers
-from cache.errors import FormatError, NotFlatError, SourceError
+from cache.errors import FormatError, SourceError
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from readers.headers import parse_header
@@ -50,9 +50,11 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
 
 def originals(tree: Path, split: str) -> Content:
     """key -> (bytes, label), from the files."""
-    classes = sorted(folder.name for folder in (tree / split).iterdir())
-    files = sorted((tree / split).rglob("*.JPEG"))
-    return {f"{p.parent.name}/{p.stem}": (p.read_bytes(), classes.index(p.parent.name)) for p in files}
+    classes = ("cat", "dog", "owl")
+    return {
+        name.removesuffix(".JPEG"): (data, classes.index(name.partition("/")[0]))
+        for name, data in files_of(tree / split).items()
+    }
 
 
 def shards(root: Path, split: str) -> list[str]:
@@ -172,14 +174,11 @@ def test_what_a_shard_says_of_its_set_is_seen_by_no_reader(packed: Callable[[str
 def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
     """A folder of files as people have them, with a name that needs an extended header where the format has one."""
     folder = tmp_path / "files"
-    folder.mkdir()
     keys = ["000", "001", "sub/002"] + ([] if kind in ("ustar", "v7") else ["sub/" + "long" * 40, "sub/Grüße"])
     expected = {}
     for label, key in enumerate(keys):
         image = make_jpeg(label)
-        (folder / key).parent.mkdir(exist_ok=True)
-        for extension, data in (("jpg", image), ("cls", b"%d" % label), ("json", b'{"k": %d}' % label)):
-            (folder / f"{key}.{extension}").write_bytes(data)
+        tree_of(folder, {f"{key}.jpg": image, f"{key}.cls": b"%d" % label, f"{key}.json": b'{"k": %d}' % label})
         expected[key] = (image, label)
     files = [f"{key}.{extension}" for key in keys for extension in ("cls", "jpg", "json")]
     shard = tmp_path / "train-000000.tar"
@@ -196,11 +195,7 @@ def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
 @needs_tar
 def test_a_whole_folder_packed_by_gnu_tar_is_adopted(tmp_path: Path) -> None:
     """With directory members and names that begin with "./"."""
-    folder = tmp_path / "files"
-    for number in range(4):
-        path = folder / "d" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_jpeg(number))
+    folder = tree_of(tmp_path / "files", {f"d/{number}.png": make_jpeg(number) for number in range(4)})
     tar("cf", tmp_path / "val-000000.tar", "--sort=name", "-C", folder, ".")
     result = packer.index([tmp_path / "val-000000.tar"], workers=1)
     assert result.splits == {"val": 4}
@@ -241,14 +236,11 @@ def test_other_extensions_are_named_by_options(tmp_path: Path) -> None:
         assert (reader[0].label, reader[0].fields) == (3, {"image": make_jpeg(1), "mask": b"seg"})
 
 
-@pytest.mark.parametrize("kind", ["USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"])
-def test_tars_of_tarfile_are_adopted(tmp_path: Path, kind: str) -> None:
-    long = "d/" + "n" * 90 if kind == "USTAR_FORMAT" else "d/" + "ü" * 120
-    with tarfile.open(tmp_path / "test-0.tar", "w", format=getattr(tarfile, kind)) as archive:
-        for name, data in ((f"{long}.jpeg", make_jpeg(1)), (f"{long}.cls", b"1"), ("z.webp", b"no image")):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_of_tarfile_are_adopted(tmp_path: Path, format: int) -> None:
+    long = "d/" + "n" * 90 if format == tarfile.USTAR_FORMAT else "d/" + "ü" * 120
+    members = [(f"{long}.jpeg", make_jpeg(1)), (f"{long}.cls", b"1"), ("z.webp", b"no image")]
+    (tmp_path / "test-0.tar").write_bytes(tar_of(*members, format=format))
     result = packer.index([tmp_path / "test-0.tar"], workers=1)
     assert (result.splits, result.unreadable, len(result.warnings)) == ({"test": 2}, 1, 1)
     assert contents(tmp_path) == {long: (make_jpeg(1), 1), "z": (b"no image", -1)}
@@ -265,14 +257,6 @@ def test_tfrecord_package_reads_ours(packed: Callable[[str], Path], tree: Path) 
             seen[name] = (bytes(features["image/encoded"]), int(features["image/class/label"][0]) - 1)
             assert bytes(features["image/class/synset"]).decode() == name.partition("/")[0]
     assert seen == {f"{key}.JPEG": value for key, value in expected.items()}
-
-
-def test_tfrecord_package_reads_ours_by_description(packed: Callable[[str], Path], tree: Path) -> None:
-    description = {"image/encoded": "byte", "image/class/label": "int", "image/height": "int", "image/width": "int"}
-    [shard] = shards(packed("tfrecord"), "val")
-    read = list(tfrecord.reader.tfrecord_loader(shard, None, description))
-    assert [bytes(features["image/encoded"]) for features in read] == [d for d, _ in originals(tree, "val").values()]
-    assert {(int(f["image/height"][0]), int(f["image/width"][0])) for f in read} == {(24, 32)}
 
 
 def test_protobuf_parses_our_examples(tmp_path: Path) -> None:
@@ -324,7 +308,7 @@ def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
         )
     writer.close()
     shard = tmp_path / "validation-00000-of-00001"
-    with pytest.raises(FormatError, match=r"no feature 'image/encoded'; it has id, photo, w, y; .*--image-key"):
+    with pytest.raises(FormatError, match=r"no feature 'image/encoded'; it has id, photo, w, y; .*image_key='KEY'"):
         packer.index([shard], workers=1)
     assert not (tmp_path / "dataset.json").exists(), "a refused adoption left a set behind"
     result = packer.index([shard], workers=1, image_key="photo", label_key="y", label_offset=1, fields={"id": "id"})
@@ -334,27 +318,6 @@ def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
         assert [reader.read(i, "id") for i in range(5)] == [b"i%d" % i for i in range(5)]
         assert reader.labels.tolist() == [0, 1, 2, 3, 4]
         assert len(set(reader.keys)) == 5
-
-
-def test_imagenet_records_are_adopted_without_options(tmp_path: Path) -> None:
-    writer = tfrecord.writer.TFRecordWriter(str(tmp_path / "train-00000-of-00001"))
-    for number, name in ((1, b"n01_1.JPEG"), (2, b"n02_7.JPEG")):
-        writer.write(
-            {
-                "image/encoded": (make_jpeg(number), "byte"),
-                "image/filename": (name, "byte"),
-                "image/class/label": (number, "int"),
-                "image/class/synset": (name[:3], "byte"),
-                "image/object/bbox/xmin": ([0.1, 0.2], "float"),
-                "image/object/bbox/label": ([1, 1], "int"),
-            }
-        )
-    writer.close()
-    packer.index([tmp_path / "train-00000-of-00001"], workers=1, label_offset=1)
-    assert contents(tmp_path) == {"n01_1": (make_jpeg(1), 0), "n02_7": (make_jpeg(2), 1)}
-    with readers.open(tmp_path) as reader:
-        assert reader.classes == ("n01", "n02") and reader.name(0) == "n01_1.JPEG"
-    assert packer.verify(tmp_path, deep=True, workers=1).ok
 
 
 # --- HDF5 ---------------------------------------------------------------------------------------------------------
@@ -374,18 +337,6 @@ def test_h5py_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
     assert seen == originals(tree, "train")
 
 
-def test_h5py_finds_our_bytes_where_the_index_says(packed: Callable[[str], Path]) -> None:
-    root = packed("hdf5")
-    with readers.open(root, "val") as reader, h5py.File(shards(root, "val")[0]) as file:
-        start = file["image/data"].id.get_offset()
-        for i in range(len(reader)):
-            place = reader.byte_range(i)
-            assert place is not None and place[1:] == (
-                start + int(file["image/offset"][i]),
-                int(file["image/length"][i]),
-            )
-
-
 def test_h5py_reads_tricky_keys(tmp_path: Path) -> None:
     path, samples = tricky_shard(tmp_path, "hdf5")
     with h5py.File(path) as file:
@@ -396,81 +347,7 @@ def test_h5py_reads_tricky_keys(tmp_path: Path) -> None:
             assert file[f"{field}/data"][first : first + count].tobytes() == samples[3].payloads[number]
 
 
-@pytest.mark.parametrize("layout", ["n+1 offsets", "n offsets", "offsets and lengths", "group"])
-def test_flat_files_of_h5py_are_adopted(tmp_path: Path, layout: str) -> None:
-    images = [make_jpeg(number) for number in range(4)]
-    starts = np.cumsum([0, *map(len, images)])
-    shard = tmp_path / "train.h5"
-    with h5py.File(shard, "w") as file:
-        group = file.create_group("image") if layout == "group" else file
-        group["data" if layout == "group" else "images"] = np.frombuffer(b"".join(images), np.uint8)
-        if layout == "n+1 offsets":
-            group["offsets"] = starts
-        elif layout == "n offsets":
-            group["offset"] = starts[:-1]
-        else:
-            group["offsets"], group["lengths"] = (
-                starts[:-1].astype(np.uint32),
-                np.array([len(i) for i in images], np.int16),
-            )
-        group["labels"] = np.arange(1, 5, dtype=np.uint8)
-        group["keys"] = [f"key {number}" for number in range(4)]
-    packer.index([shard], workers=1, label_offset=1)
-    assert contents(tmp_path) == {f"key {number}": (image, number) for number, image in enumerate(images)}
-    assert packer.verify(tmp_path, deep=True, workers=1).ok
-
-
-def test_one_data_set_per_image_is_adopted(tmp_path: Path) -> None:
-    images = {f"cat/{number}": make_jpeg(number) for number in range(3)}
-    with h5py.File(tmp_path / "valid.h5", "w") as file:
-        for number, (key, image) in enumerate(images.items()):
-            file[key] = np.frombuffer(image, np.uint8)
-            file[key].attrs["label"] = number
-        file["something else"] = np.zeros((3, 3))
-    result = packer.index([tmp_path / "valid.h5"], workers=1)
-    assert result.splits == {"valid": 3}
-    assert contents(tmp_path) == {key: (image, number) for number, (key, image) in enumerate(images.items())}
-
-
-@pytest.mark.parametrize("how", ["gzip", "vlen"])
-def test_what_is_not_flat_is_refused_with_the_way_out(tmp_path: Path, how: str) -> None:
-    shard = tmp_path / "train.h5"
-    with h5py.File(shard, "w") as file:
-        if how == "gzip":
-            file.create_dataset("images", data=np.arange(200, dtype=np.uint8), compression="gzip")
-        else:
-            file.create_dataset("images", (1,), h5py.vlen_dtype(np.uint8))[0] = np.frombuffer(make_jpeg(1), np.uint8)
-    with pytest.raises(NotFlatError, match=f"run  packer convert {shard} --to hdf5"):
-        packer.index([shard], workers=1)
-    assert not (tmp_path / "dataset.json").exists(), "a refused adoption left a set behind"
-
-
 # --- adoption itself ----------------------------------------------------------------------------------------------
-def test_adoption_elsewhere_links_and_leaves_the_shards_alone(packed: Callable[[str], Path], tmp_path: Path) -> None:
-    root = packed("tar")
-    before = {path.name: path.stat().st_mtime_ns for path in root.iterdir()}
-    result = packer.index(shards(root, "val"), tmp_path / "here", workers=1)
-    assert result.splits == {"val": 9}
-    assert contents(tmp_path / "here") == contents(root, "val")
-    assert {path.name: path.stat().st_mtime_ns for path in root.iterdir()} == before, "the shards' folder was touched"
-
-
-@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_a_rebuilt_index_is_the_index(packed: Callable[[str], Path], tmp_path: Path, to: str) -> None:
-    """Column by column, for a set of ours whose index was lost; the names of the classes come back, too."""
-    root = tmp_path / "set"
-    shutil.copytree(packed(to), root)
-    (root / "dataset.json").unlink()
-    shutil.rmtree(root / "train.index")
-    packer.index([root], workers=2, label_offset=int(to == "tfrecord"))
-    for column in sorted((packed(to) / "train.index").iterdir()):
-        again = root / "train.index" / column.name
-        assert np.array_equal(np.load(again), np.load(column)), f"{column.name} differs"
-    with readers.open(root, "train") as rebuilt:
-        assert rebuilt.classes == ("cat", "dog", "owl")
-    assert packer.verify(root, deep=True, workers=1).ok
-
-
 def test_two_formats_at_once_are_refused(packed: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="index one format at a time"):
         packer.index([*shards(packed("tar"), "val"), *shards(packed("hdf5"), "val")], tmp_path / "out", workers=1)
@@ -496,17 +373,3 @@ def test_the_same_shard_twice(tmp_path: Path) -> None:
             time.sleep(1.1)
     for to, (first, second) in written.items():
         assert first == second, f"{to} shards of the same samples differ"
-
-
-def test_no_blanks_in_our_member_names(tmp_path: Path) -> None:
-    """A DALI index is one line per sample of blank-separated columns: extension, offset, size, name."""
-    path, samples = tricky_shard(tmp_path, "tar")
-    lines: dict[str, str] = {}
-    with tarfile.open(path) as archive:
-        for member in archive:
-            folder, _, base = member.name.rpartition("/")
-            stem, _, extension = base.partition(".")
-            key = f"{folder}/{stem}"
-            lines[key] = f"{lines.get(key, '')} {extension} {member.offset_data} {member.size} {member.name}"
-    assert len(lines) == len(samples), lines
-    assert all(len(line.split()) % 4 == 0 for line in lines.values()), lines

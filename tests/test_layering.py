@@ -57,7 +57,7 @@ LAZY = {
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
-    "readers.loader.device": "torch",
+    "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.remote": "30 ms: subprocess, concurrent.futures",
@@ -170,7 +170,7 @@ def test_the_library_does_not_know_its_command_line() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_in_functions_have_a_reason(path: Path) -> None:
-    """An optional package, or a time that was measured: whatever else hides there hides from the reader, too."""
+    """An optional package, or a measured import time; other imports belong to the top."""
     at_import, all_imports = set(imports(path, lazy=False)), set(imports(path, types=False))
     for line, module in sorted(all_imports - at_import):
         parts = module.split(".")
@@ -250,7 +250,7 @@ def test_what_an_import_loads(module: str) -> None:
 
 
 def test_reading_a_local_set_loads_few_modules(samples: Samples) -> None:
-    """Every worker imports `readers`: at most 30 modules of ours, and opening and reading a local set loads no more."""
+    """Every worker imports `readers`: at most 30 of its modules, and opening and reading a local set loads no more."""
     script = f"""
 import sys, readers
 ours = lambda: {{name for name in sys.modules if name.partition(".")[0] in ("cache", "readers")}}
@@ -273,7 +273,7 @@ def test_import_packer_loads_nothing_optional() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_a_module_tells(path: Path) -> None:
+def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
     """Its purpose, and what it exports: names that exist, sorted, none private."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert (ast.get_docstring(tree) or "").strip(), f"{path} has no docstring"
@@ -320,7 +320,7 @@ def test_modules_are_short(path: Path) -> None:
     assert lines <= MAX_LINES, f"{path} has {lines} lines: one idea per module"
 
 
-def test_the_version_is_told_once() -> None:
+def test_the_version_is_the_same_in_both_places() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     match = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
     assert match is not None and match[1] == packer.__version__, "pyproject.toml and packer.__version__ differ"

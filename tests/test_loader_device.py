@@ -1,12 +1,11 @@
-"""`ImageLoader` where a decoder of batches works behind the crew: the same batches as without, in the same order,
-whatever fails; resume; a clean end. On the CPU by doubles of torchcodec and torchvision, on a GPU by what is
-installed there."""
+"""`ImageLoader` with a decoder of batches behind its threads: the same batches as without, in the same order, with bad
+samples and after a resume; a clean end. On the CPU by doubles of torchcodec and torchvision, on a GPU by those that are
+installed."""
 
 from __future__ import annotations
 
 import gc
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import tree_of
 from gpu_doubles import Double, hide, install
 from PIL import Image
+from suites.samples import overwrite
 from test_device_decode import jpeg, png, turned
 
 import packer
@@ -34,7 +35,6 @@ from readers.augment import (
 from readers.decode.route import routes
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
-from readers.loop import Stopped
 from readers.order import Sequential
 
 # Not so small that the CPU decodes at a fraction, or with coarse colours: then both sides are the same to the bit.
@@ -63,14 +63,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda i: turned(i, 3),
         lambda i: jpeg(i, (64, 64)),
     )
-    for i in range(COUNT):
-        data = kinds[i % len(kinds)](i)
-        folder = root / f"class{i % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"photo{i:03d}.{sniff(data)}").write_bytes(data)
-    out = root.parent / "set"
-    packer.convert(root, to="tar", output=out, samples_per_shard=16)
-    return out
+    images = [kinds[i % len(kinds)](i) for i in range(COUNT)]
+    tree_of(root, {f"class{i % 3}/photo{i:03d}.{sniff(data)}": data for i, data in enumerate(images)})
+    packer.convert(root, to="tar", output=root.parent / "set", samples_per_shard=16)
+    return root.parent / "set"
 
 
 @pytest.fixture
@@ -88,14 +84,21 @@ def name_of(double: Double) -> Any:
     return "torchcodec" if double.turns else "torchvision"
 
 
+def flat(batch: tuple[Any, ...]) -> list[Any]:
+    """The values of a batch; views one by one."""
+    images = batch[0] if isinstance(batch[0], tuple) else (batch[0],)
+    return [*images, *batch[1:]]
+
+
 def compare(ours: list[tuple[Any, ...]], plain: list[tuple[Any, ...]], largest: float) -> None:
     assert len(ours) == len(plain) > 0
-    for a, b in zip(ours, plain, strict=True):
-        assert a[0].dtype == b[0].dtype and a[0].stride() == b[0].stride() and a[0].shape == b[0].shape
-        assert float((a[0].to(torch.float32) - b[0].to(torch.float32)).abs().max()) <= largest
-        assert all(
-            torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a[1:], b[1:], strict=True)
-        )
+    for values, others in zip(map(flat, ours), map(flat, plain), strict=True):
+        for a, b in zip(values, others, strict=True):
+            if isinstance(a, torch.Tensor) and a.ndim == 4:
+                assert (a.dtype, a.stride(), a.shape) == (b.dtype, b.stride(), b.shape)
+                assert float((a.to(torch.float32) - b.to(torch.float32)).abs().max()) <= largest
+            else:
+                assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def device_threads() -> list[threading.Thread]:
@@ -103,39 +106,31 @@ def device_threads() -> list[threading.Thread]:
 
 
 # --- the same batches ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("layout", ["channels_last", "NCHW", "NHWC"])
-@pytest.mark.parametrize(("ops", "dtype"), [(CROP, None), ([*CROP, NORMALIZE], None), (CROP, torch.bfloat16)])
-def test_the_same_batches_as_without(
-    reader: readers.Reader, double: Double, layout: Any, ops: list[Any], dtype: torch.dtype | None
-) -> None:
-    options: dict[str, Any] = {
-        "augment": ops, "dtype": dtype, "layout": layout, "seed": 3, "tail": "exact", "fields": FIELDS,
-    }  # fmt: skip
+CASES: dict[str, tuple[float, dict[str, Any]]] = {
+    "uint8": (0, {"layout": "channels_last", "threads": 1, "prefetch": 1}),
+    "more threads": (0, {"layout": "NCHW", "threads": 3, "prefetch": 4}),
+    "normalised": (1e-5, {"layout": "channels_last", "augment": [*CROP, NORMALIZE]}),
+    "normalised, planar": (1e-5, {"layout": "NCHW", "augment": [*CROP, NORMALIZE]}),
+    "bfloat16": (1e-5, {"layout": "NHWC", "dtype": torch.bfloat16}),
+    "pixel ops": (1, {"layout": "NHWC", "augment": [*CROP, ColorJitter(0.4, 0.4, 0.4), GaussianBlur((0.1, 1), 0.5)]}),
+    "views": (0, {"views": 2}),
+    "mixed": (0, {"augment": [*CROP, CutMix()]}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("refused", [(), (0, 10, 27)], ids=["", "some refused"])
+def test_the_same_batches_as_without(reader: readers.Reader, double: Double, case: str, refused: tuple[int]) -> None:
+    """Also where the device refuses images, which the CPU then decodes."""
+    largest, more = CASES[case]
+    options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
+    double.refuse = {bytes(reader.read(i)) for i in refused}
     loader = ImageLoader(reader, 7, decoder=name_of(double), **options)
-    compare(
-        list(loader), list(ImageLoader(reader, 7, **options)), 0 if dtype is None and NORMALIZE not in ops else 1e-5
-    )
+    compare(list(loader), list(ImageLoader(reader, 7, **options)), largest)
     assert loader.decoder == f"{name_of(double)}/cpu"
-    assert sum(double.calls) == int(routes(reader.info).sum()) == 24 and len(double.calls) == len(loader), (
-        "one call a batch"
-    )
-
-
-def test_pixel_ops_are_those_of_the_cpu(reader: readers.Reader, double: Double) -> None:
-    options: dict[str, Any] = {"augment": [*CROP, ColorJitter(0.4, 0.4, 0.4), GaussianBlur((0.1, 1.0), 0.5)], "seed": 1}
-    compare(
-        list(ImageLoader(reader, 8, decoder=name_of(double), **options)), list(ImageLoader(reader, 8, **options)), 1
-    )
-
-
-def test_threads_and_prefetch_change_nothing(reader: readers.Reader, double: Double) -> None:
-    def run(threads: int, prefetch: int) -> list[tuple[Any, ...]]:
-        options: dict[str, Any] = {"augment": CROP, "seed": 5, "threads": threads, "prefetch": prefetch}
-        return list(ImageLoader(reader, 6, decoder=name_of(double), fields=FIELDS, **options))
-
-    one = run(1, 1)
-    for threads, prefetch in ((2, 1), (3, 4)):
-        compare(run(threads, prefetch), one, 0)
+    if not refused:
+        assert sum(double.calls) == int(routes(reader.info).sum()) == 24
+        assert len(double.calls) == len(loader), "one call a batch"
 
 
 def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,38 +169,15 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
 
 
-def test_views_and_mixed_batches_are_those_of_the_cpu(reader: readers.Reader, double: Double) -> None:
-    options: dict[str, Any] = {"augment": CROP, "seed": 3, "views": 2}
-    double.refuse = {bytes(reader.read(i)) for i in (0, 10, 27)}
-    plain, ours = (list(ImageLoader(reader, 8, decoder=name, **options)) for name in ("cpu", name_of(double)))
-    for (mine, labels), (theirs, others) in zip(ours, plain, strict=True):
-        assert torch.equal(labels, others) and all(map(torch.equal, mine, theirs))
-    options = {"augment": [*CROP, CutMix()], "seed": 3}
-    plain, ours = (list(ImageLoader(reader, 8, decoder=name, **options)) for name in ("cpu", name_of(double)))
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(ours, plain, strict=True))
-
-
 # --- what fails ---------------------------------------------------------------------------------------------------
-def test_what_the_device_refuses_the_cpu_decodes(reader: readers.Reader, double: Double) -> None:
-    options: dict[str, Any] = {"augment": CROP, "seed": 3, "fields": FIELDS}
-    plain = list(ImageLoader(reader, 8, **options))
-    double.refuse = {bytes(reader.read(i)) for i in (0, 10, 27)}
-    compare(list(ImageLoader(reader, 8, decoder=name_of(double), **options)), plain, 0)
-
-
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[readers.Reader]:
     """12 images for a device, of which 3 has lost its end and 7 is another than the index says."""
-    (tmp_path / "images").mkdir()
-    for i in range(12):
-        (tmp_path / f"images/{i:02d}.jpg").write_bytes(jpeg(i))
+    tree_of(tmp_path / "images", {f"{i:02d}.jpg": jpeg(i) for i in range(12)})
     packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set")
     with readers.open(tmp_path / "set") as reader:
         for number, data in ((3, jpeg(3)[:-300]), (7, jpeg(7, (65, 64)))):
-            shard, offset, length = reader.byte_range(number) or (tmp_path, 0, 0)
-            with open(shard, "r+b") as file:
-                file.seek(offset)
-                file.write(data.ljust(length, b"\0")[:length])
+            overwrite(reader, number, data)
         yield reader
 
 
@@ -227,24 +199,24 @@ def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: 
 def test_images_that_neither_can_decode(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They pass the check of the header and fail on the device; then the CPU says what is wrong."""
+    """They pass the check of the header and fail on the device; the error is that of the CPU."""
     bad = bytes(reader.read(0))
     double.refuse = {bad}
     render = device.Renderer.render
 
     def failing(tools: Any, data: Any, *rest: Any) -> None:
         if bytes(data) == bad:
-            raise BadSampleError("jpeg image: nobody can decode it")
+            raise BadSampleError("jpeg image: no decoder reads it")
         render(tools, data, *rest)
 
     monkeypatch.setattr(device.Renderer, "render", failing)
     options: dict[str, Any] = {"augment": CROP, "order": Sequential(COUNT), "decoder": name_of(double)}
     cases: tuple[tuple[Any, int], ...] = (("skip", 7), ("substitute", 8))
     for on_error, first in cases:
-        with pytest.warns(UserWarning, match=r"1 bad samples .*nobody can decode it"):
+        with pytest.warns(UserWarning, match=r"1 bad samples .*no decoder reads it"):
             (images, _), *_ = ImageLoader(reader, 8, on_error=on_error, **options)
             assert len(images) == first
-    with pytest.raises(BadSampleError, match=r"sample 0 \(.*photo000\): jpeg image: nobody can decode it"):
+    with pytest.raises(BadSampleError, match=r"sample 0 \(.*photo000\): jpeg image: no decoder reads it"):
         list(ImageLoader(reader, 8, **options))
 
 
@@ -282,28 +254,11 @@ def test_leaving_early_leaves_nothing_behind(reader: readers.Reader, double: Dou
     for _ in loader:
         break
     gc.collect()
-    deadline = time.monotonic() + 30
-    while device_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
     assert not device_threads()
     batches = iter(loader)
     next(batches)
     loader.set_epoch(5)
     assert not device_threads() and next(batches, None) is None
-
-
-def test_no_more_batches_wait_than_asked_for(reader: readers.Reader, double: Double) -> None:
-    loader = ImageLoader(reader, 2, augment=CROP, decoder=name_of(double), prefetch=2)
-    batches: Any = iter(loader)
-    next(batches)
-    stage = batches._maker
-    with stage._changed:
-        assert stage._changed.wait_for(lambda: len(stage._made) == 2, 30)
-    batches.close()
-    assert not device_threads()
-    with pytest.raises(Stopped):
-        stage._made.clear()
-        stage.take()
 
 
 def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,26 @@
-"""What a process may use of its node: CPUs, memory, the page cache."""
+"""What a process may use of its node: CPUs, memory, the page cache. Page cache is free memory, a tmpfs is not.
+
+Control files are as two kernels wrote them, and of a control group of this machine where one can be made.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suites.programs import run_python
 
 import readers
 from cache.filesystem import drop, filesystem_type, prefetch, write_behind
 from cache.node import available_memory_bytes, usable_cpus
 from readers.loader import ImageLoader
 
+MIB = 1 << 20
+LIMIT = 64 * MIB
 NODE = 32  # CPUs of the node, or what a container or a user left of it
 HERE = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1"}
 
@@ -189,6 +196,100 @@ def test_memory_of_the_node(tmp_path: Path) -> None:
     unlimited = control_files(tmp_path, memory_max="max", memory_current="5")
     assert 0 < available_memory_bytes(unlimited, "0::/\n") <= total
     assert 0 <= available_memory_bytes() <= total
+
+
+# A group of 512 MiB that has read a file of 1 GiB and holds 40 MiB in a tmpfs: memory.stat, shortened.
+V1_STAT = """cache 518225920
+rss 2027520
+shmem 41943040
+inactive_file 475987968
+active_file 270336
+total_cache 518225920
+total_shmem 41943040
+total_inactive_anon 41807872
+total_inactive_file 475987968
+total_active_file 270336
+"""
+V2_STAT = """anon 2162688
+file 518225920
+shmem 41943040
+inactive_anon 41807872
+inactive_file 475987968
+active_file 270336
+"""
+USED = 529_530_880
+FREE = (512 * MIB - USED) + 475_987_968 + 270_336
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "expected"),
+    [
+        ({"memory__job__memory_stat": V1_STAT}, "7:memory:/job\n", FREE),
+        ({"memory__job__memory_stat": V1_STAT.replace("\ninactive_file 475987968", "\ninactive_file 4096")},
+         "7:memory:/job\n", FREE),  # of a v1 group, the totals count, which include the groups below it
+        ({"memory__job__memory_notes": ""}, "7:memory:/job\n", 512 * MIB - USED),
+        ({"job__memory_stat": V2_STAT}, "0::/job\n", FREE),
+        ({"job__memory_notes": ""}, "0::/job\n", 512 * MIB - USED),
+    ],
+)  # fmt: skip
+def test_page_cache_is_free_memory_and_a_tmpfs_is_not(
+    tmp_path: Path, files: dict[str, str], membership: str, expected: int
+) -> None:
+    version_1 = "memory" in membership
+    names = ("memory__job__memory_limit_in_bytes", "memory__job__memory_usage_in_bytes")
+    names = names if version_1 else ("job__memory_max", "job__memory_current")
+    limits = dict(zip(names, (str(512 * MIB), str(USED)), strict=True))
+    assert available_memory_bytes(control_files(tmp_path, **limits, **files), membership) == expected
+
+
+def test_numbers_that_disagree_do_not_exceed_the_limit(tmp_path: Path) -> None:
+    """The kernel counts in batches: for a moment the parts may be more than the whole."""
+    files = {"memory_max": str(100 * MIB), "memory_current": str(5 * MIB), "memory_stat": f"inactive_file {20 * MIB}"}
+    assert available_memory_bytes(control_files(tmp_path, **files), "0::/\n") == 100 * MIB
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of this machine (v1) with a limit."""
+    folder = Path(f"/sys/fs/cgroup/memory/packer-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+        (folder / "memory.limit_in_bytes").write_text(str(LIMIT))
+    except OSError as error:
+        pytest.skip(f"no control group (v1) can be made: {error}")
+    yield folder
+    folder.rmdir()
+
+
+INSIDE = """
+import os, sys
+from cache import available_memory_bytes
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+begun = available_memory_bytes()
+with open(sys.argv[2], "wb") as file:
+    for _ in range(48):
+        file.write(os.urandom(1 << 20))
+    os.fsync(file.fileno())
+with open(sys.argv[2], "rb") as file:
+    while file.read(1 << 20): pass
+read = available_memory_bytes()
+with open(sys.argv[3], "wb") as file:
+    file.write(bytes(16 << 20))
+print(begun, read, available_memory_bytes())
+"""
+
+
+def test_in_a_real_control_group(group: Path, tmp_path: Path) -> None:
+    in_memory = Path(f"/dev/shm/packer-test-{os.getpid()}")
+    try:
+        done = run_python("-c", INSIDE, group, tmp_path / "file", in_memory)
+    finally:
+        in_memory.unlink(missing_ok=True)
+    assert done.returncode == 0, done.stderr
+    begun, read, filled = map(int, done.stdout.split())
+    assert LIMIT // 2 < begun <= LIMIT
+    assert read > begun - 8 * MIB, "a file that was read counts as used"
+    assert read - 20 * MIB < filled < read - 12 * MIB, "files in a tmpfs are not free memory"
 
 
 # --- the page cache ----

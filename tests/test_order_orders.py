@@ -6,6 +6,8 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from readers.order import (
     Weighted,
 )
 from readers.order.local import block_starts
+from readers.order.quality import shuffle_quality
 
 N = 200
 LABELS = np.array([0] * 120 + [1] * 50 + [3] * 20 + [-1] * 10)
@@ -38,6 +41,13 @@ ORDERS: dict[str, Callable[..., Order]] = {
     "class-balanced": lambda seed=0: ClassBalanced(LABELS, 150, seed),
 }
 ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "node-local")
+
+
+SIZES: tuple[Any, ...] = (-1, 2**62, 1.5, True)
+
+
+def staged(sizes: list[int], window: int = 4, **options: int) -> StagedFirst:
+    return StagedFirst(np.append(0, np.cumsum(sizes)).astype(np.int64), window, **options)
 
 
 def whole(order: Order, epoch: int = 0) -> np.ndarray:
@@ -63,9 +73,11 @@ def test_the_promises_of_an_order(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_seeds_and_epochs(kind: str) -> None:
+def test_seeds_epochs_and_copies(kind: str) -> None:
     order = ORDERS[kind]()
-    other = order.with_seed(5)
+    other, used = order.with_seed(5), whole(order, 2)
+    copy = pickle.loads(pickle.dumps(order))
+    assert np.array_equal(whole(copy, 2), used) and copy.spec() == order.spec()
     assert other.seed == 5 and order.seed == 0 and other.spec() == order.spec() and type(other) is type(order)
     assert np.array_equal(whole(other, 1), whole(ORDERS[kind](seed=5), 1))
     if kind != "sequential":
@@ -77,14 +89,6 @@ def test_seeds_and_epochs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_copies_are_the_same(kind: str) -> None:
-    order = ORDERS[kind](seed=9)
-    used = whole(order, 2)
-    copy = pickle.loads(pickle.dumps(order))
-    assert np.array_equal(whole(copy, 2), used) and copy.spec() == order.spec()
-
-
-@pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("wrong", [-1, 10**6])
 def test_positions_outside_the_epoch(kind: str, wrong: int) -> None:
     for epoch in (0, 1):
@@ -93,7 +97,7 @@ def test_positions_outside_the_epoch(kind: str, wrong: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ORDERS)
-def test_an_epoch_goes_on_with_the_order_it_began_with(kind: str) -> None:
+def test_an_epoch_continues_with_the_order_it_began_with(kind: str) -> None:
     order = ORDERS[kind]()
     assert order.resumed(order.spec()) is order
     for wrong in ({**order.spec(), "samples": N + 1}, {**order.spec(), "kind": "other"}, {}, {"nodes": "3"}):
@@ -109,11 +113,40 @@ def test_empty_orders() -> None:
             order.indices(0, np.array([0]))
 
 
-@pytest.mark.parametrize("samples", [-1, 2**62, 1.5, True])
-def test_impossible_sizes(samples: int) -> None:
-    for make in (Sequential, Shuffled, lambda n: NodeLocal(n, 2), lambda n: Weighted([1.0], n)):
-        with pytest.raises(ValueError, match="the number of samples is"):
-            make(samples)
+IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
+    *((partial(make, samples), "the number of samples is") for make in (Sequential, Shuffled) for samples in SIZES),
+    *((partial(NodeLocal, samples, 2), "the number of samples is") for samples in SIZES),
+    *((partial(Weighted, [1.0], samples), "the number of samples is") for samples in SIZES),
+    *(
+        (partial(BlockShuffled, np.array(starts)), "block starts must rise")
+        for starts in ([], [1, 2], [0, 3, 3], [0, 3, 2], [[0, 1]])
+    ),
+    (lambda: BlockShuffled(np.array([0, 1]), window=0), "window is 0"),
+    (lambda: block_starts(np.array([1]), 0), "block_bytes is 0"),
+    *((partial(StagedFirst, np.array(starts)), "must rise from 0") for starts in ([1, 2], [0, 3, 2], [])),
+    (lambda: staged([3, 4], 0), "window .0. and epochs .1. must be"),
+    (lambda: staged([3, 4], epochs=0), "must be at least 1"),
+    (lambda: staged([3, 4], begin=-1), "begin is -1"),
+    (lambda: staged([3, 4], seed=-1), "seed is -1"),
+    (lambda: NodeLocal(10, 0), "must be at least 1"),
+    (lambda: NodeLocal(10, 1, 0), "must be at least 1"),
+    (lambda: NodeLocal(10, 2).local_part(2), "node 2 is outside the 2"),
+    (lambda: Weighted([]), "one number for each sample"),
+    (lambda: Weighted([[1.0]]), r"found an array of shape \(1, 1\)"),
+    (lambda: Weighted([1, -1]), "the weight of sample 1 is -1.0"),
+    (lambda: Weighted([1, 2, float("nan")]), "the weight of sample 2 is nan"),
+    (lambda: Weighted([float("inf")]), "the weight of sample 0 is inf"),
+    (lambda: Weighted([0, 0]), "add up to 0.0"),
+    (lambda: Weighted([1e308, 1e308]), "add up to inf"),
+    (lambda: ClassBalanced([0.5]), "labels must be integers"),
+    (lambda: ClassBalanced([]), "none of the 0"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), IMPOSSIBLE)
+def test_impossible_parameters(make: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, IndexError), match=message):
+        make()
 
 
 # --- shuffled -----------------------------------------------------------------------------------------------------
@@ -135,7 +168,7 @@ def test_blocks_of_any_sizes(sizes: list[int], block_bytes: int, window: int, se
     starts = block_starts(np.array(sizes, np.int64), block_bytes)
     assert starts[0] == 0 and starts[-1] == len(sizes) and (np.diff(starts) > 0).all()
     for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        assert sum(sizes[first : last - 1]) < block_bytes, "a block goes on though it is full"
+        assert sum(sizes[first : last - 1]) < block_bytes, "a full block continues"
     order = BlockShuffled(starts, window, seed)
     assert np.array_equal(np.sort(whole(order, 3)), np.arange(len(sizes)))
 
@@ -159,14 +192,58 @@ def test_a_window_is_a_few_whole_blocks() -> None:
         assert len(set((window[:12] // 10).tolist())) > 1, "samples of a window are not mixed"
 
 
-def test_faulty_blocks() -> None:
-    for starts in ([], [1, 2], [0, 3, 3], [0, 3, 2], [[0, 1]]):
-        with pytest.raises(ValueError, match="block starts must rise"):
-            BlockShuffled(np.array(starts))
-    with pytest.raises(ValueError, match="window is 0"):
-        BlockShuffled(np.array([0, 1]), window=0)
-    with pytest.raises(ValueError, match="block_bytes is 0"):
-        block_starts(np.array([1]), 0)
+# --- staging ------------------------------------------------------------------------------------------------------
+def turns_read(order: StagedFirst, epoch: int = 0) -> np.ndarray:
+    """By position: the place of its sample's shard in the order of staging."""
+    turn = np.empty(len(order.starts) - 1, np.int64)
+    turn[order.shards(epoch)] = np.arange(len(turn))
+    return turn[order.starts.searchsorted(whole(order, epoch), side="right") - 1]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 2**64 - 1))
+@settings(max_examples=150, deadline=None)
+def test_a_position_needs_no_shard_after_its_round(sizes: list[int], window: int, seed: int) -> None:
+    """Against a plain count: rounds with parts of the shards of the last `window` turns, and the samples once each."""
+    order = staged(sizes, window, seed=seed)
+    assert np.array_equal(np.sort(whole(order)), np.arange(len(order)))
+    wanted, window = turns_read(order), min(window, len(sizes))
+    copied = [sizes[shard] for shard in order.shards()]
+    position = 0
+    for turn in range(len(sizes) + window - 1):
+        share = {}
+        for part in range(window):
+            size = copied[turn - part] if 0 <= turn - part < len(copied) else 0
+            share[turn - part] = -(-size * (part + 1) // window) + (-size * part // window)
+        count = sum(share.values())
+        found = wanted[position : position + count]
+        assert {t: int((found == t).sum()) for t in share} == share
+        position += count
+    assert position == len(order)
+
+
+def test_shards_from_the_middle_of_an_epoch() -> None:
+    order = staged([10] * 12, 3, seed=5)
+    shard = order.starts.searchsorted(whole(order), side="right") - 1
+    for cursor in range(len(order)):
+        shards = order.shards(0, cursor)
+        assert sorted(shards) == list(range(12))
+        left = list(dict.fromkeys(shard[cursor:].tolist()))
+        assert set(left) <= set(shards[: len(left) + 3].tolist())  # done ones only where a round ends
+    assert np.array_equal(order.shards(7, 40), order.shards())  # a global epoch
+
+
+def test_epochs_that_follow_the_staging() -> None:
+    order, plain = staged([30] * 6, 2, epochs=2, begin=3, seed=8), Shuffled(180, 8)
+    for epoch in range(7):
+        assert order.follows(epoch) == (epoch in (3, 4))
+        assert np.array_equal(whole(order, epoch), plain.indices(epoch, np.arange(180))) == (epoch not in (3, 4))
+    assert order.shards().tolist() == order.shards(3).tolist() != order.shards(4).tolist()
+
+
+def test_how_well_staged_shards_mix() -> None:
+    """Better than shard by shard, the better the more shards are in the window."""
+    quality = [shuffle_quality(staged([500] * 64, window), batch_size=64) for window in (1, 8, 32)]
+    assert quality[0] < 0.1 and quality[0] < quality[1] < quality[2]
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------
@@ -185,20 +262,24 @@ def test_nodes_keep_to_their_parts(n: int, nodes: int, every: int, epoch: int) -
         assert all(sample in parts[position % nodes] for position, sample in enumerate(out.tolist()))
 
 
-def test_nodes_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
-        NodeLocal(10, 0)
-    with pytest.raises(ValueError, match="must be at least 1"):
-        NodeLocal(10, 1, 0)
-    with pytest.raises(IndexError, match="node 2 is outside the 2"):
-        NodeLocal(10, 2).local_part(2)
+NODES, SHARDS = NodeLocal(50, 3, 4, seed=1), staged([20] * 9, 4, seed=2)
 
 
-def test_an_epoch_of_three_nodes_goes_on_with_two() -> None:
-    before, now = NodeLocal(50, 3, 4, seed=1), NodeLocal(50, 2, 8, seed=1)
-    assert now.resumed(before.spec()) == before
-    with pytest.raises(ResumeError, match="nodes=0"):
-        now.resumed({**before.spec(), "nodes": 0})
+@pytest.mark.parametrize(
+    ("began", "now", "wrong"),
+    [
+        (NODES, NodeLocal(50, 2, 8, seed=1), [{"nodes": 0}, {"nodes": "3"}, {"samples": 49}]),
+        (SHARDS, staged([20] * 9, 2, seed=2), [{"window": 0}, {"window": "4"}, staged([30] * 6).spec()]),
+        (SHARDS, staged([20] * 9, 4, begin=5, epochs=3, seed=2), []),
+    ],
+)
+def test_an_epoch_continues_with_the_parts_it_began_with(began: Order, now: Order, wrong: list[Any]) -> None:
+    again = now.resumed(began.spec())
+    assert again.spec() == began.spec() and np.array_equal(whole(again), whole(began))
+    assert not np.array_equal(whole(now), whole(began))
+    for spec in wrong:
+        with pytest.raises(ResumeError, match="the epoch began with"):
+            now.resumed({**began.spec(), **spec})
 
 
 # --- weights ------------------------------------------------------------------------------------------------------
@@ -212,23 +293,6 @@ def test_draws_follow_the_weights() -> None:
     assert ((counts[drawn] - expected[drawn]) ** 2 / expected[drawn]).sum() < 20
     assert len(Weighted(weights)) == 8
     assert set(whole(Weighted([0, 0, 3], samples=1000)).tolist()) == {2}
-
-
-@pytest.mark.parametrize(
-    "weights, message",
-    [
-        ([], "one number for each sample"),
-        ([[1.0]], r"found an array of shape \(1, 1\)"),
-        ([1, -1], "the weight of sample 1 is -1.0"),
-        ([1, 2, float("nan")], "the weight of sample 2 is nan"),
-        ([float("inf")], "the weight of sample 0 is inf"),
-        ([0, 0], "add up to 0.0"),
-        ([1e308, 1e308], "add up to inf"),
-    ],
-)
-def test_weights_that_are_none(weights: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Weighted(weights)
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
@@ -258,13 +322,6 @@ def test_rounds_have_orders_of_their_own() -> None:
     assert len({tuple(turn) for turn in drawn.reshape(-1, 4).tolist()}) > 15
 
 
-def test_labels_that_are_none() -> None:
-    with pytest.raises(ValueError, match="labels must be integers"):
-        ClassBalanced([0.5])
-    with pytest.raises(ValueError, match="none of the 0"):
-        ClassBalanced([])
-
-
 # --- frozen -------------------------------------------------------------------------------------------------------
 GOLDEN = {
     "sequential": [0, 19, 38, 57, 76, 95, 114, 133],
@@ -280,3 +337,9 @@ GOLDEN = {
 def test_numbers_that_never_change(kind: str) -> None:
     """Frozen: if this fails, running trainings would resume in another order. Never write new numbers here."""
     assert ORDERS[kind](seed=7).indices(2, np.arange(0, 150, 19)).tolist() == GOLDEN[kind]
+
+
+def test_numbers_of_staged_shards_that_never_change() -> None:
+    order = staged([3, 5, 2, 4], 2, seed=1)
+    assert order.shards().tolist() == [3, 1, 2, 0]
+    assert whole(order).tolist() == [10, 11, 6, 13, 12, 3, 7, 5, 4, 9, 1, 8, 2, 0]

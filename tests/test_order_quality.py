@@ -119,7 +119,7 @@ def test_folders_and_selections(packed: Path) -> None:
     with readers.open(packed / "set") as reader:
         few = reader.select(indices=range(0, 400, 40))
         apart, singly = read_amplification(BlockShuffled(np.array([0, 10])), few), read_amplification(Shuffled(10), few)
-        assert apart == pytest.approx(singly), "what lies far apart is not read together"
+        assert apart == pytest.approx(singly), "samples far apart are not read together"
         assert read_amplification(Shuffled(10), few) > read_amplification(Shuffled(10), few, request_bytes=512)
 
 

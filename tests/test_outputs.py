@@ -1,4 +1,4 @@
-"""Writing to an existing folder: foreign files are not written to, moved or removed, whatever its dataset.json says."""
+"""Writing to an existing folder: foreign files are not changed, moved or removed, whatever dataset.json names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def replace(source: Path, out: Path, **options: object) -> packer.ConvertResult:
 def test_overwrite_removes_nothing_outside_the_set(
     tree: Path, packed: Callable[..., Path], tmp_path: Path, outside: Path, hostile: str
 ) -> None:
-    """Where dataset.json leads through a link or out of the set, the set stays as it is and the user is told."""
+    """Where dataset.json leads through a link or out of the set, the set stays as it is and the command fails."""
     out = tmp_path / "out"
     shutil.copytree(packed(), out)
     (out / "link").symlink_to(outside)
@@ -133,7 +133,7 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
 def test_overwrite_leaves_shards_that_packer_did_not_write(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """An adopted folder of somebody's shards; links to shards elsewhere are packer's own, the shards are not."""
+    """An adopted folder of foreign shards; links to shards elsewhere are packer's own, the shards are not."""
     out, notes = tmp_path / "out", Notes()
     out.mkdir()
     for shard in packed("tfrecord").glob("*.tfrecord"):

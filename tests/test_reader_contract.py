@@ -1,4 +1,4 @@
-"""Every reader keeps the contract of `suites.readers`: packed sets, folders, and whatever wraps one of them."""
+"""Every reader keeps the contract of `suites.readers`: packed sets, folders, and readers over them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TestMappedSelection(ReaderSuite):
 class TestCached(ReaderSuite):
     """In a file and in memory without a name; of half of the set, a folder, a selection, and where nothing fits."""
 
-    closed_while_read = False  # who closes a cache lets go of its memory
+    closed_while_read = False  # closing a cache releases its memory
 
     @pytest.fixture
     def reader(self, samples: Samples, keep: str, where: str, place: dict[str, Any]) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class TestRemote(OfThePackedSet):
 
 
 class InMemory(Store):
-    """A store made elsewhere: payloads by row, pickled as they are."""
+    """A store of a user: payloads by row, pickled as they are."""
 
     def __init__(self, payloads: list[bytes]) -> None:
         self.payloads = payloads
@@ -166,7 +166,7 @@ class InMemory(Store):
         return self.payloads[row]
 
 
-def made_elsewhere(truth: Truth) -> readers.Reader:
+def reader_of_payloads(truth: Truth) -> readers.Reader:
     sizes = {name: [-1 if data is None else len(data) for data in column] for name, column in truth.fields.items()}
     payloads = [data or b"" for row in zip(*truth.fields.values(), strict=True) for data in row]
     table = readers.Table.of(truth.keys, truth.labels, truth.classes, sizes, title="a set of one's own")
@@ -174,14 +174,14 @@ def made_elsewhere(truth: Truth) -> readers.Reader:
 
 
 @pytest.mark.parametrize("wrapped", ["itself", "selected", "cached"])
-class TestSomebodysOwn(ReaderSuite):
-    """A reader from elsewhere is as good as ours, and so is what wraps it."""
+class TestOwnStores(ReaderSuite):
+    """A reader over a store of a user keeps the contract, and so do readers over it."""
 
     closed_while_read = False  # as in TestCached
 
     @pytest.fixture
     def reader(self, samples: Samples, wrapped: str, place: dict[str, Any]) -> Iterator[Any]:
-        base = made_elsewhere(samples.truth)
+        base = reader_of_payloads(samples.truth)
         made: Any = {"selected": lambda: base.select(indices=INDICES), "cached": lambda: readers.cached(base, **place)}
         with made.get(wrapped, lambda: base)() as reader:
             yield reader

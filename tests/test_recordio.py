@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,16 +73,6 @@ def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
     assert (result.format, result.splits) == ("recordio", {"val": 5})
     assert contents(tmp_path) == EXPECTED
     assert packer.verify(tmp_path, deep=True, workers=1).ok
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_it_converts(tmp_path: Path, packed: bool) -> None:
-    shard = write(tmp_path / "val.rec", records())
-    if packed:
-        (tmp_path / "val.rec.gz").write_bytes(gzip.compress(shard.read_bytes()))
-        shard = tmp_path / "val.rec.gz"
-    out = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
-    assert contents(out) == EXPECTED
 
 
 def test_dali_reads_the_same(tmp_path: Path) -> None:

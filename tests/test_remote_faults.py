@@ -1,4 +1,4 @@
-"""What goes wrong between us and a server ends in bytes that are right, or in an error that says what to do."""
+"""Network and server failures end in the right bytes, or in an error that says what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_faults_that_pass(fault: Fault, reader: readers.Reader, proxy: Proxy, pa
 def test_faults_that_stay(
     fault: Fault, kind: type[Exception], message: str, reader: readers.Reader, proxy: Proxy, address: str
 ) -> None:
-    """The message names the object and the range; afterwards the reader is as good as before."""
+    """The message names the object and the range; the reader works again afterwards."""
     fault.times = 99
     proxy.faults.append(fault)
     with pytest.raises(kind, match=f"(?s){message}") as caught:
@@ -94,7 +94,7 @@ def test_faults_that_stay(
 
 @pytest.mark.parametrize("what", ["dataset.json", "train.index/label.npy"])
 def test_faults_while_opening(what: str, address: str, proxy: Proxy, tmp_path: Path) -> None:
-    """Nothing half-fetched is taken for an index."""
+    """A partly fetched index is never used."""
     proxy.faults.append(Fault("status", where=what, times=99))
     with pytest.raises(readers.RemoteError, match=what):
         readers.open(address, "train")
@@ -144,11 +144,11 @@ def test_a_set_that_changes_while_it_is_opened(address: str, proxy: Proxy, tmp_p
         assert len(reader.read(0)) > 0
 
 
-def test_a_server_that_sends_more_than_was_asked_for(reader: readers.Reader, proxy: Proxy, address: str) -> None:
+def test_a_server_that_sends_too_much(reader: readers.Reader, proxy: Proxy, address: str) -> None:
     """What is collected is bounded by the range, not by what the server says."""
     fault = Fault("flood", times=99)
     proxy.faults.append(fault)
-    with pytest.raises(readers.RemoteError, match=r"sends more than the [\d,]+ bytes it was asked for"):
+    with pytest.raises(readers.RemoteError, match=r"sends more than the [\d,]+ bytes that were requested"):
         reader.read(3)
     assert fault.sent < 64 << 20, f"{fault.sent:,} bytes were taken for a read of some thousand"
     proxy.heal()
@@ -185,7 +185,7 @@ def test_a_web_server_without_etags(packed: Path, tmp_path: Path, monkeypatch: p
         server.close()
 
 
-def test_a_password_is_used_and_never_shown(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_used_and_never_printed(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PACKER_REMOTE_RETRIES", "0")
     login = "Basic " + base64.b64encode(b"user:hunter2").decode()
@@ -219,7 +219,7 @@ def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_courier_that_dies(address: str) -> None:
-    """Whoever waits for it gets an error, and the next one starts another."""
+    """Its callers get an error, and the next call starts another."""
     courier = Courier()
     url, patience = parse_url(address), Patience(2, 0)
     data, facts = courier.ask(url, patience, "whole", "dataset.json", 1 << 20)

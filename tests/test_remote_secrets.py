@@ -1,4 +1,4 @@
-"""TLS, credentials and passwords: messages name what is wrong and whose variable mends it, and show no secret."""
+"""TLS, credentials and passwords: messages name the cause and the variable that fixes it, and no secret."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials of S3, so that nobody looks for them at a cloud's metadata address."""
+    """Credentials of S3, so that the metadata address of a cloud is not asked for them."""
     for name, value in {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "not-a-secret", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
 
@@ -79,7 +79,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serving(packed: Path, certificates: Path) -> Iterator[Callable[[str], str]]:
-    """Serves the folder above `packed` with a certificate of that name ("": without TLS) and tells host and port."""
+    """Serves the folder above `packed` with a certificate of that name ("": without TLS); returns host and port."""
     servers: list[FileServer] = []
 
     def serve(name: str) -> str:
@@ -165,8 +165,8 @@ def test_failures_of_tls_say_so(
     ("value", "message"),
     [
         ("none.pem", "neither the text of a PEM certificate nor a file that can be read.*No such file"),
-        ("empty.pem", "holds no PEM certificate"),
-        ("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", "holds no PEM certificate"),
+        ("empty.pem", "no PEM certificate"),
+        ("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", "no PEM certificate"),
     ],
 )
 def test_a_root_certificate_that_is_none(
@@ -193,7 +193,7 @@ def test_a_root_certificate_that_is_none(
         ("gs://box/set", {"GOOGLE_APPLICATION_CREDENTIALS": "bad.json"}, "GOOGLE_APPLICATION_CREDENTIALS names is"),
     ],
 )
-def test_keys_and_files_that_are_no_good_are_named(
+def test_keys_and_files_that_are_not_valid_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, variables: dict[str, str], message: str
 ) -> None:
     (tmp_path / "bad.json").write_text("{}")
@@ -214,7 +214,7 @@ def test_keys_and_files_that_are_no_good_are_named(
         ("https", "https://user:password@host/path", ("AWS_", "GOOGLE_", "AZURE_")),
     ],
 )
-def test_each_kind_of_store_is_told_its_own_variables(
+def test_messages_name_the_variables_of_the_kind_of_store(
     scheme: str, own: str, others: tuple[str, ...], says: str
 ) -> None:
     kinds = {"401": "UnauthenticatedError", "403": "PermissionDeniedError"}
@@ -224,7 +224,7 @@ def test_each_kind_of_store_is_told_its_own_variables(
     assert not any(other in str(error) for other in others), str(error)
 
 
-def test_a_host_that_does_not_listen_is_told_of(monkeypatch: pytest.MonkeyPatch, keys: None) -> None:
+def test_a_host_that_does_not_listen_is_reported(monkeypatch: pytest.MonkeyPatch, keys: None) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(AddressError, match="allow that with AWS_ALLOW_HTTP=true"):
         Remote("s3://bucket/set").head("a")
@@ -248,7 +248,7 @@ def test_a_host_that_does_not_listen_is_told_of(monkeypatch: pytest.MonkeyPatch,
         "s3://AKIA:HALF/SECRET@bucket/set",
     ],
 )
-def test_no_part_of_a_password_is_shown(address: str) -> None:
+def test_no_part_of_a_password_is_printed(address: str) -> None:
     for call in (parse_url, Remote, readers.open):
         with pytest.raises((AddressError, readers.PackerError)) as caught:
             call(address)
@@ -256,7 +256,7 @@ def test_no_part_of_a_password_is_shown(address: str) -> None:
         assert not any(part in text for part in ("SECRET", "HALF", ":80")), text
 
 
-def test_addresses_that_stay_what_they_were() -> None:
+def test_addresses_that_are_parsed_unchanged() -> None:
     for text, host, path in [
         ("https://user:p%40ss@host:8080/a/b", "host:8080", "a/b"),
         ("https://[::1]:8080/set", "[::1]:8080", "set"),

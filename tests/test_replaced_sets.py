@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cached_sources import made_set
+from cached_sources import pack_set
 
 import readers
 from cache.errors import DatasetError, StaleIndexError
@@ -21,7 +21,7 @@ AGAIN = r"open it again when"
 
 @pytest.fixture
 def packed(tree: Path, tmp_path: Path) -> Path:
-    return made_set(tree, tmp_path / "set")
+    return pack_set(tree, tmp_path / "set")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def other(tree: Path, tmp_path: Path) -> Path:
     shutil.copytree(tree, few)
     for path in sorted((few / "train" / "cat").iterdir())[:5]:
         path.unlink()
-    return made_set(few, tmp_path / "other")
+    return pack_set(few, tmp_path / "other")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_stale_handle_says_that_the_set_changed(
             READS[call](reader)
         assert isinstance(caught.value, readers.PackerError) and "packer index" not in str(caught.value)
         stale.clear()
-        assert len(reader.read(3)) > 0, "the reader is as good as before"
+        assert len(reader.read(3)) > 0, "the reader works again"
 
 
 def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("state", ["under way", "done"])
-def test_who_reads_while_a_set_is_replaced_is_told_so(packed: Path, other: Path, state: str) -> None:
+def test_reading_a_set_while_it_is_replaced(packed: Path, other: Path, state: str) -> None:
     """The advice to rebuild the index would spoil the new set."""
     with readers.open(packed, "train") as reader:
         replace(packed, other)
@@ -102,7 +102,7 @@ def test_who_reads_while_a_set_is_replaced_is_told_so(packed: Path, other: Path,
 
 
 @pytest.mark.parametrize("state", ["under way", "done"])
-def test_who_opens_while_a_set_is_replaced_is_told_so(
+def test_opening_a_set_while_it_is_replaced(
     packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """dataset.json was read before, the index after the replacement."""

@@ -1,11 +1,10 @@
-"""The external source by itself: what it gives to whom, with no rocAL about."""
+"""The external source by itself, without rocAL: its batches, and which images it converts or refuses."""
 
 from __future__ import annotations
 
 import gc
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +16,14 @@ from rocal_images import colour, folder_of, solid
 
 import readers
 from cache.errors import BadSampleError, DatasetError, MissingExtraError
-from readers.augment import Crop
+from readers.augment import Crop, Resize
 from readers.decode import decode_image
 from readers.headers import parse_header
+from readers.loader import ImageLoader
 from readers.loop import Ahead
 from readers.rocal import MissingRocalError, RocalLoader, celeba, external_source
 from readers.rocal.source import PADDING_BATCHES
-from readers.rocal.vet import Limits, vet
+from readers.rocal.vet import Limits, Vetted, vet
 
 BATCH = 4
 ONE = {"rank": 0, "world_size": 1}
@@ -36,7 +36,7 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 class Wrapped:
-    """A reader with something changed."""
+    """A reader with changed attributes."""
 
     def __init__(self, base: Any, **changed: Any) -> None:
         self._base = base
@@ -49,10 +49,14 @@ class Wrapped:
         return len(self._base)
 
 
-def close_after(source: Any, batches: int) -> list[Any]:
+def fed_by(source: Any, batches: int) -> list[Any]:
     fed = [next(source) for _ in range(batches)]
     source.close()
     return fed
+
+
+def vetted(data: bytes, limits: Any = (100, 100), size: tuple[int, int] = (0, 0), convert: bool = True) -> Vetted:
+    return vet(data, Limits(*limits), size=size, convert=convert, quality=95)
 
 
 def sampling(jpeg: bytes) -> tuple[int, list[int]]:
@@ -65,7 +69,7 @@ def sampling(jpeg: bytes) -> tuple[int, list[int]]:
 def test_what_a_batch_is(reader: Any) -> None:
     source = external_source(reader, BATCH, seed=1, tail="exact", **ONE)
     assert iter(source) is source and (len(source), source.n) == (6, (6 + PADDING_BATCHES) * BATCH)
-    fed = close_after(source, 6 + PADDING_BATCHES + 3)
+    fed = fed_by(source, 6 + PADDING_BATCHES + 3)
     seen = []
     for images, labels, lengths in fed:
         assert isinstance(images, list) and isinstance(lengths, list) and isinstance(labels, np.ndarray)
@@ -89,14 +93,14 @@ def test_images_are_not_copied(tmp_path: Path, reader: Any) -> None:
         return data
 
     source = external_source(Wrapped(reader, read_many=read_many), BATCH, shuffle=False, **ONE)
-    ((images, _, _),) = close_after(source, 1)
+    ((images, _, _),) = fed_by(source, 1)
     assert all(
         np.shares_memory(image, np.frombuffer(data, np.uint8)) for image, data in zip(images, read, strict=False)
     )
 
 
-def test_what_was_fed_is_held(reader: Any) -> None:
-    """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay."""
+def test_fed_images_stay_in_memory_for_a_while(reader: Any) -> None:
+    """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay in memory."""
     source = external_source(reader, 2, **ONE)
     source.start()
     references = []
@@ -106,7 +110,7 @@ def test_what_was_fed_is_held(reader: Any) -> None:
         del images
     gc.collect()
     assert [reference() is not None for reference in references[-6:]] == [True] * 6
-    assert all(reference() is None for reference in references[:4]), "memory is given back as well"
+    assert all(reference() is None for reference in references[:4]), "memory is released as well"
     source.close()
     gc.collect()
     assert all(reference() is None for reference in references[:-1])
@@ -114,30 +118,32 @@ def test_what_was_fed_is_held(reader: Any) -> None:
 
 def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
     batches: list[int] = []
-    enough = threading.Event()
+    fourth = threading.Event()
 
     def read_many(indices: Any, field: str = "image") -> Sequence[Any]:
         batches.append(len(indices))
-        if len(batches) == 3:
-            enough.set()
+        if len(batches) > 3:
+            fourth.set()
         return list(reader.read_many(indices, field))
+
+    def reading() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
 
     source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, **ONE)
     assert batches == [], "nothing is read before an epoch begins"
     source.start()
-    assert enough.wait(30)
-    time.sleep(0.1)
-    assert len(batches) == 3
+    assert not fourth.wait(0.3)
     next(source)
+    assert fourth.wait(30), "room for one more"
     source.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
+    assert reading() == []
     source.start()
     del source
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]
+    assert reading() == []
 
 
-def test_ahead_hands_out_what_came_before_an_error() -> None:
+def test_results_before_an_error_are_handed_out() -> None:
     def make(step: int) -> int:
         if step == 2:
             raise KeyError("two")
@@ -155,84 +161,71 @@ def test_ahead_hands_out_what_came_before_an_error() -> None:
         done.take()
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("PNG", {}),
-        ("PNG", {"mode": "L"}),
-        ("PNG", {"mode": "1"}),
-        ("JPEG", {"mode": "CMYK"}),
-        ("WEBP", {"lossless": True}),
-        ("GIF", {}),
-        ("BMP", {}),
-        ("TIFF", {}),
-        ("JPEG", {"exif": EXIF_TURNED}),
-    ],
-)
-def test_what_is_converted_becomes_a_baseline_jpeg(kind: str, options: dict[str, Any]) -> None:
-    data = solid(9, kind, **options)
-    vetted = vet(data, Limits(100, 100), size=(0, 0), convert=True, quality=95)
-    assert vetted.reason
-    made = vetted.data.tobytes()
-    assert sampling(made) == (0xC0, [0x11, 0x11, 0x11])
-    before, after = decode_image(data), decode_image(made)
+KINDS = ["PNG RGB", "PNG L", "PNG 1", "JPEG CMYK", "WEBP RGB", "GIF RGB", "BMP RGB", "TIFF RGB", "JPEG turned"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_converted_images_become_baseline_jpegs(kind: str) -> None:
+    format, mode = kind.split()
+    data = solid(9, exif=EXIF_TURNED) if mode == "turned" else solid(9, format, mode)
+    image = vetted(data)
+    jpeg = image.data.tobytes()
+    assert image.reason and sampling(jpeg) == (0xC0, [0x11, 0x11, 0x11])
+    before, after = decode_image(data), decode_image(jpeg)
     assert before.shape == after.shape and np.abs(before.astype(int) - after).mean() < 3
     with pytest.raises(BadSampleError, match=r"rocAL does not decode.*convert=True"):
-        vet(data, Limits(100, 100), size=(0, 0), convert=False, quality=95)
+        vetted(data, convert=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"mode": "L"}, {"subsampling": 2}])
-def test_what_rocal_decodes_is_left_alone(options: dict[str, Any]) -> None:
+def test_images_that_rocal_decodes_are_unchanged(options: dict[str, Any]) -> None:
     data = solid(9, **options)
-    vetted = vet(data, Limits(10, 10), size=(40, 48), convert=True, quality=95)
-    assert (vetted.reason, vetted.data.tobytes()) == ("", data)
+    image = vetted(data, (10, 10), (40, 48))
+    assert (image.reason, image.data.tobytes()) == ("", data)
 
 
-def test_an_image_beyond_the_scales_of_the_decoder_is_made_smaller() -> None:
+def test_an_image_beyond_the_scales_of_the_decoder_is_reduced() -> None:
     """rocAL would crop it."""
-    data = solid(9, size=(400, 100))
-    vetted = vet(data, Limits(20, 20), size=(100, 400), convert=True, quality=95)
-    header = parse_header(vetted.data.tobytes())
-    assert (header.height, header.width) == (40, 160) and "over 8 times 20 x 20" in vetted.reason
-    assert np.abs(decode_image(vetted.data.tobytes()).astype(int) - colour(9)).max() <= 4
+    image = vetted(solid(9, size=(400, 100)), (20, 20), (100, 400))
+    header = parse_header(image.data.tobytes())
+    assert (header.height, header.width) == (40, 160) and "over 8 times 20 x 20" in image.reason
+    assert np.abs(decode_image(image.data.tobytes()).astype(int) - colour(9)).max() <= 4
 
 
 @pytest.mark.parametrize("cut", [3, 10, 150, -40, -2, -1])
-def test_truncated_jpegs_are_found(cut: int) -> None:
+def test_truncated_jpegs_are_bad_samples(cut: int) -> None:
     with pytest.raises(BadSampleError, match=r"truncated|expected"):
-        vet(solid(3)[:cut], Limits(100, 100), size=(0, 0), convert=True, quality=95)
+        vetted(solid(3)[:cut])
 
 
 @pytest.mark.parametrize(
     ("at", "value", "reason"),
     [(-1, 12, "JPEGs of 12 bits"), (6, 0x31, "JPEGs of unusual colour sampling"), (9, 0x21, "unusual colour sampling")],
 )
-def test_jpegs_whose_header_turbojpeg_reads_and_no_more(at: int, value: int, reason: str) -> None:
-    """rocAL would show what lay in the memory before."""
+def test_jpegs_of_which_turbojpeg_reads_only_the_header(at: int, value: int, reason: str) -> None:
+    """rocAL would show uninitialised memory."""
     data = bytearray(solid(3))
     data[data.index(b"\xff\xc0") + 5 + at] = value
     with pytest.raises(BadSampleError, match=rf"rocAL does not decode .*{reason}"):
-        vet(bytes(data), Limits(100, 100), size=(40, 48), convert=False, quality=95)
+        vetted(bytes(data), convert=False)
     if value == 12:
         with pytest.raises(BadSampleError, match="has 12 bits a sample"):
-            vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
+            vetted(bytes(data))
     else:
-        made = vet(bytes(data), Limits(100, 100), size=(40, 48), convert=True, quality=95)
-        difference = np.abs(decode_image(made.data.tobytes()).astype(int) - decode_image(bytes(data)))
-        assert made.reason and difference.mean() < 4
+        difference = np.abs(decode_image(vetted(bytes(data)).data.tobytes()).astype(int) - decode_image(bytes(data)))
+        assert difference.mean() < 4
 
 
 def test_damage_before_the_pixels_is_encoded_again() -> None:
-    """TurboJPEG decodes nothing after a warning of libjpeg's about the header."""
-    data = solid(3).replace(b"\xff\xda", b"stray\xff\xda")
-    made = vet(data, Limits(100, 100), size=(40, 48), convert=True, quality=95)
-    assert made.reason == "JPEGs with damage before their pixels"
-    assert np.abs(decode_image(made.data.tobytes()).astype(int) - colour(3)).max() <= 4
+    """TurboJPEG decodes nothing after a warning of libjpeg about the header."""
+    image = vetted(solid(3).replace(b"\xff\xda", b"stray\xff\xda"), size=(40, 48))
+    assert image.reason == "JPEGs with damage before their pixels"
+    assert np.abs(decode_image(image.data.tobytes()).astype(int) - colour(3)).max() <= 4
 
 
 def test_an_image_of_another_size_than_the_index_says() -> None:
     with pytest.raises(BadSampleError, match="the index says 41 x 48 pixels, found 40 x 48"):
-        vet(solid(3), Limits(100, 100), size=(41, 48), convert=True, quality=95)
+        vetted(solid(3), size=(41, 48))
 
 
 def test_without_conversion_such_images_are_bad_samples(tmp_path: Path) -> None:
@@ -240,7 +233,7 @@ def test_without_conversion_such_images_are_bad_samples(tmp_path: Path) -> None:
     source = external_source(
         folder_of(tmp_path / "images", images), BATCH, shuffle=False, convert=False, on_error="skip", **ONE
     )
-    fed = close_after(source, 2)
+    fed = fed_by(source, 2)
     assert [labels.tolist() for _, labels, _ in fed] == [[0, 2, 3, -1], [4, 5, 7, -1]]
     assert [(bad.key, bad.reason.partition(";")[0]) for bad in source.bad_samples] == [
         ("001/image1", "rocAL does not decode png images"),
@@ -252,15 +245,12 @@ def test_a_batch_without_a_good_sample(tmp_path: Path) -> None:
     """rocAL ends the process where it cannot decode any image of a batch."""
     images = {number: solid(number) if number > 3 else solid(number)[:-2] for number in range(8)}
     source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, on_error="skip", **ONE)
-    (images_of_first, labels, _), (_, others, _) = close_after(source, 2)
+    (images_of_first, labels, _), (_, others, _) = fed_by(source, 2)
     assert labels.tolist() == [-1] * 4 and others.tolist() == [4, 5, 6, 7]
     assert all(decode_image(image.tobytes()).shape == (16, 16, 3) for image in images_of_first)
 
 
 def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
-    from readers.augment import Resize
-    from readers.loader import ImageLoader
-
     images = {number: solid(number) if number % 5 else solid(number)[:-2] for number in range(20)}
     reader = folder_of(tmp_path / "images", images)
     options: dict[str, Any] = {"seed": 5, "on_error": "substitute", **ONE}
@@ -268,7 +258,7 @@ def test_substitutes_are_those_of_our_own_loader(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="4 bad samples were replaced"):
         wanted = [indices.tolist() for _, indices in ours]
     source = external_source(reader, BATCH, **options)
-    assert [labels.tolist() for _, labels, _ in close_after(source, 5)] == wanted
+    assert [labels.tolist() for _, labels, _ in fed_by(source, 5)] == wanted
     assert [bad.index for bad in source.bad_samples] == [bad.index for bad in ours.bad_samples]
 
 
@@ -301,7 +291,8 @@ def test_labels_must_fit_into_32_bits(reader: Any) -> None:
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
         ({"quality": 80}, "quality is 95 to 100, not 80"),
         ({"ahead": 0}, "ahead is 1 or more"),
-        ({"prefetch": 1}, "prefetch is 2, not 1"),
+        ({"prefetch": 1}, "prefetch is 2, not 1: rocAL hangs"),
+        ({"prefetch": 3}, "prefetch is 2, not 3: rocAL hangs"),
         ({"max_height": 0, "max_width": 5}, "max_height and max_width are 1 or more"),
         ({"rank": None}, "both rank and world_size or neither"),
         ({"rank": 3}, "rank 3 is outside the world of 1"),

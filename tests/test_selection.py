@@ -1,4 +1,4 @@
-"""Selections: a reader like any other, whatever it is made of, and the samples that were asked for."""
+"""Selections: the samples that fulfil all criteria, of any kind of reader."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_selection_of_a_selection_reads_through_both(base: Any) -> None:
     for call in (reader.read_many, reader.prefetch, reader.image_info):
         with pytest.raises(IndexError, match="not all inside the samples of "):
             call([0, 6])
-    with pytest.raises(IndexError, match="outside the 6 strings"):
+    with pytest.raises(IndexError, match="outside the 6 items"):
         reader.keys[6]
 
 
@@ -108,7 +108,7 @@ def test_the_shorter_side(tmp_path: Path) -> None:
     assert (info.height.tolist(), info.media.tolist(), info.orientation.tolist()) == ([0, 48], [0, 1], [0, 1])
 
 
-def test_only_files_that_are_asked_for_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_files_of_a_selection_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = readers.open_folder(tree, "train")
     asked: list[int] = []
     read_one = type(reader.store).read_one
@@ -151,13 +151,11 @@ def test_everything_and_nothing(base: Any) -> None:
 
 
 # --- fingerprints -------------------------------------------------------------------------------------------------
-def test_fingerprints(base: Any) -> None:
-    prints = {base.fingerprint, base.select(labels=0).fingerprint, base.select(labels=1).fingerprint}
-    prints |= {base.select(indices=[0, 1]).fingerprint, base.select(indices=[1, 0]).fingerprint}
-    assert len(prints) == 5 and all(isinstance(text, str) and 10 < len(text) < 200 for text in prints)
+def test_the_same_samples_have_one_fingerprint(base: Any) -> None:
     same = [base.select(labels=0), base.select(indices=range(12)), base.select(labels=[0, 1]).select(labels=0)]
-    assert len({reader.fingerprint for reader in same}) == 1
-    assert pickle.loads(pickle.dumps(base)).fingerprint == base.fingerprint
+    assert (
+        len({reader.fingerprint for reader in same}) == 1 and base.select(labels=1).fingerprint != same[0].fingerprint
+    )
 
 
 def test_what_changes_a_fingerprint(packed: Path, tree: Path, tmp_path: Path) -> None:

@@ -6,20 +6,25 @@ import gc
 import multiprocessing
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from suites.children import in_child
+from suites.programs import run_python
 from suites.shared_caches import CAPACITY, SLOTS, SharedCacheSuite, sample
 
 from cache import SharedByteCache
 from cache.errors import CacheDirectoryError, CacheFullError, ForeignCacheError
+from cache.locks import ByteLocks
 from cache.shared.file import open_file
-from cache.shared.layout import TABLE
+from cache.shared.layout import TABLE, Layout
+from cache.shared.segment import Segment
 
 
 class TestFile(SharedCacheSuite):
@@ -45,8 +50,7 @@ class TestFile(SharedCacheSuite):
 
     def test_the_file(self) -> None:
         with self.open():
-            (path,) = self.folder.iterdir()
-            facts = path.stat()
+            facts = self.the_file().stat()
             assert facts.st_mode & 0o777 == 0o600 and facts.st_uid == os.geteuid() and facts.st_nlink == 1
             assert facts.st_blocks * 512 >= CAPACITY, "the space is reserved"
 
@@ -60,6 +64,8 @@ class TestFile(SharedCacheSuite):
     def test_the_last_user_removes_it(self) -> None:
         first, second = self.open(), self.open()
         first.put(0, b"x")
+        in_child(first.close)
+        in_child(lambda: None)
         first.close()
         assert second.get(0) == b"x" and len(list(self.folder.iterdir())) == 1
         del second
@@ -68,34 +74,17 @@ class TestFile(SharedCacheSuite):
         with self.open() as cache:
             assert cache.get(0) is None
 
-    def test_a_child_that_goes_removes_nothing(self) -> None:
-        with self.open() as cache:
-            cache.put(0, b"x")
-            in_child(cache.close)
-            in_child(lambda: None)
-            with self.open() as other:
-                assert other.get(0) == b"x"
-
-    def test_at_exit(self) -> None:
-        script = (
-            "import sys, cache; it = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3, capacity_bytes=99,"
-            " directory=sys.argv[1]); it.put(0, b'x'); view = it.get(0)"
-        )
-        subprocess.run([sys.executable, "-W", "error", "-c", script, str(self.folder)], check=True, timeout=60)
-
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_at_exit_with_workers(self, method: str) -> None:
-        """They are ended by multiprocessing, by a signal, and must not be the last users."""
-        code = "import os, sys, test_shared_cache as it; it.keep_a_worker(*sys.argv[1:])"
-        command = [sys.executable, "-c", code, str(self.folder), method]
-        subprocess.run(command, check=True, timeout=60, cwd=Path(__file__).parent)
+    @pytest.mark.parametrize("function", ["keep_a_view", "keep_a_fork", "keep_a_spawned_worker"])
+    def test_at_exit(self, function: str) -> None:
+        """Workers are ended by multiprocessing, by a signal, and must not be the last users."""
+        code = f"import sys, test_shared_cache as it; it.{function}(sys.argv[1])"
+        run_python("-W", "error", "-c", code, self.folder, check=True, timeout=60, cwd=Path(__file__).parent)
 
     def test_a_worker_that_outlives_its_parent(self) -> None:
-        """It is the last user then, and ends in order."""
-        code = "import os, sys, test_shared_cache as it; it.orphan_a_worker(sys.argv[1])"
-        command = [sys.executable, "-c", code, str(self.folder)]
-        done = subprocess.run(command, timeout=60, cwd=Path(__file__).parent, capture_output=True, check=True)
-        assert done.stdout == b"last"
+        """It is then the last user, and ends properly."""
+        code = "import sys, test_shared_cache as it; it.orphan_a_worker(sys.argv[1])"
+        done = run_python("-c", code, self.folder, check=True, timeout=60, cwd=Path(__file__).parent)
+        assert done.stdout == "last"
 
     def test_persisting(self) -> None:
         with self.open(persist=True) as cache:
@@ -125,25 +114,24 @@ class TestFile(SharedCacheSuite):
         with self.open(capacity_bytes=0) as cache:
             assert not cache.put(0, b"x") and cache.full and cache.get(0) is None
 
-    def test_a_slot_that_is_being_filled(self) -> None:
-        """Empty to all who look, and closed to all who would fill it, the filler's own process included."""
+    def test_a_slot_that_is_being_filled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Empty for all readers and closed to other fills, those of its own process included."""
         with self.open() as cache, self.open() as other:
-            segment, asked = cache._user().segment, []
-            write = segment.write
+            seen, write = [], Segment.write
 
-            def slow_write(start: int, data: memoryview) -> None:
+            def slow_write(segment: Segment, start: int, data: memoryview) -> None:
                 for user in (cache, other):
-                    asked.append((user.get(0), user.has(0), user.put(0, b"y"), user.check(0)))
-                write(start, data)
+                    seen.append((user.get(0), user.has(0), user.put(0, b"y"), user.check(0)))
+                write(segment, start, data)
 
-            segment.write = slow_write  # type: ignore[method-assign]
+            monkeypatch.setattr(Segment, "write", slow_write)
             assert cache.put(0, b"x") and cache.get(0) == other.get(0) == b"x"
-            assert asked == [(None, False, False, False)] * 2 and cache.stats().puts == 1
+            assert seen == [(None, False, False, False)] * 2 and cache.stats().puts == 1
 
     def test_removed_between_opening_and_locking(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The last user was quicker: what has been opened has no name any more, so a new one is made."""
         self.open(persist=True).close()
-        (path,) = self.folder.iterdir()
+        path = self.the_file()
 
         def open_and_lose(path: Path) -> Any:
             found = open_file(path)
@@ -155,27 +143,42 @@ class TestFile(SharedCacheSuite):
         with self.open() as cache, self.open() as other:
             assert cache.put(0, b"x") and other.get(0) == b"x" and path.exists()
 
-    def test_killed_after_the_word_went_out(self) -> None:
-        """The claim is still there; when the slot is dropped its room must not go to the next fill."""
-        with self.open() as cache:
+    def test_killed_after_the_word_was_stored(self) -> None:
+        """The claim is still there; when the slot is dropped its room must not be used by the next fill."""
+        layout = Layout(SLOTS, CAPACITY)
+        with self.open() as cache, open(self.the_file(), "r+b", buffering=0) as file:
             cache.put(0, b"first")
-            view, table = cache.get(0), cache._user().segment.slots
-            table.pending[0], table.owners[0] = table.words[0], 1 << 20 | 7
+            view = cache.get(0)
+            os.pwrite(file.fileno(), os.pread(file.fileno(), 8, layout.words_at), layout.pending_at)
+            os.pwrite(file.fileno(), struct.pack("=I", 1 << 20 | 7), layout.owners_at)
             cache.drop(0)
             assert cache.put(0, b"other") and cache.get(0) == b"other" and view == b"first"
 
     def test_a_stuck_lock_costs_puts_and_nothing_else(self) -> None:
-        """Its holder was stopped in the middle: half a second once, then nobody waits."""
-        with self.open() as cache, self.open() as other:
+        """Its owner was stopped: half a second once, then nobody waits."""
+        with self.open() as cache:
             cache.put(0, b"x")
-            lock = other._user()._lock
-            assert lock is not None and lock.try_exclusive(TABLE)
-            assert not cache.put(1, b"y") and cache.get(0) == b"x"
-            assert not any(cache.put(slot, b"y") for slot in range(1, SLOTS))
+            lock = ByteLocks(os.open(self.the_file(), os.O_RDWR))
+            assert lock.try_exclusive(TABLE)
+            assert not any(cache.put(slot, b"y") for slot in range(1, SLOTS)) and cache.get(0) == b"x"
             cache.drop(0)
             assert cache.get(0) is None
             lock.release(TABLE)
             assert cache.put(1, b"y") and cache.put(0, b"z") and cache.get(0) == b"z"
+
+    def the_file(self) -> Path:
+        (path,) = self.folder.iterdir()
+        return path
+
+
+def keep_a_view(folder: str) -> tuple[SharedByteCache, memoryview | None]:
+    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
+    cache.put(0, b"x")
+    kept.append((cache, cache.get(0)))
+    return kept[0]
+
+
+kept: list[tuple[SharedByteCache, memoryview | None]] = []
 
 
 def read_and_wait(cache: SharedByteCache, ready: Any) -> None:
@@ -184,13 +187,14 @@ def read_and_wait(cache: SharedByteCache, ready: Any) -> None:
     time.sleep(60)
 
 
-def keep_a_worker(folder: str, method: str) -> None:
+def keep_a_fork(folder: str, method: str = "fork") -> None:
     context = multiprocessing.get_context(method)
-    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
-    cache.put(0, b"x")
     ready = context.Event()
-    context.Process(target=read_and_wait, args=(cache, ready), daemon=True).start()
+    context.Process(target=read_and_wait, args=(keep_a_view(folder)[0], ready), daemon=True).start()
     assert ready.wait(20)
+
+
+keep_a_spawned_worker = partial(keep_a_fork, method="spawn")
 
 
 def end_last(cache: SharedByteCache, parent: int) -> None:
@@ -201,8 +205,7 @@ def end_last(cache: SharedByteCache, parent: int) -> None:
 
 
 def orphan_a_worker(folder: str) -> None:
-    cache = SharedByteCache.open(fingerprint="f", kind="k", slots=3, capacity_bytes=999, directory=folder)
-    cache.put(0, b"x")
+    cache, _ = keep_a_view(folder)
     multiprocessing.get_context("fork").Process(target=end_last, args=(cache, os.getpid())).start()
     os._exit(0)
 

@@ -9,6 +9,7 @@ import random
 import signal
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from suites.children import killed_in_child
 from suites.shared_caches import sample
 
 import cache
 from cache import SharedByteCache
+from cache.shared.segment import Segment
 
 SLOTS = 300
 LIMIT_S = 50
@@ -31,7 +34,7 @@ def open_in(folder: str | Path, **options: Any) -> SharedByteCache:
 
 
 class AgainstADict(RuleBasedStateMachine):
-    """Several users of one segment, who come, fill, drop and go, and two oracles: what is there, and what was seen."""
+    """Several users of one segment, which open, fill, drop and close; two oracles: what is there, and what was seen."""
 
     users = Bundle("users")
     slots = st.integers(0, 11)
@@ -42,6 +45,7 @@ class AgainstADict(RuleBasedStateMachine):
         self.keeper = self.opened()
         self.there: dict[int, bytes] = {}
         self.taken = 0
+        self.closed: set[SharedByteCache] = set()
         self.seen: list[tuple[memoryview, bytes]] = []
 
     def opened(self) -> SharedByteCache:
@@ -54,10 +58,11 @@ class AgainstADict(RuleBasedStateMachine):
     @rule(user=users)
     def close(self, user: SharedByteCache) -> None:
         user.close()
+        self.closed.add(user)
 
     @rule(user=users, slot=slots, data=st.binary(max_size=900))
     def put(self, user: SharedByteCache, slot: int, data: bytes) -> None:
-        if user._member is None:
+        if user in self.closed:
             return
         need = max(64, -(-len(data) // 64) * 64)
         fits = self.taken + need <= 4000 // 64 * 64
@@ -68,13 +73,13 @@ class AgainstADict(RuleBasedStateMachine):
 
     @rule(user=users, slot=slots)
     def drop(self, user: SharedByteCache, slot: int) -> None:
-        if user._member is not None:
+        if user not in self.closed:
             user.drop(slot)
             self.there.pop(slot, None)
 
     @rule(user=users, slot=slots)
     def look(self, user: SharedByteCache, slot: int) -> None:
-        if user._member is None:
+        if user in self.closed:
             return
         view = user.get(slot)
         assert view == self.there.get(slot) and user.check(slot) == user.has(slot) == (slot in self.there)
@@ -99,7 +104,7 @@ TestAgainstADict.settings = settings(max_examples=40, stateful_step_count=30, de
 
 
 def fill_and_read(cache: SharedByteCache, seed: int, begin: Any, results: Any) -> None:
-    """All slots in an order of its own; tells which ones it has filled, and what came out wrong."""
+    """All slots in its own order; returns which ones it has filled, and which had wrong bytes."""
     order = random.Random(seed).sample(range(SLOTS), SLOTS)
     begin.wait(30)
     filled, wrong = [], []
@@ -123,12 +128,12 @@ def test_four_fill_at_once(tmp_path: Path, method: str, backend: str) -> None:
         crew = [context.Process(target=fill_and_read, args=(shared, seed, begin, results)) for seed in range(4)]
         for process in crew:
             process.start()
-        told = [results.get(timeout=LIMIT_S) for _ in crew]
+        found = [results.get(timeout=LIMIT_S) for _ in crew]
         for process in crew:
             process.join(LIMIT_S)
             assert process.exitcode == 0
-        assert not any(wrong for _, wrong in told)
-        assert sorted(slot for filled, _ in told for slot in filled) == list(range(SLOTS))
+        assert not any(wrong for _, wrong in found)
+        assert sorted(slot for filled, _ in found for slot in filled) == list(range(SLOTS))
         assert all(shared.get(slot) == sample(slot) and shared.check(slot) for slot in range(SLOTS))
         stats = shared.stats()
         assert stats.puts == SLOTS and stats.users == 1
@@ -160,7 +165,7 @@ def open_together(folder: Path, number: int, begin: Any, results: Any) -> None:
 
 
 def use_until_killed(folder: Path, seed: int) -> None:
-    """Opens, forks now and then, fills, reads, drops, closes, for ever. Ends with 9 when it sees a wrong byte."""
+    """Opens, fills, reads, drops, closes, for ever. Ends with 9 when it sees a wrong byte."""
     draw = random.Random(seed)
     try:
         while True:
@@ -207,40 +212,24 @@ def test_users_killed_at_any_moment(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def put_and_die(shared: SharedByteCache, slot: int) -> None:
-    """Killed with the bytes half written."""
-    segment = shared._user().segment
-
-    def write(start: int, data: memoryview) -> None:
-        os.pwrite(segment.anchor.number, b"half", start)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    segment.write = write  # type: ignore[method-assign]
-    shared.put(slot, sample(slot))
+def write_half_and_die(segment: Segment, start: int, data: memoryview) -> None:
+    os.pwrite(segment.anchor.number, b"half", start)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("backend", ["file", "memfd"])
-def test_a_filler_killed_half_way(tmp_path: Path, backend: str) -> None:
-    """Others see an empty slot, fill it, and get back the room it had taken."""
-    with open_in(tmp_path, backend=backend) as shared:
+@pytest.mark.parametrize("how", ["killed", "killed, without a file", "an error"])
+def test_a_fill_that_fails_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Others see an empty slot, fill it, and use the room it had taken."""
+    with open_in(tmp_path, backend="memfd" if "without" in how else "file") as shared:
         for slot in range(20):
-            process = multiprocessing.get_context("fork").Process(target=put_and_die, args=(shared, slot))
-            process.start()
-            process.join(LIMIT_S)
-            assert process.exitcode == -signal.SIGKILL
+            with monkeypatch.context() as context:
+                context.setattr(Segment, "write", None if how == "an error" else write_half_and_die)
+                if how == "an error":
+                    with pytest.raises(TypeError):
+                        shared.put(slot, sample(slot))
+                else:
+                    killed_in_child(partial(shared.put, slot, sample(slot)))
             assert shared.get(slot) is None and not shared.has(slot)
             used = shared.used_bytes
             assert shared.put(slot, sample(slot)) and shared.used_bytes == used
         assert all(shared.get(slot) == sample(slot) for slot in range(20)) and shared.stats().users == 1
-
-
-def test_a_fill_that_fails_keeps_its_room(tmp_path: Path) -> None:
-    with open_in(tmp_path) as shared:
-        segment = shared._user().segment
-        write, segment.write = segment.write, None  # type: ignore[method-assign,assignment]
-        with pytest.raises(TypeError):
-            shared.put(0, sample(0))
-        segment.write = write  # type: ignore[method-assign]
-        used = shared.used_bytes
-        assert used and shared.get(0) is None
-        assert shared.put(0, sample(0)) and shared.get(0) == sample(0) and shared.used_bytes == used

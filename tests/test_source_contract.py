@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import shutil
-import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from conftest import make_jpeg, tree_of
-from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, record, tar_of, write, zip_of
+from suites.containers import COMPRESS, HDF5_LAYOUTS, example, hdf5_of, rec_of, record, tar_of, write, zip_of
 from suites.sources import Found, SourceSuite
 
 import packer
@@ -180,11 +179,8 @@ class TestRecordIO(OfRecords):
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
-        records = []
-        for number, name in enumerate(NAMES):
-            data = struct.pack("<IfQQ", 0, number % 3, number, 0) + PICTURES[name]
-            records.append(struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4))
-        return write(tmp_path / "train.rec", b"".join(records))
+        images = [PICTURES[name] for name in NAMES]
+        return write(tmp_path / "train.rec", rec_of(images, [number % 3 for number in range(len(NAMES))]))
 
 
 @pytest.mark.parametrize("subdir", [True, False], ids=["directory", "file"])

@@ -1,10 +1,8 @@
-"""Archives of image trees: made by GNU tar, zip and by hand; packed like the folder they unpack to; hostile ones."""
+"""Archives of image trees, made by GNU tar, zip and by hand: as `suites.sources` wants them, odd, and hostile."""
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import io
 import lzma
 import os
 import pickle
@@ -12,41 +10,25 @@ import shutil
 import struct
 import subprocess
 import tarfile
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
-from conftest import tree_of
-from PIL import Image
+from conftest import files_of, make_jpeg, tree_of
+from suites.containers import COMPRESS, tar_of, write, zip_of
+from suites.sources import found
 
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
-from packer.sources import default_output_name, open_source, streams
+from packer.sources import open_source
 from packer.sources.base import SourceListing
 
 LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
-SUFFIXES = ("tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "zip")
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "tar": bytes,
-    "tar.gz": gzip.compress,
-    "tar.bz2": bz2.compress,
-    "tar.xz": lzma.compress,
-    "tar.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
-}
 needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")
-
-
-def picture(number: int) -> bytes:
-    memory = io.BytesIO()
-    Image.effect_noise((40 + number, 30), 90).convert("RGB").save(memory, "JPEG", quality=95)
-    return memory.getvalue()
-
-
-PICTURES = [picture(number) for number in range(8)]
+PICTURES = [make_jpeg(number, (40 + number, 30)) for number in range(8)]
+ONE, TWO = ("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])
 
 
 @pytest.fixture
@@ -54,40 +36,14 @@ def tree(tmp_path: Path) -> Path:
     """A tree with splits, classes, a nested folder, a long name and a stray text file."""
     names = ["train/b/2.jpg", "train/a/1.jpg", "train/a/sub/0.jpg", "train/a/3.jpeg", f"train/b/{LONG}.jpg"]
     names += ["val/a/x y.jpg", "val/b/ü.jpg"]
-    root = tree_of(tmp_path / "flowers", dict(zip(names, PICTURES, strict=False)))
-    (root / "train/b/notes.txt").write_text("no image", encoding="utf-8")
-    return root
+    return tree_of(tmp_path / "flowers", {**dict(zip(names, PICTURES, strict=False)), "train/b/notes.txt": b"text"})
 
 
 def make_archive(tree: Path, suffix: str) -> Path:
-    path = tree.parent / f"flowers.{suffix}"
-    if suffix == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(tree.rglob("*"), reverse=True):
-                archive.write(file, file.relative_to(tree.parent))
-        return path
-    memory = io.BytesIO()
-    with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for file in sorted(tree.rglob("*"), reverse=True):
-            archive.add(file, file.relative_to(tree.parent), recursive=False)
-    path.write_bytes(COMPRESS[suffix](memory.getvalue()))
-    return path
-
-
-def tar_of(*members: tuple[str, bytes | str] | tarfile.TarInfo, end: bool = True) -> bytes:
-    """A tar of files (name, content) and of members as they are."""
-    memory = io.BytesIO()
-    with tarfile.open(fileobj=memory, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for member in members:
-            if isinstance(member, tarfile.TarInfo):
-                archive.addfile(member)
-            else:
-                info = tarfile.TarInfo(member[0])
-                content = member[1].encode() if isinstance(member[1], str) else member[1]
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-        size = archive.offset
-    return memory.getvalue() if end else memory.getvalue()[:size]
+    """An archive of a tree, in an order of its own."""
+    members = [(f"flowers/{name}", data) for name, data in reversed(files_of(tree).items())]
+    data = zip_of(*members) if suffix == "zip" else COMPRESS[suffix](tar_of(*members))
+    return write(tree.parent / f"flowers.{suffix}", data)
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -96,28 +52,15 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
 def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
-    packer.convert(source, to, out, **{"workers": 1, **options})
-    return out
+    return packer.convert(source, to, out, **{"workers": 1, **options}).output
 
 
-def content(directory: Path) -> dict[str, Any]:
-    """Everything in a set, by split and key."""
-    found: dict[str, Any] = {}
-    for split in ("train", "val"):
-        with readers.open(directory, split, verify=True) as reader:
-            names = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
-            found[split] = [{s.key: (names[s.key], bytes(s.image)) for s in reader}, list(reader.classes)]
-    return found
-
-
-def shard_bytes(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file() and path.suffix != ".json"}
+def content(source: Path) -> dict[str, Any]:
+    """All samples of a source by split and key, without the order of the source."""
+    return {
+        split: {key: rest for key, *rest in samples} for split, samples in found(open_source(source)).splits.items()
+    }
 
 
 def listed(path: Path, split: str | None = None) -> SourceListing:
@@ -128,63 +71,50 @@ def left_out(path: Path) -> dict[str, str]:
     return dict(listed(path).left_out)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_is_packed_like_the_folder(tree: Path, tmp_path: Path, suffix: str) -> None:
-    archive = make_archive(tree, suffix)
-    source = open_source(archive)
-    assert source.title == f"archive {archive}"
-    assert default_output_name(source, "tar") == default_output_name(tree, "tar") == "flowers-tar"
-    expected = content(pack(tree, tmp_path / "a"))
-    assert content(pack(archive, tmp_path / "b")) == expected
-    assert sum(len(samples) for samples, _ in expected.values()) == 7
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "zip"])
 def test_workers_make_no_difference(tree: Path, tmp_path: Path, suffix: str) -> None:
     archive = make_archive(tree, suffix)
-    one = pack(archive, tmp_path / "one", "tar", samples_per_shard=2)
-    two = pack(archive, tmp_path / "two", "tar", samples_per_shard=2, workers=2)
-    assert shard_bytes(one) == shard_bytes(two)
-    assert len(list(one.glob("*.tar"))) == 4
+    shards = []
+    for workers in (1, 2):
+        out = pack(archive, tmp_path / f"{workers}", "tar", samples_per_shard=2, workers=workers)
+        shards.append({path.name: path.read_bytes() for path in out.glob("*.tar")})
+    assert shards[0] == shards[1] and len(shards[0]) == 4
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", [*COMPRESS, "zip"])
 def test_samples_come_in_the_order_of_the_archive(tree: Path, suffix: str) -> None:
-    listing = listed(make_archive(tree, suffix))
+    archive = make_archive(tree, suffix)
+    listing = listed(archive)
     assert listing.splits["train"].keys == ["b/notes", f"b/{LONG}", "b/2", "a/sub/0", "a/3", "a/1"]
-    for part in listing.splits.values():
-        positions = [place[0] for place in part.places]
-        assert positions == sorted(positions)
     assert listing.shuffles == (suffix in ("tar", "zip"))
+    assert content(archive) == content(tree)
 
 
-def test_a_compressed_archive_is_unpacked_once_for_all_shards(
+def test_a_compressed_archive_is_unpacked_once_for_all_shards_of_a_process(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source(make_archive(tree, "tar.gz"))
     opened = []
-    plain = streams.UnpackedStream._open
 
-    def counted(self: streams.UnpackedStream) -> None:
-        opened.append(self.path)
-        plain(self)
+    class Counted(gzip.GzipFile):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            opened.append(options)
+            super().__init__(*arguments, **options)
 
-    monkeypatch.setattr(streams.UnpackedStream, "_open", counted)
+    monkeypatch.setattr(gzip, "GzipFile", Counted)
     pack(source, tmp_path / "out", "tar", samples_per_shard=1)
-    # listing, and packing; the train split lies before val here, so one pass is not enough for both
-    assert len(opened) == 3
-    with pytest.raises(SourceError, match="cannot be read in shuffled order"):
-        pack(source, tmp_path / "other", shuffle=1)
-    assert pack(make_archive(tree, "zip"), tmp_path / "zip", shuffle=1)
-
-
-def test_pickled_sources_of_a_process_share_their_stream(tree: Path) -> None:
-    source = open_source(make_archive(tree, "tar.gz"))
-    source.list(None)
+    # to recognise a tar without labels, to list it, and to pack it; train is behind val, so packing starts over
+    before = len(opened)
+    assert before <= 4
     data = pickle.dumps(source)
     assert len(data) < 1000
-    first, second = pickle.loads(data), pickle.loads(data)
-    assert first._keeper is second._keeper is not source._keeper
+    for part in source.list(None).splits.values():
+        for place in part.places:  # each with a source of its own, as tasks have
+            with pickle.loads(data).open() as reader:
+                reader.head(place)
+    assert len(opened) - before <= 4
+    with pytest.raises(SourceError, match="cannot be read in shuffled order"):
+        pack(source, tmp_path / "other", shuffle=1)
 
 
 @needs_tar
@@ -201,10 +131,10 @@ def test_gnu_tar(tree: Path, tmp_path: Path, form: str, compress: str) -> None:
     (tree / "train/b/soft.jpg").symlink_to("../a/sub/0.jpg")
     archive = tmp_path / "made.tar"
     command = ["tar", f"--format={form}", "--sort=name", "-cf", str(archive), "-C", str(tree), *compress.split(), "."]
-    subprocess.run(command, check=True)
-    expected = content(pack(tree, tmp_path / "a"))
-    assert len(expected["train"][0]) >= 6
-    assert content(pack(archive, tmp_path / "b", samples_per_shard=2)) == expected
+    subprocess.run(command, check=True, timeout=60)
+    expected = content(tree)
+    assert len(expected["train"]) >= 6
+    assert content(archive) == expected
 
 
 def test_links(tmp_path: Path) -> None:
@@ -236,18 +166,10 @@ def test_links(tmp_path: Path) -> None:
         "b/about.jpg": "a link that leads back to itself",
         "b/self.jpg": "a link that leads back to itself",
     }
-    for name, data in (("y.tar", archive.read_bytes()), ("y.tar.xz", lzma.compress(archive.read_bytes()))):
-        out = pack(write(tmp_path / name, data), tmp_path / f"{name}-out", samples_per_shard=2)
-        with readers.open(out) as reader:
-            found = {sample.key: bytes(sample.image) for sample in reader}
-        assert found == {
-            "a/1": PICTURES[0],
-            "b/hard": PICTURES[0],
-            "b/soft": PICTURES[0],
-            "b/chain": PICTURES[0],
-            f"a/{far}": PICTURES[1],
-            "b/far": PICTURES[1],
-        }
+    one, two = [("a/1", "b/hard", "b/soft", "b/chain"), (f"a/{far}", "b/far")]
+    expected = dict.fromkeys(one, PICTURES[0]) | dict.fromkeys(two, PICTURES[1])
+    for path in (archive, write(tmp_path / "y.tar.xz", lzma.compress(archive.read_bytes()))):
+        assert {key: image for key, (_, (image,)) in content(path)["train"].items()} == expected
 
 
 def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
@@ -308,9 +230,9 @@ def test_one_folder_around_it_all(tmp_path: Path, names: list[str], keys: list[s
     assert (listing.splits["train"].keys, listing.classes) == (keys, classes)
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
-    plain = tar_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]), end=False)
+    plain = tar_of(ONE, TWO, end=False)
     whole = COMPRESS[suffix](plain + bytes(1024))
     path = tmp_path / f"x.{suffix}"
     assert len(listed(write(path, whole)).splits["train"]) == 2
@@ -325,7 +247,7 @@ def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["tar.gz", "tar.bz2", "tar.xz", "tar.zst"])
 def test_flipped_bytes_of_compressed_tars(tmp_path: Path, suffix: str) -> None:
-    whole = COMPRESS[suffix](tar_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])))
+    whole = COMPRESS[suffix](tar_of(ONE, TWO))
     path = tmp_path / f"x.{suffix}"
     found = 0
     for place in range(20, len(whole), len(whole) // 25):
@@ -336,7 +258,7 @@ def test_flipped_bytes_of_compressed_tars(tmp_path: Path, suffix: str) -> None:
         except SourceError:
             found += 1
     assert found >= 25
-    gz = bytearray(COMPRESS["tar.gz"](tar_of(("a/1.jpg", PICTURES[0]))))
+    gz = bytearray(COMPRESS["tar.gz"](tar_of(ONE)))
     gz[-8] ^= 1
     with pytest.raises(SourceError, match=r"truncated or corrupt gzip data, \d+ bytes into what it holds: CRC"):
         listed(write(tmp_path / "x.tar.gz", bytes(gz)))
@@ -355,40 +277,22 @@ def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
     assert not listed(write(tmp_path / "y.tgz", parts)).warnings
 
 
-def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_BOMB_BYTES", 1 << 20)
-    with_zeros = tar_of(("a/1.jpg", PICTURES[0]), ("a/zeros.jpg", bytes(30 << 20)))
-    for suffix in ("tar.zst", "tar.bz2", "tar.xz", "tar.gz"):
-        path = write(tmp_path / f"x.{suffix}", COMPRESS[suffix](with_zeros))
-        if path.stat().st_size * 1000 > len(with_zeros):
-            continue
-        with pytest.raises(SourceError, match="unpack to more than 1000 times as many: a decompression bomb"):
-            listed(path)
-    header = bytearray(tar_of(("a/1.jpg", PICTURES[0]))[:512])
-    header[124:136] = b"\x80" + (1 << 60).to_bytes(11, "big")
-    header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
-    for suffix in ("tar", "tar.gz"):
-        with pytest.raises(SourceError, match="truncated"):
-            listed(write(tmp_path / f"y.{suffix}", COMPRESS[suffix](bytes(header) + bytes(4096))))
+def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
+    header = tar_of(special("a/zeros.jpg", tarfile.REGTYPE), end=False)
+    sized = bytearray(header)
+    sized[124:136] = b"%011o\0" % (3 << 29)
+    sized[148:156] = b"%06o\0 " % (sum(sized) - sum(sized[148:156]) + 8 * 32)
+    packing = zstandard.ZstdCompressor().compressobj()
+    zeros = bytes(16 << 20)
+    data = packing.compress(bytes(sized)) + b"".join(packing.compress(zeros) for _ in range(96)) + packing.flush()
+    with pytest.raises(SourceError, match="unpack to more than 1000 times as many: a decompression bomb"):
+        listed(write(tmp_path / "x.tar.zst", data))
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.zst"])
-def test_webdataset_shards_keep_their_labels(tmp_path: Path, suffix: str) -> None:
-    shard = tar_of(("a/0001.jpg", PICTURES[0]), ("a/0001.cls", "3"), ("a/0002.jpg", PICTURES[1]), ("a/0002.cls", "4"))
-    out = pack(write(tmp_path / f"val-0.{suffix}", COMPRESS[suffix](shard)), tmp_path / "out", "tfrecord")
-    with readers.open(out, "val") as reader:
-        assert [(s.key, s.label, bytes(s.image)) for s in reader] == [
-            ("a/0001", 3, PICTURES[0]),
-            ("a/0002", 4, PICTURES[1]),
-        ]
-
-
-def test_a_tar_of_a_packed_set_is_refused(tmp_path: Path) -> None:
-    tree = tar_of(("a/1.jpg", PICTURES[0]), ("a/latex.cls", "a class of LaTeX"))
-    assert len(listed(write(tmp_path / "y.tar", tree)).splits["train"]) == 2
-    ours = pack(write(tmp_path / "z.tar", tar_of(("b/1.2.jpg", PICTURES[0]))), tmp_path / "out", "tar")
-    with pytest.raises(SourceError, match=r"a shard of a packed set; .*packer index .*\.tar$"):
-        listed(next(ours.glob("*.tar")))
+def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) -> None:
+    assert (
+        len(listed(write(tmp_path / "y.tar", tar_of(ONE, ("a/latex.cls", b"a class of LaTeX")))).splits["train"]) == 2
+    )
 
 
 def test_an_archive_that_changes(tree: Path, tmp_path: Path) -> None:
@@ -397,14 +301,6 @@ def test_an_archive_that_changes(tree: Path, tmp_path: Path) -> None:
     write(source.root, source.root.read_bytes()[:2048])
     with pytest.raises(SourceError, match="has changed since it was listed"):
         source.open()
-
-
-def zip_of(*members: tuple[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", method) as archive:
-        for name, data in members:
-            archive.writestr(name, data)
-    return memory.getvalue()
 
 
 def entries(data: bytes) -> list[int]:
@@ -416,21 +312,14 @@ def entries(data: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_zip_methods(tmp_path: Path, method: int) -> None:
-    data = zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]), ("b/", b""), method=method)
-    with readers.open(pack(write(tmp_path / "x.zip", data), tmp_path / "out")) as reader:
-        assert [bytes(sample.image) for sample in reader] == PICTURES[:2]
-
-
 @pytest.mark.skipif(shutil.which("zip") is None, reason="no zip command here")
 def test_zip_command(tree: Path, tmp_path: Path) -> None:
     (tree / "train/b/soft.jpg").symlink_to("../a/1.jpg")
-    subprocess.run(["zip", "-q", "-r", "-y", "../made.zip", "."], check=True, cwd=tree)
+    subprocess.run(["zip", "-q", "-r", "-y", "../made.zip", "."], check=True, cwd=tree, timeout=60)
     listing = listed(tmp_path / "made.zip")
     assert listing.left_out == [("train/b/soft.jpg", "a symbolic link")]
     (tree / "train/b/soft.jpg").unlink()
-    assert content(pack(tmp_path / "made.zip", tmp_path / "a")) == content(pack(tree, tmp_path / "b"))
+    assert content(tmp_path / "made.zip") == content(tree)
 
 
 def test_hostile_names_of_a_zip(tmp_path: Path) -> None:
@@ -479,7 +368,7 @@ SIZE = len(PICTURES[0])
     ],
 )
 def test_damaged_members_of_a_zip(tmp_path: Path, entry: bool, place: int, value: bytes, message: str) -> None:
-    data = bytearray(zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1])))
+    data = bytearray(zip_of(ONE, TWO))
     place += entries(bytes(data))[0] if entry else 0
     data[place : place + len(value)] = value
     archive = write(tmp_path / "x.zip", bytes(data))
@@ -512,7 +401,7 @@ def test_bombs_in_a_zip(tmp_path: Path) -> None:
 
 
 def test_truncated_zips(tmp_path: Path) -> None:
-    whole = zip_of(("a/1.jpg", PICTURES[0]), ("b/2.jpg", PICTURES[1]))
+    whole = zip_of(ONE, TWO)
     for cut in (0, 1, 4, 30, len(whole) // 2, entries(whole)[1], len(whole) - 23, len(whole) - 1):
         with pytest.raises(SourceError, match=r"x\.zip: no zip archive, or truncated"):
             listed(write(tmp_path / "x.zip", whole[:cut]))

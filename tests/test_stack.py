@@ -1,4 +1,4 @@
-"""Images of one size are resized together; nobody may see a difference to one by one."""
+"""Images of one size are resized together, with the same pixels as one by one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def turned(seed: int) -> bytes:
     return make_jpeg(seed, SIZE[::-1], exif=exif)
 
 
-def other_kind(kind: str, **options: Any) -> Callable[[int], bytes]:
+def converted(kind: str, **options: Any) -> Callable[[int], bytes]:
     def make(seed: int) -> bytes:
         memory = io.BytesIO()
         Image.open(io.BytesIO(make_jpeg(seed, SIZE))).save(memory, kind, **options)
@@ -49,8 +49,8 @@ def other_kind(kind: str, **options: Any) -> Callable[[int], bytes]:
 
 ODD_ONES: dict[str, Callable[[int], bytes]] = {
     "turned": turned,
-    "progressive": other_kind("JPEG", progressive=True),
-    "png": other_kind("PNG"),
+    "progressive": converted("JPEG", progressive=True),
+    "png": converted("PNG"),
     "other size": lambda seed: make_jpeg(seed, (100, 90)),
 }
 
@@ -136,7 +136,7 @@ def test_a_bad_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_e
     assert all(map(torch.equal, found, expected))
 
 
-def test_what_lies_elsewhere_is_no_stack() -> None:
+def test_arrays_outside_the_stack_are_not_stacked() -> None:
     stack = Stack(3, (4, 5))
     slots = [np.frombuffer(slot.pixels(60), np.uint8).reshape(4, 5, 3) for slot in stack.slots]
     for number, slot in enumerate(slots):

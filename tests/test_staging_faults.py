@@ -195,7 +195,7 @@ def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None
     with staging as again:
         assert again == local and staging.counts.copied == 1
         assert staging.counts.damaged == (how in ("flipped", "index"))
-        assert (f"{path}: damaged, copied anew" in notes) == (how in ("flipped", "index"))
+        assert (f"{path}: damaged, copied again" in notes) == (how in ("flipped", "index"))
         assert_whole(local, source)
 
 

@@ -112,7 +112,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
                 gate.release()
                 arrived = min(9, position // BATCH + 2)
                 wait_for(lambda: sum(map(reader.store.has_copy, range(9))) >= arrived, "a shard")
-                reader.store._look_again.clear()  # look at once, not in a second
+                reader.store._retry_at.clear()  # look at once, not in a second
 
             read_epoch(reader, one, one_more)
             shares[name] = reader.store.stats().local_share

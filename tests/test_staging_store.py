@@ -137,7 +137,7 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
         pass
     shutil.rmtree(local)
     local.symlink_to(outside)
-    with pytest.raises(readers.StagingError, match="is not a directory of our own"):
+    with pytest.raises(readers.StagingError, match="is not a directory of this user alone"):
         readers.stage(sets[0], tmp_path / "node").__enter__()
     assert packer.clean_staged(target=tmp_path / "node").removed == ()
     local.unlink()
@@ -148,7 +148,7 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
     (local / ".staging").unlink()
     with readers.stage(sets[0], tmp_path / "node", splits=("val",)) as local:
         (local / "train.index").symlink_to(outside)
-        with pytest.raises(readers.StagingError, match=r"train.index: is not a directory of our own"):
+        with pytest.raises(readers.StagingError, match=r"train.index: is not a directory of this user alone"):
             readers.stage(sets[0], tmp_path / "node").__enter__()
     (local / "val-000000.tar").unlink()
     (local / "val-000000.tar").symlink_to(outside / "x")  # a link in a file's place is replaced, not followed
@@ -190,7 +190,7 @@ def test_records_are_not_trusted(sets: list[Path], tmp_path: Path, name: str, co
         pass
     (local / ".staging" / name).write_bytes(content)
     if name == "copy.json":
-        with pytest.raises(readers.StagingError, match="holds files but no marker of ours"):
+        with pytest.raises(readers.StagingError, match="holds files but no marker of staging"):
             readers.stage(sets[0], tmp_path).__enter__()
         assert packer.staged_copies(tmp_path) == []
     else:

@@ -1,8 +1,7 @@
-"""`ImageDataset`, `EpochSampler` and `ImageStream` inside DataLoader and StatefulDataLoader, forked and spawned."""
+"""`ImageDataset`, `EpochSampler` and `ImageStream`: items, transforms and bad samples; `test_loops` has the epochs."""
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from PIL import Image
+from suites.samples import overwrite
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import packer
 import readers
@@ -52,30 +51,12 @@ def damaged(photos: Path, tmp_path: Path) -> readers.Reader:
     packer.convert(photos, to="hdf5", output=out)
     reader = readers.open(out)
     for number in BAD:
-        place = reader.byte_range(number)
-        assert place is not None
-        shard, offset, length = place
-        with open(shard, "r+b") as file:
-            file.seek(offset)
-            file.write(bytes(length))
+        overwrite(reader, number, b"")
     return reader
 
 
 def whole(reader: readers.Reader, index: int) -> torch.Tensor:
     return torch.from_numpy(decode_image(reader.read(index)).copy()).permute(2, 0, 1)
-
-
-def numbered(batch: Any) -> list[int]:
-    """Which samples a batch holds, by their labels and pixels having been replaced with their number."""
-    return [int(number) for number in batch[1]]
-
-
-class Numbers(ImageDataset):
-    """Says which sample it is instead of what class: (image, number)."""
-
-    def __getitems__(self, indices: Any) -> list[tuple[Any, Any]]:
-        items = super().__getitems__(indices)
-        return [(image, int(index)) for (image, _), index in zip(items, indices, strict=True)]
 
 
 # --- the data set -------------------------------------------------------------------------------------------------
@@ -84,7 +65,7 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
     image, label = dataset[7]
     assert torch.equal(image, whole(reader, 7)) and label == int(reader.labels[7])
     assert len(dataset) == COUNT and dataset.classes == reader.classes and dataset.targets == reader.labels.tolist()
-    batch = dataset.__getitems__([3, 1, 2])
+    batch = dataset.__getitems__([3, 1, 2])  # which do not share memory
     assert all(torch.equal(x, whole(reader, i)) for (x, _), i in zip(batch, [3, 1, 2], strict=True))
     assert isinstance(ImageDataset(reader, output="numpy")[0][0], np.ndarray)
     picture = ImageDataset(reader, output="pil")[0][0]
@@ -94,19 +75,13 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
         dataset[COUNT]
 
 
-def test_samples_stay_as_they_are(reader: readers.Reader) -> None:
-    dataset = ImageDataset(reader)
-    images = [dataset[i][0] for i in range(5)]
-    assert all(torch.equal(image, whole(reader, i)) for i, image in enumerate(images))
-
-
 def test_plain_functions(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, lambda image: image.float().mean(), target_transform=lambda label: label + 100)
     mean, label = dataset[3]
     assert mean == whole(reader, 3).float().mean() and label == int(reader.labels[3]) + 100
 
 
-def test_albumentations_are_called_their_way(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_albumentations_are_called_with_image(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     class Transpose:
         def __call__(self, *, image: Any) -> dict[str, Any]:
             assert isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2] == 3
@@ -128,6 +103,16 @@ def test_our_ops_are_those_of_the_loader(reader: readers.Reader) -> None:
         assert torch.allclose(torch.cat([images for images, _ in batches]), ours, atol=1e-6)
 
 
+def test_a_spawned_worker_gives_the_same_items(reader: readers.Reader) -> None:
+    dataset = ImageDataset(reader, CROP)
+    dataset[0]  # with what a thread keeps to itself
+    sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
+    loader = DataLoader(dataset, 8, sampler=sampler, num_workers=1, multiprocessing_context="spawn")
+    items = dataset.__getitems__(list(EpochSampler(Shuffled(COUNT, 3))))
+    for given, expected in zip(zip(*loader, strict=True), zip(*items, strict=True), strict=True):
+        assert torch.equal(torch.cat(given), torch.stack(list(map(torch.as_tensor, expected))))
+
+
 def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, CROP)
     torch.manual_seed(0)
@@ -135,24 +120,6 @@ def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader)
     torch.manual_seed(0)
     assert all(torch.equal(dataset[1][0], image) for image in first)
     assert not all(torch.equal(image, first[0]) for image in first)
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers(reader: readers.Reader, context: str) -> None:
-    dataset = ImageDataset(reader, [Resize((20, 20))])
-    loader = DataLoader(dataset, 8, num_workers=2, multiprocessing_context=context, persistent_workers=True)
-    for _ in range(2):
-        images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
-        assert torch.equal(labels, torch.from_numpy(np.array(reader.labels)))
-        assert torch.equal(images[9], ImageDataset(reader, [Resize((20, 20))])[9][0])
-
-
-def test_pickle_is_small(reader: readers.Reader) -> None:
-    dataset = ImageDataset(reader, CROP)
-    dataset[0]
-    assert torch.equal(
-        pickle.loads(pickle.dumps(dataset)).__getitems__([Place(3, 1, 2, 3)])[0][0], dataset[Place(3, 1, 2, 3)][0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -171,112 +138,50 @@ def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message:
 
 
 # --- bad samples --------------------------------------------------------------------------------------------------
-def test_a_bad_sample_raises(damaged: readers.Reader) -> None:
+def test_a_bad_sample_alone_raises(damaged: readers.Reader) -> None:
     with pytest.raises(BadSampleError, match=r"sample 5 \(class0/photo020\): .* `packer verify --deep`"):
         ImageDataset(damaged)[5]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_bad_samples_are_skipped_and_reported(damaged: readers.Reader, workers: int) -> None:
-    dataset = ImageDataset(damaged, on_error="skip")
-    sizes = [len(images) for images, _ in DataLoader(dataset, 10, num_workers=workers)]
-    assert sizes == [9, 10, 9, 10] and dataset.bad_samples == 2
-    assert dataset.report().startswith("2 bad samples were skipped, the first is sample ")
-    assert dataset.report() == "" and dataset.bad_samples == 0
     with pytest.raises(BadSampleError, match="ask for batches"):
-        dataset[5]
+        ImageDataset(damaged, on_error="skip")[5]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_bad_samples_are_replaced(damaged: readers.Reader, workers: int) -> None:
-    dataset = ImageDataset(damaged, on_error="substitute")
-    sampler = EpochSampler(Sequential(COUNT), damaged)
-    images, labels = (
-        torch.cat(part) for part in zip(*DataLoader(dataset, 10, sampler=sampler, num_workers=workers), strict=True)
-    )
-    assert len(images) == COUNT and dataset.bad_samples == 2
-    for bad in BAD:
-        twins = [i for i in range(COUNT) if i not in BAD and torch.equal(images[i], images[bad])]
-        assert len(twins) == 1 and labels[bad] == labels[twins[0]]
-    assert "2 bad samples were replaced by others" in dataset.report()
-
-
-def test_the_sampler_reports_bad_samples(damaged: readers.Reader) -> None:
-    dataset = ImageDataset(damaged, on_error="skip")
+@pytest.mark.parametrize(("on_error", "done"), [("skip", "skipped"), ("substitute", "replaced by others")])
+def test_bad_samples_are_skipped_or_replaced_and_reported(
+    damaged: readers.Reader, on_error: Any, done: str, workers: int
+) -> None:
+    dataset = ImageDataset(damaged, on_error=on_error)
     sampler = EpochSampler(Sequential(COUNT), dataset)
-    loader = DataLoader(dataset, 10, sampler=sampler, num_workers=2)
-    assert sum(len(images) for images, _ in loader) == COUNT - len(BAD)
-    with pytest.warns(UserWarning, match="epoch 0: 2 bad samples were skipped, the first is sample"):
+    images, labels = zip(*DataLoader(dataset, 10, sampler=sampler, num_workers=workers), strict=True)
+    assert dataset.bad_samples == 2
+    if on_error == "skip":
+        assert list(map(len, images)) == [9, 10, 9, 10]
+    else:
+        all_images, all_labels = torch.cat(images), torch.cat(labels)
+        assert len(all_images) == COUNT
+        for bad in BAD:
+            twins = [i for i in range(COUNT) if i not in BAD and torch.equal(all_images[i], all_images[bad])]
+            assert len(twins) == 1 and all_labels[bad] == all_labels[twins[0]]
+    with pytest.warns(UserWarning, match=f"epoch 0: 2 bad samples were {done}, the first is sample (5|21) "):
         next(iter(sampler))
+    assert dataset.report() == "" and dataset.bad_samples == 0
 
 
 # --- the sampler --------------------------------------------------------------------------------------------------
-def test_the_sampler_walks_through_epochs() -> None:
-    order = Shuffled(COUNT, 3)
-    sampler = EpochSampler(order)
-    for epoch in range(3):
-        assert sampler.epoch == epoch
-        assert list(sampler) == order.indices(epoch, np.arange(COUNT)).tolist()
-    sampler.set_epoch(1)
-    places = list(sampler)
-    assert all(isinstance(place, Place) for place in places)
-    assert [(place.epoch, place.position) for place in places] == [(1, position) for position in range(COUNT)]
-    assert pickle.loads(pickle.dumps(places[3])).position == 3
-
-
-@pytest.mark.parametrize(
-    ("tail", "lengths"), [("drop_last", [13, 13, 13]), ("pad", [14, 14, 14]), ("exact", [13, 13, 14])]
-)
-def test_ranks_take_turns(tail: Any, lengths: list[int]) -> None:
-    order = Shuffled(COUNT, 3)
-    expected = order.indices(0, np.arange(COUNT)).tolist()
-    parts = []
-    for rank in range(3):
-        sampler = EpochSampler(order, rank=rank, world_size=3, tail=tail)
-        parts.append(list(sampler))
-        assert len(parts[-1]) == lengths[rank]
-        sampler.set_epoch(0)
-        assert len(sampler) == lengths[rank]
-    dealt = [part[i] for i in range(13) for part in parts]
-    assert dealt == expected[:39]
-
-
-def test_long_epochs_come_in_blocks() -> None:
-    order = Shuffled(10_001, 1)
-    parts = [list(EpochSampler(order, rank=rank, world_size=2, tail="exact")) for rank in range(2)]
-    assert sorted(parts[0] + parts[1]) == list(range(10_001))
-    assert parts[0] == order.indices(0, np.arange(0, 10_000, 2)).tolist() + parts[0][5000:]
-
-
-def test_a_plain_loader_resumes_by_what_training_has_seen(reader: readers.Reader) -> None:
-    order = Shuffled(COUNT, 6)
-    expected = order.indices(0, np.arange(COUNT)).tolist()
-    seen, states = [], []
-    for rank in range(2):
-        sampler = EpochSampler(order, reader, rank=rank, world_size=2)
-        loader = DataLoader(Numbers(reader, CROP), 4, sampler=sampler, num_workers=2)
-        for step, batch in enumerate(loader, 1):
-            seen += numbered(batch)
-            if step == 3:
-                break
-        states.append(json.loads(json.dumps(sampler.state_after(step * 4))))
-    assert states[0] == states[1] and sorted(seen) == sorted(expected[:24])
-    sampler = EpochSampler(order, reader)
-    sampler.load_state_dict(states[0])
-    assert sampler.left == 16 and len(sampler) == COUNT
-    rest = [number for batch in DataLoader(Numbers(reader, CROP), 5, sampler=sampler) for number in numbered(batch)]
-    assert rest == expected[24:] and sampler.epoch == 1
-
-
-def test_states_go_from_the_sampler_to_the_loader_and_back(reader: readers.Reader) -> None:
-    order = Shuffled(COUNT, 6)
-    sampler = EpochSampler(order, reader)
-    loader = ImageLoader(reader, 8, augment=CROP, order=order, fields=("index", "image"))
-    loader.load_state_dict(sampler.state_after(16))
-    first = next(iter(loader))[0].tolist()
-    assert first == order.indices(0, np.arange(16, 24)).tolist()
-    sampler.load_state_dict(loader.state_dict())
-    assert list(sampler) == order.indices(0, np.arange(24, COUNT)).tolist()
+def test_ranks_take_positions_in_turn() -> None:
+    order = Shuffled(10_001, 3)  # more than are computed at once
+    expected = order.indices(1, np.arange(10_001)).tolist()
+    for tail, lengths in (("drop_last", [3333] * 3), ("pad", [3334] * 3), ("exact", [3333, 3334, 3334])):
+        parts = []
+        for rank, length in enumerate(lengths):
+            sampler = EpochSampler(order, rank=rank, world_size=3, tail=tail)
+            sampler.set_epoch(1)
+            parts.append(list(sampler))
+            assert len(parts[rank]) == len(sampler) == length and sampler.epoch == 2
+            place = pickle.loads(pickle.dumps(parts[rank][5]))
+            assert isinstance(place, Place) and (place.seed, place.epoch, place.position) == (3, 1, 15 + rank)
+        assert [part[i] for i in range(3333) for part in parts] == expected[:9999]
+        assert tail == "drop_last" or {*expected} == {number for part in parts for number in part}
 
 
 def test_a_state_of_another_set(reader: readers.Reader) -> None:
@@ -288,70 +193,7 @@ def test_a_state_of_another_set(reader: readers.Reader) -> None:
     ImageDataset(reader).load_state_dict(ImageDataset(reader).state_dict())
 
 
-# --- torchdata ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [1, 3, 5])
-def test_stateful_data_loader(reader: readers.Reader, workers: int, stop: int) -> None:
-    def make() -> StatefulDataLoader[Any]:
-        sampler = EpochSampler(Shuffled(COUNT, 6), reader)
-        return StatefulDataLoader(Numbers(reader, CROP), 8, sampler=sampler, num_workers=workers)
-
-    expected = [numbered(batch) for batch in make()]
-    loader = make()
-    stream = iter(loader)
-    start = [next(stream) for _ in range(stop)]
-    state = loader.state_dict()
-    del stream
-    resumed = make()
-    resumed.load_state_dict(state)
-    rest = list(resumed)
-    assert [numbered(batch) for batch in start + rest] == expected
-    order = Shuffled(COUNT, 6)
-    again = [number for batch in resumed for number in numbered(batch)]
-    assert again == order.indices(1, np.arange(COUNT)).tolist()
-    later = make()
-    later.load_state_dict(resumed.state_dict())
-    again = [number for batch in later for number in numbered(batch)]
-    assert again == order.indices(2, np.arange(COUNT)).tolist()
-
-
 # --- streams ------------------------------------------------------------------------------------------------------
-def stream_loader(reader: readers.Reader, workers: int, make: Callable[..., Any] = DataLoader, **options: Any) -> Any:
-    stream = ImageStream(Numbers(reader, CROP), EpochSampler(Shuffled(COUNT, 6), reader), 8)
-    return make(stream, batch_size=None, num_workers=workers, **options)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 3, "persistent_workers": True}]
-)
-def test_a_stream_has_the_order_whatever_the_workers(reader: readers.Reader, options: dict[str, Any]) -> None:
-    order = Shuffled(COUNT, 6)
-    loader = stream_loader(reader, options.pop("num_workers", 0), **options)
-    assert len(loader) == 5
-    for epoch in (0, 1):
-        numbers = [number for batch in loader for number in numbered(batch)]
-        assert numbers == order.indices(epoch, np.arange(COUNT)).tolist()
-    for _ in loader:
-        break
-    numbers = [number for batch in loader for number in numbered(batch)]
-    assert numbers == order.indices(3, np.arange(COUNT)).tolist()
-    loader.dataset.set_epoch(9)
-    numbers = [number for batch in loader for number in numbered(batch)]
-    assert numbers == order.indices(9, np.arange(COUNT)).tolist()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_in_a_stateful_data_loader(reader: readers.Reader, workers: int) -> None:
-    expected = [numbered(batch) for batch in stream_loader(reader, workers, StatefulDataLoader)]
-    loader = stream_loader(reader, workers, StatefulDataLoader)
-    stream = iter(loader)
-    start = [numbered(next(stream)) for _ in range(3)]
-    state = loader.state_dict()
-    resumed = stream_loader(reader, workers, StatefulDataLoader)
-    resumed.load_state_dict(state)
-    assert start + [numbered(batch) for batch in resumed] == expected
-
-
 def test_the_last_batch_of_a_stream(reader: readers.Reader) -> None:
     for drop_last, sizes in ((True, [12, 12, 12]), (False, [12, 12, 12, 4])):
         stream = ImageStream(ImageDataset(reader, CROP), EpochSampler(Shuffled(COUNT), reader), 12, drop_last=drop_last)

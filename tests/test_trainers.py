@@ -78,7 +78,7 @@ def check(seen: Seen, epochs: int, ranks: int = 1, whole: bool = False) -> None:
         assert ranks > 1 or samples == wanted, f"epoch {epoch}: another order"
 
 
-def told(folder: Path, name: str) -> list[Any]:
+def reports(folder: Path, name: str) -> list[Any]:
     """What the ranks of a run have written."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
 
@@ -194,7 +194,7 @@ def test_lightning_with_other_batches_in_mid_epoch_is_refused(
     assert len(resumed.seen) in (0, 15), "the end of an epoch is fine with any batches"
 
 
-def test_lightning_does_not_repeat_what_a_state_has_seen(lightning: Any, reader: Any, tmp_path: Path) -> None:
+def test_lightning_repeats_no_sample_of_a_state(lightning: Any, reader: Any, tmp_path: Path) -> None:
     loader, state = make(reader, "loader"), EpochSampler(ORDER, reader).state_after(8)
     loader.load_state_dict({**state, "epoch": 2})
     with pytest.raises(TrainerError, match=r"Lightning begins epoch 0, .* epoch 2.*write|with  trainer.fit\("):
@@ -206,7 +206,7 @@ def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kin
     """The ranks begin after the loader was made. Lightning leaves the sampler alone."""
     from lightning.pytorch import callbacks
 
-    class Tell(callbacks.Callback):  # type: ignore[misc]
+    class Report(callbacks.Callback):  # type: ignore[misc]
         def on_train_end(self, trainer: Any, module: Any) -> None:
             (tmp_path / f"ranks-{trainer.global_rank}.json").write_text(json.dumps(module.seen))
 
@@ -214,9 +214,9 @@ def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kin
     stops = ((9, None), (0, tmp_path / "stopped.ckpt")) if kind == "loader" else ((0, None),)
     for stop, checkpoint in stops:
         trainer = trainer_of(lightning, tmp_path, stop, devices=2, strategy="ddp_fork")
-        trainer.callbacks.append(Tell())
+        trainer.callbacks.append(Report())
         trainer.fit(module_of(lightning), make(reader, kind), ckpt_path=checkpoint)
-        parts = told(tmp_path, "ranks")
+        parts = reports(tmp_path, "ranks")
         assert len(parts) == 2 and len(parts[0]) == len(parts[1]), "both ranks made the same number of steps"
         seen += [(epoch, batch) for part in parts for epoch, batch in part]
     check(seen, EPOCHS, ranks=2)
@@ -247,12 +247,12 @@ def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, po
 
 
 def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
-    """What `work(rank)` returns on each of some forked processes, told of each other as torchrun does it."""
+    """What `work(rank)` returns on each of some forked processes, with the environment of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.multiprocessing.start_processes(one_rank, (work, folder, ranks, port), ranks, start_method="fork")
-    return told(folder, "work")
+    return reports(folder, "work")
 
 
 def trained(loader: Any, epochs: int) -> Seen:
@@ -487,4 +487,4 @@ def test_lightning_starts_the_script_for_each_rank(lightning: Any, reader: Any, 
     command = [sys.executable, tmp_path / "script.py", Path(__file__).parent, reader.path, tmp_path, kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
-    check([step for part in told(tmp_path, "script") for step in part], EPOCHS, ranks=2)
+    check([step for part in reports(tmp_path, "script") for step in part], EPOCHS, ranks=2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
+from suites.programs import run_packer
 
 import packer
 import readers
@@ -18,11 +17,8 @@ from cache.errors import SourceError
 PICTURE = make_jpeg(1)
 
 
-def tree_of(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(PICTURE if name.endswith((".jpg", ".JPEG", ".png")) else b"{}")
-    return root
+def layout_of(root: Path, *names: str) -> Path:
+    return tree_of(root, {name: PICTURE if name.endswith((".jpg", ".JPEG", ".png")) else b"{}" for name in names})
 
 
 ILSVRC = (
@@ -59,9 +55,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_tree_that_is_none_is_refused_with_the_command_that_is_right(tmp_path: Path, case: str) -> None:
+def test_a_tree_of_another_layout_is_refused_with_the_right_command(tmp_path: Path, case: str) -> None:
     names, what, command = CASES[case]
-    root = tree_of(tmp_path / "in", *names)
+    root = layout_of(tmp_path / "in", *names)
     with pytest.raises(SourceError) as refusal:
         packer.convert(root, "tar", tmp_path / "out", workers=1)
     message = str(refusal.value)
@@ -78,14 +74,14 @@ def test_a_tree_that_is_none_is_refused_with_the_command_that_is_right(tmp_path:
 
 
 def test_the_right_folder_of_imagenet_says_that_val_has_no_labels(tmp_path: Path) -> None:
-    root = tree_of(tmp_path / "in", *ILSVRC) / "Data/CLS-LOC"
+    root = layout_of(tmp_path / "in", *ILSVRC) / "Data/CLS-LOC"
     result = packer.convert(root, "tar", tmp_path / "out", workers=1)
     assert (result.splits, result.classes) == ({"train": 2, "val": 1}, 2)
     assert [warning for warning in result.warnings if "no image of val has a label" in warning]
 
 
 def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
-    root = tree_of(tmp_path / "coco", *COCO)
+    root = layout_of(tmp_path / "coco", *COCO)
     with tarfile.open(tmp_path / "coco.tar", "w") as archive:
         archive.add(root, "coco")
     with pytest.raises(SourceError, match=r"coco\.tar: looks like COCO .* unpack it, and run"):
@@ -104,16 +100,18 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
     ],
 )
 def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
-    root = tree_of(tmp_path / "in", *names)
-    line = [sys.executable, "-m", "packer", "convert", root, "--to", "tar", "-o"]
-    shown = subprocess.run([*line, tmp_path / "out"], capture_output=True, text=True, timeout=120, check=True)
-    assert f"warning: {root}: {warning}" in shown.stderr, shown.stderr
-    result = packer.convert(root, "tar", tmp_path / "out2", workers=1)
-    assert [text for text in result.warnings if warning in text], result.warnings
-    quiet = subprocess.run(
-        [*line, tmp_path / "out3", "--json"], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert json.loads(quiet.stdout)["warnings"] == list(result.warnings) and not quiet.stderr
+    root = layout_of(tmp_path / "in", *names)
+    result = packer.convert(root, "tar", tmp_path / "out", workers=1)
+    assert [text for text in result.warnings if f"{root}: {warning}" in text], result.warnings
+
+
+def test_warnings_are_on_stderr_or_in_the_json(tmp_path: Path) -> None:
+    root = layout_of(tmp_path / "in", "a/1.jpg", "b/2.jpg", "3.jpg")
+    line = ("convert", root, "--to", "tar", "-o")
+    shown = run_packer(*line, tmp_path / "out", check=True)
+    assert f"warning: {root}: 1 image of train right under its folder" in shown.stderr
+    quiet = run_packer(*line, tmp_path / "json", "--json", check=True)
+    assert len(json.loads(quiet.stdout)["warnings"]) == 1 and not quiet.stderr
 
 
 def test_an_ordinary_tree_has_no_warnings(tree: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 
 import readers
 from readers import augment
@@ -34,12 +34,9 @@ FIELDS = ("image", "label", "index")
 
 
 def write_images(folder: Path, bad: tuple[int, ...] = ()) -> readers.Reader:
-    for i in range(COUNT):
-        place = folder / f"class {i % 4}" / f"{i:02d}.jpg"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        encoded = make_jpeg(i, (60, 44))
-        place.write_bytes(encoded[: len(encoded) // 2] if i in bad else encoded)
-    return readers.open_folder(folder)
+    images = [make_jpeg(i, (60, 44)) for i in range(COUNT)]
+    images = [data[: len(data) // 2] if i in bad else data for i, data in enumerate(images)]
+    return readers.open_folder(tree_of(folder, {f"class {i % 4}/{i:02d}.jpg": data for i, data in enumerate(images)}))
 
 
 @pytest.fixture
@@ -48,10 +45,8 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 def run(loader: ImageLoader) -> list[Any]:
-    return [
-        (tuple(v.clone() for v in batch[0]) if isinstance(batch[0], tuple) else (batch[0].clone(),), *batch[1:])
-        for batch in loader
-    ]
+    """Batches, the images always by view."""
+    return [(batch[0] if isinstance(batch[0], tuple) else (batch[0],), *batch[1:]) for batch in loader]
 
 
 def same(ours: list[Any], theirs: list[Any]) -> bool:
@@ -59,6 +54,18 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
         len(a[0]) == len(b[0]) and all(map(torch.equal, [*a[0], *a[1:]], [*b[0], *b[1:]]))
         for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any]:
+    """The batches, which neither the number of threads nor a resume changes."""
+    one = run(ImageLoader(reader, 8, threads=1, fields=FIELDS, **options))
+    assert same(one, run(ImageLoader(reader, 8, threads=4, prefetch=1, fields=FIELDS, **options)))
+    begun, resumed = (ImageLoader(reader, 8, threads=2, fields=FIELDS, **options) for _ in range(2))
+    under_way = iter(begun)
+    next(under_way), next(under_way)
+    resumed.load_state_dict(begun.state_dict())
+    assert same(one[2:], run(resumed))
+    return one
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -79,17 +86,11 @@ def test_views_are_of_the_same_samples_with_draws_of_their_own(reader: readers.R
 @pytest.mark.parametrize("layout", ["channels_last", "NCHW", "NHWC"])
 def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Reader, layout: Any) -> None:
     options: dict[str, Any] = {"augment": [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)], "views": 3, "seed": 1}
-    options |= {"fields": FIELDS, "layout": layout}
-    one = run(ImageLoader(reader, 8, threads=1, **options))
-    assert same(one, run(ImageLoader(reader, 8, threads=4, prefetch=1, **options)))
-    half = run(ImageLoader(reader, 4, threads=2, **options))
+    one = check_threads_and_resume(reader, layout=layout, **options)
+    half = run(ImageLoader(reader, 4, threads=2, layout=layout, **options))
     for view in range(3):
         together = torch.cat([batch[0][view] for batch in one])
         assert torch.allclose(together, torch.cat([batch[0][view] for batch in half]))
-    begun, resumed = (ImageLoader(reader, 8, threads=2, **options) for _ in range(2))
-    next(iter(begun))
-    resumed.load_state_dict(begun.state_dict())
-    assert same(one[1:], run(resumed))
 
 
 def test_each_view_may_have_ops_of_its_own(reader: readers.Reader) -> None:
@@ -129,7 +130,7 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
         ({"augment": [*OPS, MixUp()], "views": 2}, "MixUp and CutMix mix labels"),
     ],
 )
-def test_views_that_cannot_be_made(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
+def test_impossible_views(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageLoader(reader, 8, **options)
 
@@ -153,14 +154,7 @@ def test_mixed_batches_are_the_formula_of_plain_ones(reader: readers.Reader, op:
 
 @pytest.mark.parametrize("ops", [[MixUp(0.4)], [CutMix(p=0.5), MixUp(0.4, p=0.5)]], ids=["mixup", "both"])
 def test_mixed_batches_do_not_depend_on_threads_or_a_resume(reader: readers.Reader, ops: list[Op]) -> None:
-    options: dict[str, Any] = {"augment": [*OPS, *ops], "seed": 2, "fields": FIELDS}
-    one = run(ImageLoader(reader, 8, threads=1, **options))
-    assert same(one, run(ImageLoader(reader, 8, threads=4, **options)))
-    begun, resumed = (ImageLoader(reader, 8, threads=2, **options) for _ in range(2))
-    under_way = iter(begun)
-    next(under_way), next(under_way)
-    resumed.load_state_dict(begun.state_dict())
-    assert same(one[2:], run(resumed))
+    check_threads_and_resume(reader, augment=[*OPS, *ops], seed=2)
 
 
 def test_skipped_samples_are_not_mixed_in(tmp_path: Path) -> None:
@@ -177,12 +171,9 @@ def test_skipped_samples_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_ops_on_batches_need_labels_and_a_loader_of_batches(tmp_path: Path, reader: readers.Reader) -> None:
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for i in range(4):
-        (flat / f"{i}.jpg").write_bytes(make_jpeg(i, (40, 40)))
+    flat = readers.open_folder(tree_of(tmp_path / "flat", {f"{i}.jpg": make_jpeg(i, (40, 40)) for i in range(4)}))
     with pytest.raises(ValueError, match="no sample of this set has one: leave them out"):
-        ImageLoader(readers.open_folder(flat), 2, augment=[CenterCrop(32), MixUp()])
+        ImageLoader(flat, 2, augment=[CenterCrop(32), MixUp()])
     with pytest.raises(
         ValueError, match="ImageDataset makes single samples, and MixUp is for batches: use ImageLoader"
     ):

@@ -1,22 +1,21 @@
-"""What is below one address, for a process and all its threads: also where it was forked, or got this pickled.
+"""The objects below one address, for a process and all its threads, also in forks and pickled copies.
 
     with Remote("s3://bucket/set") as remote:
         text, facts = remote.whole("dataset.json", 1 << 20)
         parts = remote.read_many([Span("train-000000.tar", 0, 1024), …])      # in parallel, in this order
 
-All addresses of a process share one pool of threads, which is made when it is first used. No read waits longer than
-`Patience.most_seconds` at the network.
+All addresses of a process share one pool of threads, which is created on first use. No read waits longer than
+`Patience.most_seconds` for the network.
 
-obstore's threads do not survive a fork, so a process that was forked with obstore in it reads through a small process
-of its own, the courier, which is started on the first read:
+obstore's threads do not survive a fork, so a process that was forked after obstore was imported reads through a small
+process of its own, the courier, which is started on the first read:
 
     this process                                        courier
     (7, address, patience, "read", arguments)   ──►     a thread for each request, at most 32 at a time
-    future of 7   ◄──   (7, what came of it, or the error)
+    future of 7   ◄──   (7, the result, or the error)
 
-Both directions are a stream of pickles. One courier serves all threads and all addresses of a process. It ends when its
-standard input closes, which happens at the latest when the process that started it is gone. Every wait for it is
-bounded.
+Both directions are streams of pickles. One courier serves all threads and all addresses of a process. It ends when its
+standard input closes, at the latest with the process that started it. Every wait for it is bounded.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _V = TypeVar("_V")
 
 
 class _Process:
-    """What this process has: its pool, and its courier where it was forked with obstore in it."""
+    """The pool of this process, and its courier where it was forked with obstore."""
 
     def __init__(self, forked: bool) -> None:
         self.forked = forked
@@ -82,30 +81,30 @@ class Remote:
         self.url = parse_url(url)
         self.patience = patience or Patience.from_environment()
         self._store: ObjectStore | _ReadByCourier | None = None
-        self._made_in: _Process | None = None
+        self._process: _Process | None = None
 
     def __repr__(self) -> str:
         return f"Remote({str(self.url)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "patience": self.patience, "_store": None, "_made_in": None}
+        return {"url": self.url, "patience": self.patience, "_store": None, "_process": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read(self, span: Span) -> tuple[Any, Facts]:
-        """The bytes of one span (bytes-like), by one GET, and the facts of its object. An empty span asks nothing."""
+        """The bytes of one span (bytes-like), by one GET, and the facts of its object. An empty span needs no GET."""
         if span.start >= span.stop:
             return b"", Facts(span.bytes or 0, span.etag, 0.0)
         return self._reading().read(span)
 
     def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
-        """The same for many spans, `PARALLEL` at a time, in the order asked for."""
+        """The same for many spans, `PARALLEL` at a time, in their order."""
         return self.each(self.read, spans)
 
     def submit(self, span: Span) -> Future[tuple[Any, Facts]]:
-        """Begin to read. Raises RuntimeError where the interpreter is about to end."""
+        """Begin to read. Raises RuntimeError when the interpreter is about to end."""
         return _pool().submit(self.read, span)
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
@@ -127,7 +126,7 @@ class Remote:
         finally:
             for future in futures:
                 future.cancel()
-            wait(futures)  # what is under way ends before the caller cleans up
+            wait(futures)  # requests under way end before the caller cleans up
 
     # --- writing ------------------------------------------------------------------------------------------------
     @property
@@ -140,7 +139,7 @@ class Remote:
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Forget the connection; the next call makes another one."""
+        """Close the connection; the next call connects again."""
         self._store = None
 
     def __enter__(self) -> Remote:
@@ -151,12 +150,12 @@ class Remote:
 
     def _reading(self) -> ObjectStore | _ReadByCourier:
         store = self._store
-        if store is None or self._made_in is not _process:
+        if store is None or self._process is not _process:
             if _process.forked:
                 store = _ReadByCourier(_courier(), self.url, self.patience)
             else:
                 store = ObjectStore(self.url, self.patience)
-            self._store, self._made_in = store, _process
+            self._store, self._process = store, _process
         return store
 
 
@@ -178,7 +177,7 @@ def _courier() -> Courier:
 
 # --- reading for a forked process -----------------------------------------------------------------------------------
 class Courier:
-    """What a process asks instead of an `ObjectStore`; started when it is made. Threads may share it."""
+    """A process that answers like an `ObjectStore`. Threads may share it."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", _BOOT, json.dumps([path or os.getcwd() for path in sys.path])]
@@ -192,7 +191,7 @@ class Courier:
         self._listener.start()
 
     def ask(self, url: RemoteUrl, patience: Patience, method: str, *arguments: Any) -> Any:
-        """What a method of `ObjectStore` gives for an address. Raises what that does."""
+        """Call a method of the `ObjectStore` of an address. Raises what that raises."""
         number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._waiting[number] = answer
@@ -215,7 +214,7 @@ class Courier:
         return self._listener.is_alive() and self._process.poll() is None
 
     def close(self) -> None:
-        """End the courier; what waits for it gets an error."""
+        """End the courier; pending requests get an error."""
         try:
             self._requests.close()
         except OSError:
@@ -268,7 +267,7 @@ class _ReadByCourier:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """What the courier's process does: answer until its input ends, and then end at once."""
+    """The main function of the courier: answer until its input ends, then end at once."""
     lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
 
     def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:
@@ -288,4 +287,4 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         while True:
             crew.submit(answer, *pickle.load(requests))
     except (EOFError, pickle.UnpicklingError):
-        os._exit(0)  # no answer on its way is wanted any more
+        os._exit(0)  # nobody reads further answers

@@ -1,12 +1,12 @@
 """One object store or web server, through obstore: the only file that knows it.
 
-Every call is bounded: `Patience` holds the seconds a request may take, body included, and how long it is tried again
-(5xx, resets, time-outs; obstore's own retries with growing, jittered pauses). A body that breaks off in the middle is
-asked for again here. Credentials, endpoints and proxies are obstore's business: it reads AWS_*, GOOGLE_* and AZURE_*
-and the files and services that belong to them.
+Every call is bounded: `Patience` has the seconds of one request, body included, and how often it is retried (5xx,
+resets, time-outs; obstore's own retries with growing, jittered pauses). A body that breaks off in the middle is
+requested again here. Credentials, endpoints and proxies are obstore's: it reads AWS_*, GOOGLE_* and AZURE_* and the
+files and services that belong to them.
 
-obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Such a child
-must not come here; see `cache.remote.client`.
+obstore runs threads of its own, which a forked child does not have: a call there would wait for ever. Forked children
+use `cache.remote.client`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["CRC_ATTRIBUTE", "Facts", "ObjectStore", "Patience", "Span", "transla
 
 _T = TypeVar("_T")
 CRC_ATTRIBUTE = "crc32c"  # metadata that uploads give an object: 8 hex digits, the CRC32C of its bytes
-_BODY_TRIES = 2  # obstore has tried for itself, where the server gives ETags
+_BODY_TRIES = 2  # obstore retries bodies itself where the server sends ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
 
@@ -58,7 +58,7 @@ class Patience:
 
     @property
     def most_seconds(self) -> float:
-        """The longest that one read can take, whatever happens."""
+        """The longest time that one read can take."""
         return _BODY_TRIES * 3 * self.seconds + 10
 
     @classmethod
@@ -95,7 +95,7 @@ class Span:
 
 
 class ObjectStore:
-    """What is below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
+    """The objects below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
@@ -163,7 +163,7 @@ class ObjectStore:
 
         Large files go up in parts. Parts of an upload that was killed stay in a hidden state, and cost, until the
         bucket's rules remove them. To web servers (WebDAV) a file goes by one request, through memory, and nothing can
-        be written beside it; they know no `create` (UnsupportedError).
+        be written with it; they do not support `create` (UnsupportedError).
         """
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
@@ -187,14 +187,14 @@ class ObjectStore:
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _collected(self, result: Any, most_bytes: int, what: str) -> bytes:
-        """The body of an answer, which has at most so many bytes whatever its headers say."""
+        """The body of an answer; more than so many bytes, whatever its headers say, are a RemoteError."""
         parts, total = [], 0
         for part in result.stream(min_chunk_size=most_bytes + 1):  # an honest body is one part, and not copied again
             total += len(part)
             if total > most_bytes:
                 raise RemoteError(
-                    f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes it was asked for; "
-                    f"what is there must not be trusted"
+                    f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes that were requested; "
+                    f"do not trust what is there"
                 )
             parts.append(part)
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
@@ -208,7 +208,7 @@ class ObjectStore:
 
     @contextmanager
     def _asking(self, verb: str, path: str) -> Iterator[None]:
-        """Around a call of obstore: its errors become those of this project."""
+        """Translates errors of a call of obstore."""
         try:
             yield
         except RemoteError:
@@ -218,7 +218,7 @@ class ObjectStore:
 
 
 def _again(once: Callable[[], _T]) -> _T:
-    """Ask again where a body broke off."""
+    """Request once more where a body broke off."""
     for _ in range(_BODY_TRIES - 1):
         try:
             return once()
@@ -231,7 +231,7 @@ def _facts(meta: Mapping[str, Any]) -> Facts:
     return Facts(int(meta["size"]), str(meta.get("e_tag") or ""), meta["last_modified"].timestamp())
 
 
-# --- what obstore says goes wrong -----------------------------------------------------------------------------------
+# --- errors of obstore --------------------------------------------------------------------------------------------
 _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "FileNotFoundError": (MissingError, "there is no such object; check the address"),
     "NotFoundError": (MissingError, "there is no such object; check the address"),
@@ -241,7 +241,7 @@ _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "AlreadyExistsError": (ExistsError, "is there already"),
     "NotSupportedError": (UnsupportedError, "the server does not support this request"),
     "NotImplementedError": (UnsupportedError, "the server does not support this request"),
-    "InvalidPathError": (AddressError, "is no valid address"),
+    "InvalidPathError": (AddressError, "is not a valid address"),
     "UnknownConfigurationKeyError": (AddressError, "the configuration has a key that obstore does not know"),
 }
 
@@ -254,7 +254,7 @@ _CREDENTIALS = {
     "container AZURE_SKIP_SIGNATURE=true",
     "https": "user name and password in the address, as https://user:password@host/path",
 }
-# What obstore's debug text of a failed connection or of a client that could not be made says, in this order.
+# Patterns of obstore's debug text of failed connections and of clients that cannot be created, in this order.
 _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
     (r"127\.0\.0\.1:0,", DeniedError, "the server redirects to another host, which must not get the session token"),
     (
@@ -299,7 +299,7 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
     (
         r"OpenCredentials|DecodeCredentials|ServiceAccount|service account",
         DeniedError,
-        "the file that GOOGLE_APPLICATION_CREDENTIALS names is missing or is no account's",
+        "the file that GOOGLE_APPLICATION_CREDENTIALS names is missing or is not an account's",
     ),
     (
         r"ReadPem|Error reading pem|KeyRejected",
@@ -316,12 +316,12 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
 
 
 def translated(error: BaseException, where: str, says: str) -> RemoteError:
-    """This project's error for one of obstore's. where: printable address and range. says: its text without secrets."""
+    """The RemoteError for an error of obstore. where: printable address and range. says: its text without secrets."""
     detail, scheme = _detail(says), where.partition("://")[0]
     set_these = _CREDENTIALS.get(scheme, _CREDENTIALS["https"])
     if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
         return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
-    if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud's machines find theirs
+    if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud has them
         return DeniedError(f"{where}: no credentials were found ({detail}); set {set_these}")
     if "416 Range Not Satisfiable" in says:
         return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
@@ -341,7 +341,7 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
 
 
 def _detail(says: str) -> str:
-    """The first line of a message, and what the server said of the cause, in at most some 300 characters."""
+    """The first line of a message, and the error code of the server, in about 300 characters at most."""
     line = says.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
     code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
     shown = line if len(line) <= 300 else line[:297] + "..."

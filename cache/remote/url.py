@@ -1,14 +1,14 @@
-"""Addresses in object stores and on web servers, and how the environment says that they are to be reached.
+"""Addresses in object stores and on web servers, and the options of the environment for them.
 
 Addresses are parsed once, and printed without their secrets.
 
     s3://bucket/path    gs://bucket/path    az://container/path    https://host/path    http://host:port/path
 
-Credentials for stores come from the environment, as obstore reads it; a user name and password may stand in an https
-address alone, and are never part of what is printed or stored on a disk.
+Credentials for stores come from the environment, which obstore reads; only an https address may contain a user name and
+password, which are never printed or written to a disk.
 
-obstore forgets the environment's HTTP options (time-outs, proxies, certificates) when it is handed some, so all of them
-are handed on from here.
+obstore ignores the environment's HTTP options (time-outs, proxies, certificates) when it is given any, so all of them
+are passed from here.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
 
 
 def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
-    """Raises AddressError for what is none; its message holds no secret."""
+    """Parse an address. Raises AddressError, without secrets in its message."""
     if isinstance(place, RemoteUrl):
         return place
     text = os.fspath(place)
     match = _PARTS.fullmatch(text[: text.find("://")].lower() + text[text.find("://") :])
     if match is None or match[1] not in SCHEMES:
         shown = re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)
-        raise AddressError(f"{shown!r} is no address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
+        raise AddressError(f"{shown!r} is not an address of the kinds {', '.join(f'{name}://' for name in SCHEMES)}")
     userinfo, _, host = match[2].rpartition("@")
     scheme, path = match[1], match[3].strip("/")
     url = RemoteUrl(scheme, host, path, userinfo)
-    # What is odd in the next two may be a part of a password, so nothing of it is shown.
+    # The unexpected parts in the next two may be of a password, so they are not shown.
     if ":" in host and not url.is_http:
         raise AddressError(
-            f"{scheme}://***: the name of a bucket has no colon, and credentials do not belong into the address; set "
+            f"{scheme}://***: the name of a bucket has no colon, and credentials do not belong in the address; set "
             f"them in the environment"
         )
     if "@" in userinfo or ("@" in path and ":" in host) or not _HOST.fullmatch(host):
@@ -101,7 +101,7 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
     if not host:
         raise AddressError(f"{url}: names no {'host' if url.is_http else 'bucket'}")
     if userinfo and not url.is_http:
-        raise AddressError(f"{url}: credentials do not belong into the address; set them in the environment")
+        raise AddressError(f"{url}: credentials do not belong in the address; set them in the environment")
     if set(path) & set("?#"):
         bare = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
         raise AddressError(f"{bare}: has a query after it; give the address of the set's folder, without ? and #")
@@ -111,7 +111,7 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
 
 
 def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -> dict[str, Any]:
-    """For an address, with at most so many seconds a request. Raises CertificateError."""
+    """HTTP options of obstore for an address; seconds: of one request. Raises CertificateError."""
     prefix = _PREFIXES[url.scheme]
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=seconds),
@@ -136,7 +136,7 @@ def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -
 
 
 def _certificates(variable: str, value: str) -> str:
-    """PEM text, which the variable has or the file that it names."""
+    """PEM text: the value of the variable, or of the file that it names."""
     if "-----BEGIN" in value:
         return value
     path = Path(value).expanduser()
@@ -149,16 +149,16 @@ def _certificates(variable: str, value: str) -> str:
             f"{variable}: neither the text of a PEM certificate nor a file that can be read: {value[:200]!r} ({reason})"
         ) from error
     if "-----BEGIN" not in text:
-        raise CertificateError(f"{variable}: {path} holds no PEM certificate (no line -----BEGIN CERTIFICATE-----)")
+        raise CertificateError(f"{variable}: {path} has no PEM certificate (no line -----BEGIN CERTIFICATE-----)")
     return text
 
 
 def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Keep a session token from following a redirect to another host.
 
-    The client drops only the Authorization header on its way there. It has no switch for redirects; but hosts other
-    than those of the endpoint can be sent through a proxy, and there is none at `NOWHERE`. Nothing is lost by that: a
-    request is signed for its host. Where a real proxy is configured, that one is used and decides.
+    The client drops only the Authorization header there, and has no switch for redirects. But hosts other than those of
+    the endpoint can be sent through a proxy, and there is none at `NOWHERE`. Nothing is lost: a request is signed for
+    its host. Where a real proxy is configured, that one is used.
     """
     if "proxy_url" in options or any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
         return {}

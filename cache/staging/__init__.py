@@ -1,18 +1,18 @@
 """Copies of a directory's files on this node's own disk or memory: made once per node, checked, shared, removed.
 
-    sources   what is to be staged, and from where: a directory   remote    or an address
-    copies    the staging directory of a target, its copies       removal   quota and clean-up, never of anything else
-    leader    one process copies, the others wait                 transfer  one file, checksum on the way
-    session   choose a target and use a copy, for one process
+    sources   what to stage, and from where: a directory      remote    an address as a source
+    copies    the staging directory of a target, its copies   removal   quota and clean-up
+    leader    one process copies, the others wait             transfer  one file, with its checksum
+    session   one process: choose a target, use a copy
 
-Nothing here knows what the files mean: `readers.staging` does. Its modules load no obstore and no numpy.
+Nothing here knows what the files mean: `readers.staging` does. Neither obstore nor numpy is loaded.
 """
 
 from cache.staging.copies import Copy, Store, find_store
-from cache.staging.leader import Arrivals, CopyCounts, How
+from cache.staging.leader import Arrivals, CopyCounts
 from cache.staging.removal import Removed, remove_copies, sweep
-from cache.staging.session import CLEANUPS, Request, Session, candidates
-from cache.staging.sources import FolderSource, Manifest, Source, StagedFile, total_bytes
+from cache.staging.session import CLEANUPS, Session, candidates
+from cache.staging.sources import FolderSource, Manifest, Request, Source, StagedFile, total_bytes
 from cache.staging.transfer import work_off
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Copy",
     "CopyCounts",
     "FolderSource",
-    "How",
     "Manifest",
     "Removed",
     "Request",

@@ -3,7 +3,7 @@
     <target>/packer-staged-<uid>/    private to its user
       .packer-staged                 marker: without it, made for this very directory, nothing below is touched
       lock                           flock, exclusive, for moments: while copies are added, counted or removed
-      removing-…                     a copy on its way out; the next process with the lock finishes the removal
+      removing-…                     a copy that is being removed; the next process with the lock finishes that
       <set>-<fingerprint>/           one copy
         dataset.json, shards, …      under the names they have in the source; each renamed from a whole temporary file
         .staging/
@@ -18,7 +18,7 @@ The process with `leader` may add files and write ready.json; one that gets `use
 the directory; copy.json changes under the lock of the store. A file under its own name is whole and was synced first.
 
 Records are small JSON files that name their kind, their version and the inode of their directory. A marker that was
-copied, or forged by a user who may not write here, does not match, and what it would allow is not done.
+copied or forged does not match, and allows nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Ready = dict[str, tuple[int, int | None, float]]  # path -> bytes, CRC32C, time 
 
 
 class Copy:
-    """A directory of the store. `files` are all of the source's, `wanted` the paths that were asked for so far."""
+    """A directory of the store. `files` are all of the source's, `wanted` the paths that were requested so far."""
 
     def __init__(self, path: Path, source: str, fingerprint: str, files: tuple[StagedFile, ...], wanted: set[str]):
         self.path, self.source, self.fingerprint, self.files, self.wanted = path, source, fingerprint, files, wanted
@@ -70,11 +70,11 @@ class Copy:
 
     @property
     def planned_bytes(self) -> int:
-        """What it takes when all that is wanted is here."""
+        """Its size when all wanted files are here."""
         return total_bytes(file for file in self.files if file.path in self.wanted)
 
     def stored_bytes(self) -> int:
-        """What its files take now, those on their way included."""
+        """The size of its files now, partial ones included."""
         paths = [self.path / file.path for file in self.files] + self.parts()
         return sum(_regular_size(path) or 0 for path in paths)
 
@@ -96,7 +96,7 @@ class Copy:
             return 0.0
 
     def hold(self, seconds: float = 10.0) -> bool:
-        """Take the users' lock; False where the copy was removed meanwhile."""
+        """Take the users' lock; False where the copy has been removed."""
         end = time.monotonic() + seconds
         while not self.users.take(shared=True):
             if not self.inner.is_dir():
@@ -107,7 +107,7 @@ class Copy:
         os.utime(self.users.path)
         return True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self.users.is_held:
             try:
                 os.utime(self.users.path)
@@ -116,7 +116,7 @@ class Copy:
             self.users.release()
 
     def save(self) -> None:
-        """Write what is known of the copy; under the lock of the store. Raises OSError."""
+        """Write the record of the copy; under the lock of the store. Raises OSError."""
         content = {
             "source": self.source,
             "fingerprint": self.fingerprint,
@@ -129,7 +129,7 @@ class Copy:
         return _read_record(self.inner / "copy.json", _COPY_KIND, self.path) is not None
 
     def ready(self) -> Ready:
-        """What ready.json vouches for; sizes on the disk are not looked at here."""
+        """The content of ready.json; sizes on the disk are not compared here."""
         record = _read_record(self.inner / "ready.json", _READY_KIND, self.path) or {}
         files = record.get("files")
         try:
@@ -148,7 +148,7 @@ class Copy:
         _write_record(self.inner / "ready.json", _READY_KIND, self.path, {"files": ready})
 
     def progress(self) -> int:
-        """Bytes that are here, as the leader last wrote it; 0 where it did not."""
+        """Bytes that are here, as the leader last wrote; 0 where it did not."""
         try:
             with Folder(self.inner) as inner:
                 return int(inner.read("progress", 32))
@@ -156,7 +156,7 @@ class Copy:
             return 0
 
     def write_progress(self, done_bytes: int) -> None:
-        """Need not survive a crash. Raises OSError."""
+        """Write the bytes that are here, not durably. Raises OSError."""
         with Folder(self.inner) as inner:
             inner.write("progress", f"{done_bytes}\n".encode(), durable=False)
 
@@ -169,13 +169,13 @@ def new_copy(store: Path, manifest: Manifest) -> Copy:
     """The directory for a manifest's copy, made or found; under the lock of the store. Raises OSError, StagingError."""
     path = store / manifest.folder_name
     if path.is_symlink() or (path.exists() and not is_own_folder(path)):
-        raise StagingError(f"{path}: is not a directory of our own; remove it, or choose another target")
+        raise StagingError(f"{path}: is not a directory of this user alone; remove it, or choose another target")
     known = load_copy(path)
     if known is not None:
         return known
     copy = Copy(path, str(manifest.source), manifest.fingerprint, manifest.files, set())
     if path.exists() and any(entry.name != INNER_FOLDER for entry in path.iterdir()):
-        raise StagingError(f"{path}: holds files but no marker of ours, so nothing is written into it; remove it")
+        raise StagingError(f"{path}: holds files but no marker of staging, so nothing is written into it; remove it")
     if copy.inner.is_symlink():
         raise StagingError(f"{copy.inner}: is a symbolic link, which staging never creates; remove it")
     copy.inner.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -205,18 +205,18 @@ class Store:
     path: Path
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold this while copies are added, counted or removed."""
+        """The lock to hold while copies are added, counted or removed."""
         return locked(self.path / "lock")
 
     def copies(self) -> list[Copy]:
-        """Copies with a valid record, least recently used first; anything else here is passed over."""
-        return sorted(self._loaded(leaving=False), key=Copy.last_use)
+        """Copies with a valid record, least recently used first; everything else is ignored."""
+        return sorted(self._load(leaving=False), key=Copy.last_use)
 
     def leaving(self) -> list[Copy]:
-        """Copies on their way out: being removed now, or by a process that was killed or met files of others there."""
-        return self._loaded(leaving=True)
+        """Copies that are being removed, or whose removal was interrupted or met files of others."""
+        return self._load(leaving=True)
 
-    def _loaded(self, leaving: bool) -> list[Copy]:
+    def _load(self, leaving: bool) -> list[Copy]:
         try:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
         except OSError:
@@ -271,7 +271,7 @@ def _write_record(path: Path, kind: str, folder: Path, content: dict[str, Any]) 
 
 
 def _read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
-    """The record of `folder`; None where there is none, or it is not one of that kind, made for that very folder."""
+    """The record of `folder`; None without one of that kind, written for that very folder."""
     try:
         with Folder(path.parent) as parent, parent.open(path.name) as file:
             status = os.fstat(file.fileno())

@@ -1,16 +1,16 @@
-"""One of the processes of a node copies, the others wait; a process that finds the leader gone leads.
+"""One process of a node copies, the others wait; a process that finds no leader becomes it.
 
-    take `leader` ── got it ──► look at what is here ──► room? ──► copy the rest ──► ready.json
+    take `leader` ── taken ──► check the files that are here ──► room? ──► copy the rest ──► ready.json
           │
           └─ busy ──► show progress, try again
 
-Every process goes through the lock once, so every one has seen for itself that all files are there, with the right
-sizes. A leader that died left whole files under their names and parts in `.staging/`: its successor keeps the former
-and removes the latter. A leader that fails tells its own caller; the others try themselves and learn why.
+Every process takes the lock once, so each has seen for itself that all files are there with the right sizes. A leader
+that died left whole files under their names and parts in `.staging/`: its successor keeps the former and removes the
+latter. A leader that fails raises its error; the others try themselves and get their own.
 
-Readers of a copy that is still being made wait for single files (`Arrivals`): only while the copy's record says that
-the file is wanted, and a process has `leader`. When none has had it for a moment, copying has ended or failed, and
-waiting is over for good.
+Readers of an incomplete copy wait for single files (`Arrivals`), but only while the copy's record says that the file is
+wanted and a process holds `leader`. When no process has held it for a moment, copying has ended or failed, and nothing
+waits any more.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cache.filesystem import filesystem_type, free_space
 from cache.locks import call_after_fork, copy_event, is_locked
 from cache.messages import Watcher
 from cache.staging.copies import PART_PREFIX, Copy, Ready, is_own_folder, load_copy
-from cache.staging.sources import INNER_FOLDER, Source, StagedFile, total_bytes
+from cache.staging.sources import INNER_FOLDER, Request, StagedFile, total_bytes
 from cache.staging.transfer import Pace, transfer, work_off
 
-__all__ = ["Arrivals", "CopyCounts", "How", "bring", "no_room", "still_needed"]
+__all__ = ["Arrivals", "CopyCounts", "bring", "no_room", "still_needed"]
 
 _WAIT_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.3
@@ -43,23 +43,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class How:
-    """How files are copied.
-
-    last: a path that is put in place when all others of its request are. verify: also read what is here already.
-    since: what was checked after this time (seconds since the epoch) need not be checked again.
-    """
-
-    last: str = ""
-    threads: int = 4
-    bytes_per_second: float | None = None
-    verify: bool = False
-    since: float = 0.0
-
-
-@dataclass(frozen=True)
 class CopyCounts:
-    """What was done by this process: bytes copied, files copied, files found whole, files found damaged."""
+    """Bytes and files that this process copied, files that it found whole, files that it found damaged."""
 
     copied_bytes: int = 0
     copied: int = 0
@@ -71,18 +56,19 @@ class CopyCounts:
 
 
 def bring(
-    copy: Copy, source: Source, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: Watcher
+    copy: Copy, request: Request, files: Sequence[StagedFile], since: float, stop: threading.Event, watcher: Watcher
 ) -> CopyCounts:
-    """See to it that files are in a copy that this process holds.
+    """Return when some files of a request are in a copy, which this process holds.
 
-    Raises NoRoomError, StagingSourceError, StoppedError, StagingError.
+    since: seconds since the epoch; files that were verified later are not verified again. Raises NoRoomError,
+    StagingSourceError, StoppedError, StagingError.
     """
-    if not how.verify and _all_there(copy, files):
+    if not request.verify and _all_there(copy, files):
         return CopyCounts(found=len(files))
-    if not _lead_or_find(copy, files, how, stop, watcher):
+    if not _become_leader(copy, files, request.verify, stop, watcher):
         return CopyCounts(found=len(files))
     try:
-        return _Leader(copy, source, how, stop, watcher).lead(files)
+        return _Leader(copy, request, since, stop, watcher).lead(files)
     except StagingError:
         raise
     except OSError as error:
@@ -94,8 +80,10 @@ def bring(
         copy.leader.release()
 
 
-def _lead_or_find(copy: Copy, files: Sequence[StagedFile], how: How, stop: threading.Event, watcher: Watcher) -> bool:
-    """Wait until this process leads (True), or another one has brought the files (False)."""
+def _become_leader(
+    copy: Copy, files: Sequence[StagedFile], verify: bool, stop: threading.Event, watcher: Watcher
+) -> bool:
+    """Wait until this process leads (True), or another one has copied the files (False)."""
     started, watching, seen = time.monotonic(), False, copy.ready_stamp()
     try:
         while not copy.leader.take():
@@ -107,7 +95,7 @@ def _lead_or_find(copy: Copy, files: Sequence[StagedFile], how: How, stop: threa
                 raise StoppedError("staging was stopped")
             if not copy.inner.is_dir():
                 raise StagingError(f"{copy.path}: was removed while it was being staged; stage again")
-            if not how.verify and (stamp := copy.ready_stamp()) != seen:
+            if not verify and (stamp := copy.ready_stamp()) != seen:
                 seen = stamp
                 if _all_there(copy, files):
                     return False
@@ -126,18 +114,18 @@ _ADVICE = "make room with  packer stage clean , choose another target, or stage 
 
 
 class _Leader:
-    """The process that copies, while it does."""
+    """The process that copies, while it holds the lock."""
 
-    def __init__(self, copy: Copy, source: Source, how: How, stop: threading.Event, watcher: Watcher) -> None:
-        self.copy, self.source, self.how, self.watcher = copy, source, how, watcher
+    def __init__(self, copy: Copy, request: Request, since: float, stop: threading.Event, watcher: Watcher) -> None:
+        self.copy, self.request, self.since, self.watcher = copy, request, since, watcher
         self.failed = threading.Event()
-        self.pace = Pace(how.bytes_per_second, stops=(stop, self.failed))
+        self.pace = Pace(request.bytes_per_second, stops=(stop, self.failed))
         self.ready: Ready = copy.ready()
         self.damaged: list[str] = []
 
     def lead(self, files: Sequence[StagedFile]) -> CopyCounts:
         present = [file for file in files if self._is_whole(file)]
-        if self.how.verify:
+        if self.request.verify:
             self._check(present)
         whole = {file.path for file in present} - set(self.damaged)
         missing = [file for file in files if file.path not in whole]
@@ -146,7 +134,7 @@ class _Leader:
         if missing:
             self._check_room(missing)
             self._copy(missing)
-        if missing or any(file.path not in self.ready for file in files) or self.how.verify:
+        if missing or any(file.path not in self.ready for file in files) or self.request.verify:
             now = time.time()
             for file in files:
                 self.ready.setdefault(file.path, (file.bytes, file.crc32c, now))
@@ -155,7 +143,7 @@ class _Leader:
         return CopyCounts(total_bytes(missing), len(missing), found, len(self.damaged))
 
     def _is_whole(self, file: StagedFile) -> bool:
-        """In place with the right size, and with a checksum from the source or from when it was copied."""
+        """Whether it is in place with the right size, and with a checksum of the source or of its copying."""
         known = self.ready.get(file.path)
         if known is not None and known[0] != file.bytes:
             del self.ready[file.path]
@@ -163,7 +151,7 @@ class _Leader:
         return self.copy.has(file) and (known is not None or file.crc32c is not None)
 
     def _check(self, files: Sequence[StagedFile]) -> None:
-        """Read files that were not checked lately; those with another checksum are copied again."""
+        """Read files that were not checked since; those with another checksum are copied again."""
         from cache.checksums import file_checksum
 
         def check(file: StagedFile) -> None:
@@ -174,10 +162,10 @@ class _Leader:
             else:
                 self.ready[file.path] = (file.bytes, expected, time.time())
 
-        old = [file for file in files if self.ready.get(file.path, (0, 0, 0.0))[2] < self.how.since]
-        work_off(old, check, self.how.threads, self.failed, lambda: None)
+        old = [file for file in files if self.ready.get(file.path, (0, 0, 0.0))[2] < self.since]
+        work_off(old, check, self.request.threads, self.failed, lambda: None)
         for path in self.damaged:
-            self.watcher.note(f"{self.copy.path / path}: damaged, copied anew")
+            self.watcher.note(f"{self.copy.path / path}: damaged, copied again")
 
     def _check_room(self, missing: Sequence[StagedFile]) -> None:
         filesystem = filesystem_type(self.copy.path)
@@ -197,11 +185,9 @@ class _Leader:
         try:
             folders = self._folders(missing)
             tick()
-            for batch in (
-                [f for f in missing if f.path != self.how.last],
-                [f for f in missing if f.path == self.how.last],
-            ):
-                work_off(batch, self._one, self.how.threads, self.failed, tick)
+            last = self.request.manifest.last
+            for batch in ([f for f in missing if f.path != last], [f for f in missing if f.path == last]):
+                work_off(batch, self._copy_file, self.request.threads, self.failed, tick)
                 self.pace.check()
                 for path in folders:
                     with Folder(path) as folder:
@@ -217,12 +203,12 @@ class _Leader:
             if not folder.is_symlink():
                 folder.mkdir(mode=0o700, exist_ok=True)
             if not is_own_folder(folder):
-                raise StagingError(f"{folder}: is not a directory of our own; remove it, then stage again")
+                raise StagingError(f"{folder}: is not a directory of this user alone; remove it, then stage again")
         return own
 
-    def _one(self, file: StagedFile) -> None:
+    def _copy_file(self, file: StagedFile) -> None:
         part = self.copy.inner / f"{PART_PREFIX}{os.getpid()}-{threading.get_ident()}"
-        crc = transfer(self.source, file, part, self.copy.path / file.path, self.pace)
+        crc = transfer(self.request.manifest.source, file, part, self.copy.path / file.path, self.pace)
         self.ready[file.path] = (file.bytes, crc, time.time())
 
 
@@ -234,7 +220,7 @@ def still_needed(files: Sequence[StagedFile]) -> tuple[int, int]:
 
 
 def no_room(where: Path | str, needed: int, free: int, inodes: int, free_inodes: int) -> NoRoomError:
-    """The error that says what is missing, and what would fit."""
+    """The error that names what is missing, and what would fit."""
     if inodes > free_inodes:
         return NoRoomError(f"{where}: {inodes:,} inodes needed, {free_inodes:,} free; {_ADVICE}")
     share = int(100 * 0.98 * free / needed) / 100
@@ -253,7 +239,7 @@ def _human(size: float) -> str:
 class Arrivals:
     """The files that are on their way to one copy. Threads may share it.
 
-    patience_seconds: the longest wait for one file. A wait in vain is the last one of all.
+    patience_seconds: the longest wait for one file. After a failed wait nothing waits any more.
     """
 
     def __init__(self, copy: Path, patience_seconds: float) -> None:
@@ -268,15 +254,15 @@ class Arrivals:
 
     @property
     def over(self) -> bool:
-        """Whether a wait was in vain, so that there will be no other."""
+        """Whether a wait has failed, so that there will be no other."""
         return self._over.is_set()
 
     def expects(self, path: str) -> bool:
-        """Whether it makes sense to wait for the file of this name, if it is not there."""
+        """Whether a missing file of this name may still arrive."""
         return self.patience_seconds > 0 and not self.over and self._is_wanted(path)
 
     def wait(self, path: str, is_there: Callable[[], bool]) -> bool:
-        """Wait for the file of this name; False where it does not come."""
+        """Wait for the file of this name; False where it does not arrive."""
         started = busy = time.monotonic()
         while not is_there():
             now = time.monotonic()
@@ -297,7 +283,7 @@ class Arrivals:
         return path in self._wanted
 
     def _is_copied_to(self) -> bool:
-        """Whether a leader is at work; processes that ask share the lock, so they do not see each other."""
+        """Whether there is a leader; queries share the lock, so they do not see each other."""
         try:
             return is_locked(self.copy / INNER_FOLDER / "leader", shared=True)
         except StagingError:

@@ -1,7 +1,7 @@
 """Staging from an address: several ranged GETs of each file at a time, in order, all of one object.
 
-The first answer's ETag is asked of all further ones. What is on this machine already (dataset.json and the indexes,
-which were fetched to know what to stage) is copied from there.
+All GETs ask for the ETag of the first answer. What is on this machine already (dataset.json and the indexes, which were
+fetched to know what to stage) is copied from there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cache.staging.sources import FolderSource, StagedFile
 __all__ = ["RemoteSource"]
 
 _GET_BYTES = 8 << 20
-_AHEAD = 3  # GETs of one file on their way; with 8 files at a time at most 192 MiB are held
+_AHEAD = 3  # GETs of one file under way; with 8 files at a time they hold at most 192 MiB
 _TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """What is below an address. here: a directory that has some of its files; those in `from_here`."""
+    """The files below an address. here: a directory that has those in `from_here`."""
 
     remote: Remote
     here: Path
@@ -53,7 +53,7 @@ class RemoteSource:
                     start = starts.popleft()
                     stop = min(start + _GET_BYTES, file.bytes)
                     pending.append(self.remote.submit(Span(file.path, start, stop, etag, file.bytes)))
-                data, facts = self._waited(pending.popleft(), check)
+                data, facts = self._wait(pending.popleft(), check)
                 if etag and facts.etag and facts.etag != etag:
                     raise StagingSourceError(f"{self.location(file)}: changed while it was being copied; stage again")
                 etag, at_once = etag or facts.etag, _AHEAD
@@ -64,7 +64,7 @@ class RemoteSource:
             for future in pending:
                 future.cancel()
 
-    def _waited(self, future: Future[tuple[Any, Facts]], check: Callable[[], None]) -> tuple[Any, Facts]:
+    def _wait(self, future: Future[tuple[Any, Facts]], check: Callable[[], None]) -> tuple[Any, Facts]:
         """The answer; GETs are bounded, so this ends."""
         while True:
             check()

@@ -1,8 +1,8 @@
-"""Taking staged copies away: on request, when a quota is full, when their source has changed.
+"""Removing staged copies: on request, when a quota is full, when their source has changed.
 
-Only files that a copy's own record names are removed, only from a directory that carries our marker, and only where
-no process holds the copy. A copy is first renamed inside the store, so that no process opens it half gone; if there are
-files of others in it, those stay, in that directory, and are reported. Symbolic links are never followed.
+Only files that a copy's own record names are removed, only from a directory with the marker of staging, and only where
+no process holds the copy. A copy is first renamed inside the store, so that no process opens it half removed; files of
+others stay in that directory, and are reported. Symbolic links are never followed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Removed", "discard", "evictable_bytes", "make_room", "remove_copies"
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What became of a copy. kept: why it is still there ("" where it is gone). foreign: files that were not ours."""
+    """One removal. kept: why the copy is still there, "" where it is not. foreign: files of others in it."""
 
     path: Path
     source: str
@@ -32,7 +32,7 @@ class Removed:
 
 
 def remove_copies(store: Store, chosen: Callable[[Copy], bool], dry_run: bool = False) -> list[Removed]:
-    """Remove the copies that `chosen` says yes to, unless a process holds them; under the lock of the store."""
+    """Remove the copies for which `chosen` is true, unless a process holds them; under the lock of the store."""
     return [_remove(copy, dry_run) for copy in store.copies() if chosen(copy)]
 
 
@@ -68,7 +68,7 @@ def evictable_bytes(store: Store, but: str) -> int:
 
 
 def discard(copy: Copy) -> None:
-    """Undo the directories of a copy that was never recorded."""
+    """Remove the directories of a copy that was never recorded."""
     _remove_empty((copy.inner, copy.path))
 
 
@@ -79,7 +79,7 @@ def sweep(store: Store, dry_run: bool = False) -> list[Removed]:
         size = copy.stored_bytes()
         swept.append(Removed(copy.path, copy.source, size, foreign=() if dry_run else tuple(_empty(copy))))
     if not dry_run:
-        for path in store.path.glob(f"{REMOVING_PREFIX}*"):  # killed between the last file and the directories
+        for path in store.path.glob(f"{REMOVING_PREFIX}*"):  # of a removal that was killed after its last file
             _remove_empty((path / INNER_FOLDER, path))
     return swept
 

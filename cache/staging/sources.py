@@ -1,11 +1,11 @@
-"""What is to be staged: a plain list of files, and where their bytes come from.
+"""What to stage: a plain list of files, and where their bytes come from.
 
 A manifest names every file of a source that may ever be staged: path relative to it, size, and CRC32C where it is
-known. Nothing here knows shards or data sets. A request takes some of a manifest's files; its `last` file is put in
-place when all others of the request are there, so that it can vouch for them.
+known. Nothing here knows shards or data sets. A request names some of a manifest's files; its `last` file is put in
+place when all others of the request are there, so that its presence shows that they are.
 
-A source gives a file's bytes chunk by chunk, and makes sure that all chunks are of one state of the file. The one for
-addresses is `cache.staging.remote`.
+A source returns a file's bytes chunk by chunk, and makes sure that all chunks are of one state of the file. The source
+for addresses is `cache.staging.remote`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from cache.errors import StagingError, StagingSourceError
 from cache.filesystem import prefetch
 
-__all__ = ["INNER_FOLDER", "FolderSource", "Manifest", "Source", "StagedFile", "inside", "total_bytes"]
+__all__ = ["INNER_FOLDER", "FolderSource", "Manifest", "Request", "Source", "StagedFile", "inside", "total_bytes"]
 
 INNER_FOLDER = ".staging"
 _CHUNK_BYTES = 1 << 20
@@ -39,7 +39,7 @@ class StagedFile:
 
 
 class Source(Protocol):
-    """Something that files are staged from. Its text is shown to users, and kept in the record of a copy."""
+    """Where files are staged from. `str` of it is shown to users, and kept in the record of a copy."""
 
     def __str__(self) -> str: ...
 
@@ -49,13 +49,13 @@ class Source(Protocol):
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
         """The bytes of a file, exactly `file.bytes`; a chunk is valid until the next one is asked for.
 
-        check: is called before each wait; it raises where the work was stopped. Raises StagingSourceError.
+        check: is called before each wait; it raises when the work was stopped. Raises StagingSourceError.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A directory. Bytes go through one buffer of 1 MiB, which stays in the CPU's cache while it is used.
+    """A directory. Bytes pass through one buffer of 1 MiB, which stays in the CPU's cache.
 
     The kernel is asked to read ahead, so that a network filesystem sees large requests.
     """
@@ -92,7 +92,7 @@ class FolderSource:
             after = os.fstat(reader)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise StagingSourceError(
-                    f"{source}: was written to while it was being copied; stage again when it is at rest"
+                    f"{source}: was written to while it was being copied; stage again when nothing writes to it"
                 )
         finally:
             os.close(reader)
@@ -118,7 +118,7 @@ class Manifest:
     """A source and its files.
 
     name: of the set, for people. fingerprint: at least 16 hex digits that change whenever the files do; it names the
-    directory of the copy. Raises StagingError for a path that leads outside, or comes twice.
+    directory of the copy. Raises StagingError for a path that leads outside, or is named twice.
     """
 
     source: Source
@@ -145,6 +145,33 @@ class Manifest:
         """Of the copy's directory: the set's name in plain letters, and its fingerprint."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "_", self.name).strip("._-")[:80] or "set"
         return f"{plain}-{self.fingerprint[:16]}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to stage, where and how.
+
+    files: needed before work starts. later: copied by a thread meanwhile.
+    target: a directory; None for the first fit one.
+    quota_bytes: for all copies in the target; unused ones are removed for it.
+    cleanup: "atexit" removes the copy with its last user.
+    verify: also read files that are here already.
+    """
+
+    manifest: Manifest
+    files: Sequence[StagedFile]
+    later: Sequence[StagedFile] = ()
+    target: str | os.PathLike[str] | None = None
+    quota_bytes: int | None = None
+    any_filesystem: bool = False
+    cleanup: str = "never"
+    threads: int = 4
+    bytes_per_second: float | None = None
+    verify: bool = False
+
+    @property
+    def all_files(self) -> list[StagedFile]:
+        return [*self.files, *self.later]
 
 
 def inside(path: Any) -> bool:

@@ -1,10 +1,10 @@
-"""One file from the source to its place: read, checksum, write, sync, rename; and the threads that do so.
+"""Copying one file: read, checksum, write, sync, rename; and the threads that do so.
 
-Bytes come in chunks from a source and go through no further buffer. copy_file_range(2) would save one copy but refuses
-to cross filesystems (EXDEV), which staging always does, and reading back for the checksum costs that copy again; see
-docs/staging.md for figures. Writes are of 128 KiB: for larger ones the kernel wants as large pages in its cache, and
-finding such can take several times as long as copying. The kernel is asked to write behind us, so that the sync at the
-end has little left to do.
+Bytes come in chunks from a source and pass through no further buffer. copy_file_range(2) would save one copy but does
+not cross filesystems (EXDEV), as staging always does, and reading back for the checksum costs that copy again; see
+docs/staging.md for figures. Writes are of 128 KiB: for larger ones the kernel looks for equally large pages for its
+cache, which can take several times as long as copying. Write-back starts early, so that the sync at the end has little
+left to do.
 
 The temporary file belongs to this process until it is renamed; it is removed on errors, and by the next leader.
 """
@@ -36,7 +36,7 @@ _TICK_SECONDS = 0.2
 
 @dataclass
 class Pace:
-    """What the threads of one copying share: progress, the cap on bytes per second, and whether to stop."""
+    """Shared by the threads of one leader: progress, the cap on bytes per second, and whether to stop."""
 
     bytes_per_second: float | None = None
     done_bytes: int = 0
@@ -45,7 +45,7 @@ class Pace:
     _free_at: float = 0.0
 
     def check(self) -> None:
-        """Raises StoppedError where a caller asked to stop."""
+        """Raise StoppedError when a caller asked to stop."""
         if any(stop.is_set() for stop in self.stops):
             raise StoppedError("staging was stopped")
 
@@ -66,7 +66,7 @@ class Pace:
 def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pace) -> int:
     """Copy a file to `part`, check it, sync it and rename it to `place`; returns the CRC32C of its bytes.
 
-    The caller syncs the folder of `place`. Raises StagingSourceError for a source that is gone or not as expected,
+    The caller syncs the folder of `place`. Raises StagingSourceError for a source that is missing or not as expected,
     StoppedError, and OSError for the target.
     """
     chunks = source.chunks(file, pace.check)
@@ -77,7 +77,7 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
             Folder(place.parent) as folder,
             folder.writing(place.name, sync_name=False, scratch=scratch, temporary=part.name, mode=0o600) as writer,
         ):
-            crc = _written(first, chunks, writer.fileno(), pace)
+            crc = _write(first, chunks, writer.fileno(), pace)
             if file.crc32c is not None and crc != file.crc32c:
                 raise StagingSourceError(
                     f"{source.location(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
@@ -88,8 +88,8 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
     return crc
 
 
-def _written(first: memoryview | None, chunks: Iterator[memoryview], writer: int, pace: Pace) -> int:
-    """Write all chunks; returns their CRC32C. Each is done with before the next is asked for."""
+def _write(first: memoryview | None, chunks: Iterator[memoryview], writer: int, pace: Pace) -> int:
+    """Write all chunks, each before the next is asked for; returns their CRC32C."""
     from crc32c import crc32c
 
     crc, offset, behind = 0, 0, 0
@@ -112,9 +112,9 @@ def work_off(
 ) -> None:
     """Call `work` for each item from so many threads, and `tick` now and then from this one.
 
-    Raises the first error of any thread, when all have stopped: daemon threads, which stop within one item when one of
-    them fails, when the caller is interrupted (Ctrl-C), or when `stop` is set. It is set then, so `work` should look
-    at it.
+    Raises the first error of any thread when all have stopped. They are daemon threads, which stop within one item when
+    one of them fails, when the caller is interrupted (Ctrl-C), or when `stop` is set; it is set in all of these cases,
+    so `work` should check it.
     """
     waiting, errors, ended = deque(items), list[BaseException](), threading.Semaphore(0)
 

@@ -1,12 +1,12 @@
-"""What a store promises: the bytes at extents.
+"""Stores: bytes at extents.
 
 An extent is one run of bytes in one shard. A store knows no samples, fields, images or containers: a table says where
-the bytes of a sample are, and a store gets them, from files, from a server, from a copy with its source behind it, or
-from a cache over any other store. So stores stack, and one that is made elsewhere needs a single method, `read_one`.
+the bytes of a sample are, and a store reads them: from files, from a server, from a copy over its source, or from a
+cache over any other store. So stores stack, and a store of another package needs a single method, `read_one`.
 
-An extent that is not inside its shard, a shard that is gone, and one that is not as large as it was are a
-StaleIndexError, never other bytes. Stores pickle by what they were opened
-with, their threads share them, and they work in forked children.
+An extent that is not inside its shard, a missing shard, and one of another size than before raise StaleIndexError;
+wrong bytes are never returned. Stores pickle by what they were opened with, threads share them, and they work in forked
+children.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Store(ABC):
         """The bytes of one extent. Raises StaleIndexError."""
 
     def read(self, extents: Extents) -> list[Buffer]:
-        """The bytes of many extents, in the order asked for. Views stay as they are for as long as they are held."""
+        """The bytes of many extents, in the order of the extents. Views stay valid and never change."""
         return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:  # noqa: B027
@@ -78,24 +78,23 @@ class Store(ABC):
 
     @property
     def tracks_files(self) -> bool:
-        """Whether files are read under their names, so that they may be rewritten: then `state` and `is_current` say
-        so. Elsewhere the table vouches for the bytes."""
+        """Whether the files may be rewritten while they are read; `state` and `is_current` then tell them apart."""
         return False
 
     def state(self) -> str:
-        """What tells the files as they were listed from those in another state."""
+        """A text that differs for files in another state than when they were listed."""
         return ""
 
     def is_current(self, shard: int) -> bool:
-        """Whether the file of a shard is still the one that `state` speaks of."""
+        """Whether the file of a shard is still in the state of `state`."""
         return True
 
     def stats(self) -> Any:
-        """What was read from where, of a store that counts it (`CopyStats`, `CachedStats`); None elsewhere."""
+        """Counts of reads, of a store that has them (`CopyStats`, `CachedStats`); None of others."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what is open; the next read opens it again."""
+        """Close what is open; the next read opens it again."""
 
     def __enter__(self: _S) -> _S:
         return self
@@ -107,7 +106,7 @@ class Store(ABC):
 
 
 class StoreOver(Store):
-    """What a store over another one passes on."""
+    """A store over another one, which passes everything but reads to it."""
 
     source: Store
 
@@ -140,9 +139,10 @@ class StoreOver(Store):
 class Part(NamedTuple):
     """One store of several.
 
-    shards: how many it has. samples: how many rows of the joined table are of this store; rows: their numbers there,
-    int64 [samples], where those are not 0, 1, …. width: how many payloads a row has (`Extents.row` is row * width + the
-    number of the payload).
+    shards: how many it has.
+    samples: how many rows of the joined table are in this store.
+    rows: their numbers there, int64 [samples]; None for 0, 1, ….
+    width: payloads of a row; `Extents.row` is row * width + the number of the payload.
     """
 
     store: Store
@@ -157,7 +157,7 @@ class Part(NamedTuple):
 
 
 class Joined(Store):
-    """Stores one after the other. Raises what they raise."""
+    """Stores one after the other, with consecutive numbers of shards. Raises what they raise."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)

@@ -1,8 +1,8 @@
 """A copy over its source: each shard from the copy where it is there, from the source otherwise.
 
-A shard that is read from the source is looked for in the copy again after a second, so that training moves over to the
-copy while staging continues behind it. With some patience a read waits for a shard that is on its way: where the order
-wants the shards as they are staged, that reads the source once in place of twice.
+The copy is checked again a second after a shard was read from the source, so training moves over to the copy while
+staging continues. With patience a read waits for a shard that is on its way: where the order follows the staging, the
+source is then read once and not twice.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cache.stores.files import Files
 
 __all__ = ["Copied", "CopyStats"]
 
-_LOOK_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyStats:
-    """Payloads that were read from the copy and from the source, and for how many seconds the threads together waited
-    for shards to arrive. Each process counts for itself."""
+    """Payloads read from the copy and from the source, and the seconds that all threads together waited for shards to
+    arrive. Each process has its own counts."""
 
     local: int = 0
     source: int = 0
@@ -45,9 +45,9 @@ class CopyStats:
 class Copied(Store):
     """`copy` over `source`, which have the same shards under the same numbers.
 
-    patience_seconds: how long to wait for a shard that is being staged before it is read from the source. After a wait
-    in vain there is no other; nothing waits for a shard that is not on its way. Raises what the two raise: a source
-    that cannot be read is no error while the copy has what is asked for.
+    patience_seconds: how long to wait for a shard that is being staged before it is read from the source. After one
+    failed wait there are no others; a shard that is not on its way is not waited for. Raises what the two raise; a
+    source that cannot be read does not matter while the copy has the shard.
     """
 
     def __init__(self, copy: Files, source: Store, patience_seconds: float = 0.0) -> None:
@@ -57,13 +57,13 @@ class Copied(Store):
         self._setup()
 
     def _setup(self) -> None:
-        self._look_again: dict[int, float] = {}
+        self._retry_at: dict[int, float] = {}
         self._arrivals = Arrivals(Path(self.copy.root), self.patience_seconds)
         self._stats, self._stats_lock = CopyStats(), threading.Lock()
         call_after_fork(self)
 
     def stats(self) -> CopyStats:
-        """What was read from where, since this store was opened."""
+        """Counts since this store was opened."""
         return self._stats
 
     # --- reading ------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ class Copied(Store):
         return data
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        """What is waited for is not announced: the source would be read for it, and then copied."""
+        """Shards that reads will wait for are left out: their source would be read twice."""
         shards, which = np.unique(extents.shard, return_inverse=True)
-        states = [None if self._comes_later(shard) else self._is_local(shard) for shard in shards.tolist()]
+        states = [None if self._may_arrive(shard) else self._is_local(shard) for shard in shards.tolist()]
         for state, store in ((True, self.copy), (False, self.source)):
             chosen = extents.take(np.array([known is state for known in states], np.bool_)[which])
             if len(chosen.row):
@@ -109,7 +109,7 @@ class Copied(Store):
     def close(self) -> None:
         self.copy.close()
         self.source.close()
-        self._look_again.clear()
+        self._retry_at.clear()
 
     def after_fork(self) -> None:
         """In a forked child."""
@@ -129,28 +129,28 @@ class Copied(Store):
         return np.array([self._is_local(shard) for shard in shards.tolist()], np.bool_)[which]
 
     def _is_local(self, shard: int) -> bool:
-        """Whether to read from the copy, after waiting for the shard where there is patience and hope."""
+        """Whether to read from the copy, after waiting for a shard that is on its way."""
         if self.copy.is_open(shard):
             return True
-        if self._comes_later(shard):
+        if self._may_arrive(shard):
             began = time.monotonic()
             self._arrivals.wait(self.copy.shards.paths[shard], lambda: self.copy.has(shard))
-            self._look_again.pop(shard, None)
+            self._retry_at.pop(shard, None)
             self._count(0, 0, time.monotonic() - began)
         now = time.monotonic()
-        if now < self._look_again.get(shard, 0.0):
+        if now < self._retry_at.get(shard, 0.0):
             return False
         if self.copy.has(shard):
             try:
                 self.copy.check(shard)
                 return True
             except StaleIndexError:
-                pass  # it has just gone
-        self._look_again[shard] = now + _LOOK_AGAIN_SECONDS
+                pass  # just removed
+        self._retry_at[shard] = now + _RETRY_SECONDS
         return False
 
-    def _comes_later(self, shard: int) -> bool:
-        """Whether it is worth waiting for a shard that is not there."""
+    def _may_arrive(self, shard: int) -> bool:
+        """Whether to wait for a shard that is not there."""
         if not self.patience_seconds or self._arrivals.over or self.copy.is_open(shard) or self.copy.has(shard):
             return False
         return self._arrivals.expects(self.copy.shards.paths[shard])

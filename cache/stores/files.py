@@ -115,7 +115,7 @@ class Files(Store):
         self._blocks.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: continue with the shards that were open, whatever another thread was doing."""
+        """In a forked child: keep the shards that were open; another thread may have held the lock."""
         self._lock = threading.Lock()
         self._opened = deque(shard for shard, file in enumerate(self._files) if file is not None)
 
@@ -136,12 +136,12 @@ class Files(Store):
             if file is None:
                 while len(self._opened) >= self.open_shards:
                     self._files[self._opened.popleft()] = None
-                file = self._files[shard] = self._opened_file(shard)
+                file = self._files[shard] = self._open_file(shard)
                 self._opened.append(shard)
             return file
 
-    def _opened_file(self, shard: int) -> OpenFile:
-        """Open a shard; where this process may open no more files, those opened first make room."""
+    def _open_file(self, shard: int) -> OpenFile:
+        """Open a shard; where this process may open no more files, the oldest are closed."""
         while True:
             try:
                 return OpenFile(self.location(shard), self.shards.bytes[shard], self.mapped)
@@ -217,7 +217,7 @@ class OpenFile:
             target[:] = self.reread(offset, length)
 
     def too_short(self, offset: int, length: int) -> StaleIndexError:
-        """What to raise where the file ends before a range does."""
+        """The error of a range that the file ends before."""
         try:
             found = os.fstat(self.descriptor).st_size
         except OSError as error:
@@ -234,7 +234,7 @@ class OpenFile:
 
 
 class LooseFiles(Store):
-    """Files that each are one sample, read whole: shard i is file i, whatever length it has by now.
+    """Files that are one sample each, read whole: shard i is file i, of its present length.
 
     bytes: sizes when they were listed, int64 [n]. times: of modification and of change then, ns, int64 [n, 2].
     """
@@ -255,7 +255,7 @@ class LooseFiles(Store):
             try:
                 descriptor = os.open(self.location(shard), os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                continue  # the read that follows says what is wrong
+                continue  # the read that follows raises
             try:
                 prefetch(descriptor, ((0, 0),))
             finally:
@@ -298,10 +298,10 @@ def check_inside(store: Store, sizes: Int64s, extents: Extents) -> None:
 
 
 def unreadable(path: str, error: OSError) -> StaleIndexError:
-    """What to raise for a system call on a shard that failed."""
+    """The error of a failed system call on a shard."""
     if error.errno == errno.ESTALE:
         return StaleIndexError(
             f"{path}: was replaced or removed on the file server while it was open (ESTALE): the set has changed; open "
-            f"it again when whatever replaces it is done"
+            f"it again when the replacement is complete"
         )
     return StaleIndexError(f"{path}: cannot be read: {error.strerror}")

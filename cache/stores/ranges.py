@@ -1,7 +1,11 @@
-"""Plan reads: which byte ranges to fetch together. Pure arithmetic; whoever calls it does the reading.
+"""Reading many byte ranges: which to fetch together, and the memory that they are read into.
 
-A plan sorts the wanted ranges by shard and offset and merges neighbours whose gap is small, because one larger
-read is cheaper than two system calls and because the disk sees one sequential run.
+A plan sorts the wanted ranges by shard and offset and merges neighbours whose gap is small, because one larger read is
+cheaper than two system calls and the disk gets one sequential run. Planning is pure arithmetic; the caller reads.
+
+Fresh memory costs a page fault per 4 KiB at its first use, about as much as the copy that follows. So blocks are kept
+and used again, but only when no view of them is left: a bytearray refuses to change its size while its buffer is
+exported (PEP 3118), which is the test. A view, or anything made from one, keeps the block.
 """
 
 from __future__ import annotations
@@ -13,17 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GAP_BYTES", "RUN_BYTES", "BlockPool", "ReadPlan", "first_outside", "plan_reads"]
+__all__ = ["GAP_BYTES", "RUN_BYTES", "BlockPool", "ReadPlan", "plan_reads"]
 
 GAP_BYTES = 16 << 10
 RUN_BYTES = 8 << 20
 
 
 class ReadPlan(NamedTuple):
-    """Runs to read into one buffer, and where each wanted range then lies in that buffer.
+    """Runs to read into one buffer, and the place of each wanted range in that buffer.
 
     Run r is [run_offset[r], run_offset[r] + run_length[r]) of shard run_shard[r] and goes to buffer position
-    run_place[r]. Wanted range i lies at buffer[place[i] : place[i] + length[i]]. All int64.
+    run_place[r]. Wanted range i is then buffer[place[i] : place[i] + length[i]]. All int64.
     """
 
     run_shard: npt.NDArray[np.int64]
@@ -42,14 +46,6 @@ class ReadPlan(NamedTuple):
         """The wanted ranges in a buffer that the runs were read into."""
         stops = (self.place + length).tolist()
         return [block[start:stop] for start, stop in zip(self.place.tolist(), stops, strict=True)]
-
-
-def first_outside(
-    offset: npt.NDArray[np.uint64], length: npt.NDArray[np.uint64], size: npt.NDArray[np.uint64]
-) -> int | None:
-    """The first of k ranges that does not end inside its file: an index is not trusted to be honest."""
-    bad = (length > size) | (offset > size - np.minimum(length, size))
-    return int(np.flatnonzero(bad)[0]) if bad.any() else None
 
 
 def plan_reads(
@@ -131,7 +127,7 @@ class BlockPool:
         """A writable view of `size` bytes; what they hold is undefined."""
         for _ in range(len(self._blocks)):
             try:
-                block = self._blocks.popleft()  # from here on no other thread sees it
+                block = self._blocks.popleft()  # now no other thread sees it
             except IndexError:
                 break
             if _in_use(block):
@@ -147,7 +143,7 @@ class BlockPool:
         return view
 
     def clear(self) -> None:
-        """Let go of all blocks; views of them stay valid."""
+        """Drop all blocks; views of them stay valid."""
         self._blocks.clear()
 
 

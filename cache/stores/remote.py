@@ -1,8 +1,15 @@
 """Shards in an object store or on a web server, read by ranged GETs.
 
-One extent is one GET. Many are sorted, those that are near each other fetched together, and up to 32 ranges at a time.
-What `prefetch` announces is fetched in the background. The first GET of a shard compares its size with the one that is
-known and remembers its ETag; later ones ask for that very object.
+One extent is one GET. Many are sorted, neighbours fetched together, and up to 32 ranges at a time. The first GET of a
+shard compares its size with that of the index and remembers its ETag; later ones ask for the same object.
+
+What `prefetch` announces is fetched in the background, and kept until each of its samples was read once:
+
+    announced ──► queue of runs ──► at most 24 GETs at a time ──► bytes, until taken
+                     above the cap the oldest are dropped; they are read again when they are needed
+
+A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the read that follows
+asks again, and raises. When the interpreter ends, queued runs are not begun.
 """
 
 from __future__ import annotations
@@ -33,8 +40,8 @@ _Key = tuple[int, int, int]
 class RemoteFiles(Store):
     """Shards below an address. It pickles by that; the copy connects by itself, also in a forked process.
 
-    first: called once in each process before anything is asked for, and may raise. Raises RemoteError,
-    MissingExtraError, and StaleIndexError where a shard is missing or was replaced.
+    first: called once in each process before the first request; it may raise. Raises RemoteError, MissingExtraError,
+    and StaleIndexError where a shard is missing or was replaced.
     """
 
     def __init__(self, url: RemoteUrl, shards: Shards, first: Callable[[], None] | None = None) -> None:
@@ -74,7 +81,7 @@ class RemoteFiles(Store):
         _, firsts = np.unique(np.stack([extents.shard, extents.offset, extents.length]), axis=1, return_index=True)
         once = np.zeros(len(fresh), np.bool_)
         once[firsts] = True
-        extents = extents.take(fresh & once & (extents.length > 0))  # of nothing there is nothing to fetch
+        extents = extents.take(fresh & once & (extents.length > 0))  # an empty extent needs no GET
         if not len(extents.row):
             return
         self._ask_first()
@@ -86,7 +93,7 @@ class RemoteFiles(Store):
             parts.setdefault(run, {})[key] = (start, start + key[2])
         for number, (shard, offset, length, _) in enumerate(plan.runs()):
             if number in parts:  # a run of no bytes is part of its neighbour
-                announced.add(Run(self._beginner(shard, offset, offset + length), length, parts[number]))
+                announced.add(Run(self._starter(shard, offset, offset + length), length, parts[number]))
 
     def check(self, shard: int) -> None:
         path, size = self.shards.paths[shard], self.shards.bytes[shard]
@@ -104,7 +111,7 @@ class RemoteFiles(Store):
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Drop what was announced, and the connection; the next read makes another one."""
+        """Drop what was announced, and the connection; the next read connects again."""
         self._announced.clear()
         self._remote.close()
 
@@ -118,7 +125,7 @@ class RemoteFiles(Store):
     # --- inside -------------------------------------------------------------------------------------------------
     @property
     def _announced(self) -> Ahead:
-        """Of this process: a forked child does not get what its parent is fetching."""
+        """Of this process: a forked child does not receive what its parent fetches."""
         if self._ahead is None or self._ahead_of != os.getpid():
             self._ahead, self._ahead_of = Ahead(self._remote.patience.most_seconds), os.getpid()
         return self._ahead
@@ -156,11 +163,11 @@ class RemoteFiles(Store):
     def _span(self, shard: int, start: int, stop: int) -> Span:
         return Span(self.shards.paths[shard], start, stop, self._etags.get(shard, ""), self.shards.bytes[shard])
 
-    def _beginner(self, shard: int, start: int, stop: int) -> Callable[[], Future[Any]]:
+    def _starter(self, shard: int, start: int, stop: int) -> Callable[[], Future[Any]]:
         return lambda: self._remote.submit(self._span(shard, start, stop))
 
     def _pin(self, shard: int, facts: Facts) -> None:
-        """All of a shard comes from one object: the first answer's ETag is asked of all others."""
+        """All bytes of a shard come from one object: that of the first answer's ETag."""
         if facts.etag and self._etags.setdefault(shard, facts.etag) != facts.etag:
             raise StaleIndexError(f"{self.location(shard)}: changed while it was read; open the set again")
 
@@ -176,7 +183,7 @@ def _keys(extents: Extents) -> Iterator[_Key]:
 
 @contextmanager
 def _indexed() -> Iterator[None]:
-    """What is read is in an index, so its absence is a StaleIndexError."""
+    """What is read is in an index, so a missing object is a StaleIndexError."""
     try:
         yield
     except MissingError as error:
@@ -184,11 +191,11 @@ def _indexed() -> Iterator[None]:
 
 
 _CAP_BYTES = 256 << 20
-_PARALLEL = PARALLEL - 8  # what is wanted now finds room
+_PARALLEL = PARALLEL - 8  # the others are for reads that wait
 
 
 class Run:
-    """One announced range. parts: what lies where in it, as key -> (start, stop) relative to the run."""
+    """One announced range. parts: its samples, as key -> (start, stop) relative to the run."""
 
     def __init__(
         self, begin: Callable[[], Future[Any]], size_bytes: int, parts: dict[Hashable, tuple[int, int]]
@@ -224,10 +231,10 @@ class Ahead:
             self._queue.append(run)
             while self._held_bytes > self._cap_bytes and len(self._runs) > 1:
                 self._forget(next(iter(self._runs.values())))
-            self._go_on()
+            self._begin_more()
 
     def take(self, key: Hashable) -> memoryview | None:
-        """The bytes of a sample that was announced, waiting for them where they are on their way; None otherwise."""
+        """The bytes of an announced sample, after waiting for those under way; None for others."""
         with self._lock:
             run = self._of.get(key)
             if run is None:
@@ -248,7 +255,7 @@ class Ahead:
         return None if data is None else memoryview(data[0])[start:stop]
 
     def clear(self) -> None:
-        """Forget all of it; what is on its way ends by itself."""
+        """Forget all runs; those under way end by themselves."""
         with self._lock:
             for run in list(self._runs.values()):
                 self._forget(run)
@@ -265,7 +272,7 @@ class Ahead:
         if run.future is not None:
             run.future.cancel()
 
-    def _go_on(self) -> None:
+    def _begin_more(self) -> None:
         while self._queue and self._running < _PARALLEL:
             self._begin(self._queue[0])
 
@@ -283,4 +290,4 @@ class Ahead:
     def _ended(self, future: Future[Any]) -> None:
         with self._lock:
             self._running -= 1
-            self._go_on()
+            self._begin_more()

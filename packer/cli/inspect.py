@@ -150,11 +150,11 @@ def parity_command(
     path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
 ) -> None:
     """Show how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
-    from readers.loader.device import numbered
+    from readers.loader.loader import find_device
     from readers.parity import compare_with_pillow
 
     with readers.open(path, split) as reader:
-        found = compare_with_pillow(reader, samples=samples, size=size, seed=seed, device=numbered(device))
+        found = compare_with_pillow(reader, samples=samples, size=size, seed=seed, device=find_device(device))
     if as_json:
         print_json([row.to_dict() for row in found])
     else:

@@ -35,7 +35,12 @@ from readers.tree import has_image_suffix
 
 __all__ = ["ConvertResult", "convert"]
 
-_EXPECTED = ("hidden", "beside ", "metadata of ")  # reasons for which images may be left out without a warning
+_EXPECTED = (
+    "hidden",
+    "beside ",
+    "outside the splits",
+    "metadata of ",
+)  # images may be left out for these without a warning
 _FOREIGN = "image, byte 0: found "
 _UNREADABLE = "damaged, or not an image that is read"
 

@@ -44,7 +44,7 @@ OFFSET_NAMES = ("offsets", "offset", "starts", "start")
 LENGTH_NAMES = ("lengths", "length", "sizes", "size", "nbytes")
 KEY_NAMES = ("keys", "key", "names", "filenames", "paths")
 
-_NAME_IT = "name it with  --image-key KEY  (in Python: image_key=KEY)"
+_NAME_IT = "Name it with  image_key='KEY'"
 _CHANNELS = (1, 3, 4)
 _ALWAYS_FINE_IMAGES = 1 << 16
 _WHOLE = ("elements", "pixels", "pixels-first")
@@ -100,8 +100,7 @@ def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
     fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
     if len(fitting) > 1:
         raise FormatError(
-            f"{path}: which of these holds the images: {', '.join(str(item.name) for item in fitting)}? Name "
-            f"it with  --image-key KEY  (in Python: image_key=KEY)"
+            f"{path}: which of these holds the images: {', '.join(str(item.name) for item in fitting)}? {_NAME_IT}"
         )
     return fitting[0] if fitting else None
 
@@ -235,7 +234,7 @@ def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
 def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
     items = _items_in(group)
     if not items:
-        raise FormatError(f"{path}: no data set of images found; it has {_listed(group)}; {_NAME_IT}")
+        raise FormatError(f"{path}: no data set of images found; it has {_listed(group)}. {_NAME_IT}")
     names, has_classes = _tree_names(group, items)
     splits, classes = arrange(TreeFiles.of(names, [item.nbytes for item in items]), None, path, unused)
     labels = _item_labels(items, group, path, options)

@@ -378,7 +378,7 @@ def _read_record(path: Path) -> ShardSpec | None:
     except (BadNameError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path}: what it says of its set at byte {start} is damaged: {error}; restore the shard, or adopt it "
-            f"without that by naming the image:  --image-key jpg"
+            f"without that by naming the image:  image_key='jpg'"
         ) from error
 
 

@@ -184,7 +184,7 @@ class TFRecordFormat(WalkedFormat):
     name = "tfrecord"
     exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "tfrecord": ".tfindex"}
     unindexed: ClassVar[Mapping[str, str]] = {
-        "rocal": "it reads them without one, from a directory made by readers.rocal.layouts.tfrecord_layout"
+        "rocal": "it reads them without one, from a directory made by readers.rocal.native.tfrecord_layout"
     }
 
     def shard_name(self, split: str, number: int, count: int) -> str:
@@ -270,7 +270,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     if required and not image_key and (options.image_key or not ours):
         raise FormatError(
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
-            f"--image-key KEY  (in Python: image_key=KEY)"
+            f"image_key='KEY'"
         )
     wanted = {"image": image_key, **options.extra_fields}
     fields = {key: field for field, key in wanted.items() if key}

@@ -152,7 +152,7 @@ class _Listing:
         paths = [image, *(_path(self._table, line, row, column) for column in self._columns.files.values())]
         names = tuple(name_in_folder(path, self._folder) if path is not None else "" for path in paths)
         if not names[0]:
-            raise SourceError(f"{self._table.where(line)}: {image!r} is no path of a file")
+            raise SourceError(f"{self._table.where(line)}: {image!r} is not the path of a file")
         first = self._lines.setdefault(split, {}).setdefault(names[0], line)
         if first != line:
             raise SourceError(
@@ -261,16 +261,16 @@ def choose_columns(
     table: Table, path: str | None, label: str | None, fields: Mapping[str, str], folder: str
 ) -> Columns:
     """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
-    path = _required(table, path, "--path-column") if path else _first(table, PATH_COLUMNS)
+    path = _required(table, path, f"(path_column={path!r})") if path else _first(table, PATH_COLUMNS)
     if path is None:
         raise SourceError(
             f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
-            f"name it with  --path-column, and see that the first row holds the names of the columns"
+            f"name it with  path_column='COLUMN', and check that the first row holds the names of the columns"
         )
     for field, column in fields.items():
         _check_field(table, field, column)
     taken = {path, *fields.values()}
-    label = _required(table, label, "--label-column") if label else _first(table, LABEL_COLUMNS, taken)
+    label = _required(table, label, f"(label_column={label!r})") if label else _first(table, LABEL_COLUMNS, taken)
     split = _first(table, SPLIT_COLUMNS, taken | {label})
     rest = [name for name in table.columns if name not in taken | {label, split}]
     found = _file_columns(table, rest, path, folder)
@@ -280,7 +280,7 @@ def choose_columns(
         if field in files:
             raise SourceError(
                 f"{table.path}: the columns {files[field]!r} and {column!r} would both become the field "
-                f"{field!r}; name one yourself with  --field NAME={column}"
+                f"{field!r}; name one of them:  --field NAME={column}  (in Python: fields={{'NAME': {column!r}}})"
             )
         files[field] = column
     return Columns(path, label, split, files, tuple(name for name in rest if name not in found))
@@ -290,9 +290,9 @@ def _listed(table: Table) -> str:
     return ", ".join(map(repr, table.columns)) or "none"
 
 
-def _required(table: Table, name: str, option: str) -> str:
+def _required(table: Table, name: str, argument: str) -> str:
     if name not in table.columns:
-        raise SourceError(f"{table.path}: no column {name!r} for  {option};  it has {_listed(table)}")
+        raise SourceError(f"{table.path}: no column {name!r} {argument}; it has {_listed(table)}")
     return name
 
 
@@ -313,7 +313,7 @@ def _check_field(table: Table, field: str, column: str) -> None:
             f"{table.path}: a field cannot be called {field!r}: take lower-case letters, digits and _, and "
             f"none of {', '.join(RESERVED_FIELDS)}"
         )
-    _required(table, column, f"--field {field}")
+    _required(table, column, f"for the field {field}")
 
 
 def _field_named(column: str) -> str:
@@ -322,24 +322,20 @@ def _field_named(column: str) -> str:
 
 
 def _file_columns(table: Table, candidates: list[str], path: str, folder: str) -> list[str]:
-    """Those of the candidates that name files. Reads as many rows as it takes to tell."""
-    counts = dict.fromkeys(candidates, 0)
-    open_ = set(candidates)
+    """Those of the candidates that name files. Reads only as many rows as that needs."""
+    counts = dict.fromkeys(candidates, 0)  # of the files in a column; one with anything else is removed
     for _, row in table.rows():
-        for column in tuple(open_):
+        for column in [column for column, count in counts.items() if count < _LOOKED_AT]:
             value = row.get(column)
             if is_missing(value):
                 continue
-            if not isinstance(value, str) or value == row.get(path) or not os.path.isfile(os.path.join(folder, value)):
-                counts[column] = 0
-                open_.remove(column)
-            else:
+            if isinstance(value, str) and value != row.get(path) and os.path.isfile(os.path.join(folder, value)):
                 counts[column] += 1
-                if counts[column] == _LOOKED_AT:
-                    open_.remove(column)
-        if not open_:
+            else:
+                del counts[column]
+        if all(count == _LOOKED_AT for count in counts.values()):
             break
-    return [column for column in candidates if counts[column]]
+    return [column for column in candidates if counts.get(column)]
 
 
 def is_field_name(name: str) -> bool:

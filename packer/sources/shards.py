@@ -215,7 +215,7 @@ class _Shard:
         if not self._has_image:
             raise SourceError(
                 f"{self._path}: no sample has an image; it has {', '.join([*self._fields][1:]) or 'no fields'}; name "
-                f"the image with  image_key=KEY"
+                f"the image with  image_key='KEY'"
             )
         classes, wrong = self._classes.in_order()
         listing = SourceListing({}, field_kinds(self._fields), classes, self._left_out)
@@ -231,7 +231,7 @@ class _Shard:
         if len(labels) and labels.min() == 1:
             listing.warnings.append(
                 f"{self._path}: labels run from 1 to {labels.max()} and none is 0, as in ImageNet's records; "
-                f"to count from 0, open it with  label_offset=1"
+                f"to count from 0:  --source-label-offset 1  (in Python: packer.open_source(path, label_offset=1))"
             )
         return listing
 

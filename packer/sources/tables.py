@@ -312,7 +312,7 @@ def _as_name(value: Any, line: int, table: Table) -> str:
         return str(value)
     raise SourceError(
         f"{table.where(line)}: the label {value!r:.60} is a {type(value).__name__}, expected a whole number "
-        f"or a name; another column can be named with  --label-column"
+        f"or a name; name another column with  label_column='COLUMN'"
     )
 
 

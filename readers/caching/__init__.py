@@ -10,7 +10,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Decoded, Encoded, Form, KeepLike, Recoded, as_form
-from readers.caching.store import CHECKS, Cached, CachedStats, Check, SharedBytes, Terms, agree
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, Terms, agree
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader
 from readers.table import Table, checked_indices
@@ -34,17 +34,17 @@ _ANY_JOB = "0"
 
 
 class CachedReader(Reader):
-    """A reader over a cache, made by `readers.cached`: filling it, and what it was worth.
+    """A reader over a cache, as `readers.cached` returns it.
 
-    Where `keep` is not "encoded" this is another set in the eyes of a resume token: the same samples and positions, but
-    slightly other pixels.
+    Where `keep` is not "encoded", resume tokens treat it as another set: the samples are the same, their pixels differ
+    slightly.
     """
 
     store: Cached
     _ahead: FillAhead | None = None
 
     def read(self, index: int, field: str = "image") -> Buffer:
-        """As `Reader.read`; a hit needs no place in a shard."""
+        """As `Reader.read`; a hit needs no extent."""
         if self._rows is None and field == self._only:
             found = self.store.hit(index)
             if found is not None:
@@ -52,7 +52,7 @@ class CachedReader(Reader):
         return super().read(index, field)
 
     def read_many(self, indices: Indices, field: str = "image") -> list[Buffer]:
-        """As `Reader.read_many`; hits need no places in shards."""
+        """As `Reader.read_many`; hits need no extents."""
         if self._rows is not None or field != self._only:
             return super().read_many(indices, field)
         wanted = checked_indices(indices, self)
@@ -75,22 +75,21 @@ class CachedReader(Reader):
         epoch: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Fill the cache now, in stored order or in that of an epoch; returns the number of samples that are kept.
+        """Fill the cache now; returns the number of samples that have a slot.
 
-        threads: default one per CPU this process may use.
-        order, epoch: in which order; default: as stored.
+        threads: default: one per CPU that this process may use.
+        order, epoch: the order to fill in; default: as stored.
         progress: called with the samples and bytes done so far, from any of the threads, one at a time.
 
-        Processes that fill the same cache share the work. Samples that cannot be read are left to the reads that want
-        them.
+        Processes that fill the same cache share the work. Samples that cannot be read are skipped: reading one raises.
         """
         return prefill(self.table, self.store, threads, order, epoch, progress)
 
     def fill_ahead(self, order: Order, epoch: int, start: int = 0) -> FillAhead:
         """Fill the cache in the background, in the order of an epoch from position `start` on, ahead of its readers.
 
-        One thread of low priority; it ends with the epoch, with a full cache, with the reader, or by `stop()`. A second
-        call ends what the first one began.
+        One thread of low priority; it ends with the epoch, when the cache is full, when the reader is closed, or by
+        `stop()`. A second call stops the thread of the first.
         """
         if self._ahead is not None:
             self._ahead.stop()
@@ -108,26 +107,15 @@ class CachedReader(Reader):
 
     @property
     def kept(self) -> Subset:
-        """Which samples have a place in the cache."""
+        """The samples that have a slot in the cache."""
         return self.store.subset
 
     def close(self) -> None:
-        """Leave the cache and close what is below."""
+        """Leave the cache and close the store below."""
         if self._ahead is not None:
             self._ahead.stop()
             self._ahead = None
         super().close()
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the memory is, and for whom: what `cache.SharedByteCache.open` takes besides sizes and names."""
-
-    directory: str | os.PathLike[str]
-    backend: Backend
-    persist: bool
-    job: str | None
-    comm: Any
 
 
 def cached(
@@ -145,24 +133,24 @@ def cached(
     job: str | None = None,
     comm: Any = None,
 ) -> CachedReader:
-    """The same samples, kept in shared memory once they have been read: by this process or any other of the node.
+    """The same samples, kept in shared memory once this process or any other of the node has read them.
 
     capacity: "auto" (the whole set, or what memory allows), bytes (an int, or a text such as "20GiB"), or a share of
-        the set (a float from 0 to 1, or a text such as "25%"). What does not fit passes through; which samples those
-        are is the same in every process and every epoch.
+        the set (a float from 0 to 1, or a text such as "25%"). Samples that do not fit pass through: the same ones in
+        every process and every epoch.
     keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`.
     fields: the fields to keep (default: all).
-    partition: (node, nodes) keeps only this node's contiguous part, that of `readers.order.NodeLocal`.
+    partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it.
     check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
         wrong ones are dropped and read again.
     compress: store what is not compressed already (BMP, raw arrays, text) as zstd where that saves a tenth.
     directory, backend, job, comm: see `cache.SharedByteCache.open`.
-    persist: the memory stays filled when the last process has gone, until `packer cache clean`; a later job that asks
-        for the same with persist=True begins with it.
+    persist: the memory stays filled after the last process has ended, until `packer cache clean`; a later job that
+        opens the same cache with persist=True starts with it.
 
     A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
-    be had, everything passes through, with one warning; there is one, too, where "auto" keeps little because /dev/shm
-    was made small. Raises ValueError and UnknownNameError for arguments that mean nothing.
+    be reserved, everything passes through, with a warning; there is one, too, where "auto" keeps little because
+    /dev/shm is small. Raises ValueError and UnknownNameError for invalid arguments.
     """
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
@@ -176,14 +164,16 @@ def cached(
         threshold = size = 0
     form = measures.form
     terms = Terms(threshold, tuple(measures.shares), form.rate if isinstance(form, Recoded) else 0.0)
-    shared: SharedBytes | None = None
+    shared: SharedByteCache | None = None
     if size:
-        kind = _kind(form.kind, slots, table, compress)
-        shared = _opened(reader, kind, len(slots), size, _Place(directory, backend, persist, job, comm))
+        # Jobs have names of their own; a cache that outlives its job must not have one.
+        job = _ANY_JOB if persist and job is None else job
+        where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
+        shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)
     if shared is not None:
         theirs = agree(shared, terms)
         if theirs is None:
-            _warn(f"everything passes through: {shared!r} is held up by a process that does not say what is kept in it")
+            _warn(f"everything passes through: a process that holds {shared!r} does not say what is kept in it")
             shared.close()
             shared = None
         terms = theirs or terms
@@ -210,7 +200,7 @@ def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int
 
 
 def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
-    """What makes two caches of one set different ones."""
+    """A text that differs for two caches of one set."""
     rows = slots.subset.rows
     if isinstance(rows, range):
         part = f" of samples {rows.start}-{rows.stop}" if len(rows) != len(table) else ""
@@ -220,37 +210,30 @@ def _kind(kept: str, slots: Slots, table: Table, compress: bool) -> str:
 
 
 def _identity(reader: Reader) -> str:
-    """The table's fingerprint; where that knows only names, as of a folder, one of the files as they were listed."""
+    """The table's fingerprint; of a folder, whose table has only names, one of the files as they were listed."""
     if not reader.store.tracks_files:
         return reader.fingerprint
     return hashlib.blake2b(f"{reader.fingerprint}\0{reader.store.state()}".encode(), digest_size=16).hexdigest()
 
 
-def _opened(reader: Reader, kind: str, slots: int, size: int, place: _Place) -> SharedBytes | None:
+def _open_shared(reader: Reader, kind: str, slots: int, size: int, where: dict[str, Any]) -> SharedByteCache | None:
     try:
-        shared: SharedBytes = SharedByteCache.open(
+        return SharedByteCache.open(
             fingerprint=_identity(reader),
             kind=kind,
             slots=slots,
             capacity_bytes=size,
-            directory=Path(place.directory),
-            backend=place.backend,
-            # Jobs have names of their own; what is to outlive one must not be under it.
-            job=_ANY_JOB if place.persist and place.job is None else place.job,
-            persist=place.persist,
-            comm=place.comm,
             title=reader.table.title,
+            **where,
         )
     except CacheFullError as error:
         _warn(
-            f"no room for a cache of {size:,} bytes in {place.directory}, so everything passes through: {error}; ask "
-            f"for a smaller capacity, or see  packer cache ls"
+            f"no room for a cache of {size:,} bytes in {where['directory']}, so everything passes through: {error}; "
+            f"ask for a smaller capacity, or see  packer cache ls"
         )
-        return None
     except (CacheError, OSError) as error:
-        _warn(f"no cache of {size:,} bytes can be had, so everything passes through: {error}")
-        return None
-    return shared
+        _warn(f"a cache of {size:,} bytes cannot be opened, so everything passes through: {error}")
+    return None
 
 
 def _warn(text: str) -> None:

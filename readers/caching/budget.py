@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -22,35 +23,31 @@ import numpy as np
 import numpy.typing as npt
 
 from cache import SharedByteCache
-from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.filesystem import Budget, cache_budget
 from cache.messages import parse_size
 from cache.stores import Buffer
-from readers.caching.form import Form, Recoded, may_pay, share_left
+from readers.caching.form import Form, Recoded, compressed_share, may_pay
 from readers.headers import MEDIA
-from readers.order.permutation import UInt64s, counter_hash, derive_keys
-from readers.reader import Reader
+from readers.order.permutation import Permutation, UInt64s, counter_hash, derive_keys
+from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.sample import headers_of
 
 __all__ = [
     "EVERYTHING",
-    "SAMPLE_ERRORS",
     "Capacity",
     "Measures",
     "Slots",
     "Subset",
     "budget",
     "measure",
-    "read_good",
 ]
 
 Capacity: TypeAlias = int | float | str
-SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 _PEEKED, _TAKEN, _TAKEN_BYTES = 16, 256, 32 << 20
-_MARGIN = 1.1  # of what is estimated: room that is missing costs hits, room that is left over costs little
+_MARGIN = 1.1  # of estimates: missing room costs hits, spare room costs little
 _SLOT_BYTES = 64  # a payload begins at a multiple of this
 _TERMS_BYTES = 4096
-_SLACK = 200  # one part in so many is left for payloads that are stored again after their bytes went wrong
+_SLACK = 200  # 1/200 is left for payloads that are stored again after their bytes were damaged
 _COMPRESSED = tuple(MEDIA.index(name) for name in ("jpeg", "png", "webp", "gif"))
 EVERYTHING = 1 << 64  # the threshold that keeps all
 _KEY = derive_keys(0, 0, "kept in a cache")[0]
@@ -65,13 +62,13 @@ Weights: TypeAlias = Callable[[_Ints], _Ints]
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Those of `rows` (a range, or int64 in rising order) whose hash is below threshold (0 to 2^64)."""
+    """The `rows` (a range, or int64 in rising order) whose hash is below `threshold` (0 to 2^64)."""
 
     rows: range | _Ints
     threshold: int = EVERYTHING
 
     def __len__(self) -> int:
-        """How many rows there are, kept or not."""
+        """All rows, kept or not."""
         return len(self.rows)
 
     def rank(self, row: int) -> int:
@@ -83,7 +80,7 @@ class Subset:
         return at if at < len(rows) and rows[at] == row else -1
 
     def ranks(self, rows: _Ints) -> _Ints:
-        """The same for many."""
+        """`rank` of many rows."""
         if isinstance(self.rows, range):
             inside = (rows >= self.rows.start) & (rows < self.rows.stop)
             return np.where(inside, rows - self.rows.start, -1)
@@ -100,18 +97,18 @@ class Subset:
         return (self.ranks(rows) >= 0) & self._below(rows)
 
     def kept(self) -> Iterator[_Ints]:
-        """All rows that are kept, in stored order, in runs."""
+        """The rows that are kept, in stored order, in runs."""
         for run in self._runs():
             yield run[self._below(run)]
 
     def total(self, weights: Weights) -> int:
-        """Sum of the weights of what is kept."""
+        """Sum of the weights of the rows that are kept."""
         return sum(int(weights(run).sum()) for run in self.kept())
 
     def limited(self, limit: int, weights: Weights) -> Subset:
-        """With the largest threshold at which the weights of what is kept add up to at most `limit`.
+        """With the largest threshold at which the weights of the kept rows add up to at most `limit`.
 
-        weights: of some rows, int64, 0 or more each.
+        weights: gives those of some rows, int64, 0 or more each.
         """
         totals = np.zeros(_BINS, np.int64)
         for run in self._runs():
@@ -128,9 +125,7 @@ class Subset:
         return replace(self, threshold=int(hashes[order[fits]]))
 
     def spread(self, count: int) -> _Ints:
-        """At most `count` rows from all over, always the same ones, in stored order."""
-        from readers.order.permutation import Permutation
-
+        """At most `count` rows from everywhere, always the same ones, in stored order."""
         wanted = np.arange(min(count, len(self)), dtype=np.int64)
         ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(wanted))
         return ranks + self.rows.start if isinstance(self.rows, range) else self.rows[ranks]
@@ -167,7 +162,10 @@ def _hash(row: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the fields of the rows of a subset are. numbers: positions of the kept fields in the table's `width`."""
+    """The slots of a cache: 0 is for what its users agree on, then one for each row of the subset, field by field.
+
+    numbers: positions of the kept fields among the `width` fields of the table.
+    """
 
     fields: tuple[str, ...]
     numbers: tuple[int, ...]
@@ -182,13 +180,13 @@ class Slots:
         return 1 + self.fields.index(field) * len(self.subset)
 
     def one(self, row: int) -> int:
-        """The slot of an extent by its row; -1 for none."""
+        """The slot of an extent, by its row; -1 for none."""
         sample, number = divmod(row, self.width)
         rank = self.subset.rank(sample) if number in self.numbers else -1
         return rank if rank < 0 else 1 + self.numbers.index(number) * len(self.subset) + rank
 
     def many(self, rows: _Ints) -> _Ints:
-        """The same for many."""
+        """`one` for many extents."""
         samples, numbers = np.divmod(rows, self.width)
         firsts = np.full(self.width, -1, np.int64)
         firsts[list(self.numbers)] = 1 + np.arange(len(self.numbers)) * len(self.subset)
@@ -198,8 +196,13 @@ class Slots:
 
 @dataclass(frozen=True)
 class Measures:
-    """form: with its rate, where it has one. shares: of the bytes of each field that compression leaves. mean: bytes of
-    a converted image, where no index knows better. reader: of whole columns, whose samples are rows."""
+    """What samples take in a cache.
+
+    reader: over all rows of the columns.
+    form: with its measured rate, where it has one.
+    shares: of the bytes of each field that compression leaves.
+    mean: bytes of a converted image, where no index has its header.
+    """
 
     reader: Reader
     slots: Slots
@@ -234,7 +237,7 @@ class Measures:
 
 
 def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measures:
-    """Look at a few samples where that is needed: none of an indexed set of JPEGs kept as they are or decoded."""
+    """Measure a few samples where needed: none of an indexed set of JPEGs that are kept unchanged or decoded."""
     shares: dict[str, float] = {}
     mean = 0.0
     for name in slots.fields:
@@ -250,12 +253,12 @@ def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measure
 
 
 def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tuple[int, int]:
-    """(threshold of the subset, bytes to reserve); 0 bytes for no cache. directory: None for memory without one.
+    """(threshold of the subset, bytes to reserve); 0 bytes: no cache. directory: None for memory that has none.
 
-    Raises ValueError for a capacity that means nothing, `cache.errors.CacheError`.
+    Raises ValueError for an invalid capacity, and `cache.errors.CacheError`.
     """
     every, weights = measures.slots.subset, measures.weights()
-    asked, share = _asked(capacity)
+    asked, share = _parse_capacity(capacity)
     if not len(every) or share == 0 or asked == 0:
         return 0, 0
     if share is not None:
@@ -273,24 +276,9 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
     kept = sum(len(run) for run in chosen.kept())
     if room is not None and (room.is_cramped or not kept):
         warnings.warn(
-            f"the cache keeps {kept:,} of {len(every):,} samples: {_limited(room, directory, whole)}", stacklevel=4
+            f"the cache keeps {kept:,} of {len(every):,} samples: {_explain(room, directory, whole)}", stacklevel=4
         )
     return (chosen.threshold, limit) if kept else (0, 0)
-
-
-def read_good(reader: Reader, indices: _Ints, field: str) -> list[Buffer | None]:
-    """Payloads; None for what cannot be read, which is for those that want it to hear of."""
-    try:
-        return list(reader.read_many(indices, field))
-    except SAMPLE_ERRORS:
-        pass
-    found: list[Buffer | None] = []
-    for index in indices.tolist():
-        try:
-            found.append(reader.read(index, field))
-        except SAMPLE_ERRORS:
-            found.append(None)
-    return found
 
 
 def _compressed(reader: Reader, slots: Slots, name: str) -> float:
@@ -304,17 +292,15 @@ def _compressed(reader: Reader, slots: Slots, name: str) -> float:
         return 1.0
     sizes = reader.sizes(name)[chosen]
     taken = chosen[(sizes > 0) & (np.cumsum(sizes) <= max(_TAKEN_BYTES, int(sizes.max(initial=0))))]
-    return share_left(_some(reader, taken, name))
+    return compressed_share(_some(reader, taken, name))
 
 
 def _converted(reader: Reader, slots: Slots, form: Form) -> tuple[float, float]:
-    """(bytes per pixel of images that change, bytes of an image) as it is kept."""
+    """(bytes per pixel of images that change, bytes of an image) in their kept form."""
     found = []
     for image in _some(reader, slots.subset.spread(4 * _PEEKED), "image"):
-        try:
+        with suppress(*SAMPLE_ERRORS):
             found.append((form.convert(image), image))
-        except SAMPLE_ERRORS:
-            continue
     if not found:
         return 1.0, 0.0
     info = headers_of(converted for converted, _ in found)
@@ -329,8 +315,8 @@ def _some(reader: Reader, indices: _Ints, name: str) -> list[Buffer]:
     return [data for data in read_good(reader, indices, name) if data is not None]
 
 
-def _limited(room: Budget, directory: Path | None, whole: int) -> str:
-    """What leaves so little room, and what to do."""
+def _explain(room: Budget, directory: Path | None, whole: int) -> str:
+    """What limits the room, and what to do about it."""
     if room.is_cramped:
         return (
             f"{directory} has {room.size_bytes or 0:,} bytes, the set takes {whole:,}; start a container with "
@@ -343,7 +329,7 @@ def _limited(room: Budget, directory: Path | None, whole: int) -> str:
     return f"only {found:,} bytes {where} are free, which is the margin; ask for more, or see  packer cache ls"
 
 
-def _asked(capacity: Capacity) -> tuple[int | None, float | None]:
+def _parse_capacity(capacity: Capacity) -> tuple[int | None, float | None]:
     """(bytes, None), (None, share) or, for "auto", (None, None)."""
     if isinstance(capacity, bool) or not isinstance(capacity, int | float | str):
         raise ValueError(f'capacity is "auto", bytes, a text such as "20GiB", or a share from 0 to 1, not {capacity!r}')
@@ -362,5 +348,5 @@ def _asked(capacity: Capacity) -> tuple[int | None, float | None]:
 
 
 def _padded(sizes: _Ints) -> _Ints:
-    """What payloads take of the cache."""
+    """Bytes that payloads take in the cache."""
     return np.maximum(_SLOT_BYTES, -(-sizes // _SLOT_BYTES) * _SLOT_BYTES)

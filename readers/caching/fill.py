@@ -1,9 +1,9 @@
-"""Fill a cache before, or ahead of, those who read from it.
+"""Fill a cache before, or ahead of, its readers.
 
-Blocks of samples are read together from the source, brought into the form that is kept, and stored. What is there
-already is passed over, so several processes and threads may fill the same cache. Each process starts at its own place
-and goes on from there; where it meets another it leaves that part to it and goes on elsewhere, so that little is read
-twice, however many they are and whenever they begin.
+Blocks of samples are read together from the source, converted to the form that is kept, and stored. Samples that are
+cached already are skipped, so several processes and threads may fill the same cache. Each process starts at a block of
+its own; where it meets another process it continues at a random block, so that little is read twice, however many they
+are and whenever they start.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.locks import call_after_fork, copy_event
 from cache.node import detect_ranks, usable_cpus
-from readers.caching.budget import SAMPLE_ERRORS, read_good
 from readers.caching.store import Cached
 from readers.order import Order
-from readers.reader import Reader
+from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.table import Table
 
-__all__ = ["BLOCK_SAMPLES", "FillAhead", "prefill"]
+__all__ = ["FillAhead", "prefill"]
 
-BLOCK_SAMPLES = 64
+_BLOCK_SAMPLES = 64
 _LEAST_SAMPLES, _BLOCKS = 4, 256
 _AHEAD_SAMPLES = 16
 _JOIN_SECONDS = 10.0
@@ -80,7 +80,7 @@ def prefill(
 
 
 class _Walk:
-    """In which order the threads of one process take `count` blocks: one by one from `start` on, or from elsewhere."""
+    """The order in which the threads of one process fill `count` blocks: from `start` on, or from a random block."""
 
     def __init__(self, count: int, start: int) -> None:
         self._open = bytearray(b"\1" * count)
@@ -88,7 +88,7 @@ class _Walk:
         self._lock = threading.Lock()
 
     def next(self) -> int | None:
-        """The next block that nobody here has taken, None after the last."""
+        """The next block that no thread has taken, None after the last."""
         with self._lock:
             number = self._open.find(1, self._at)
             if number < 0:
@@ -100,18 +100,18 @@ class _Walk:
             return number
 
     def leave(self) -> None:
-        """Another process is at work here."""
+        """Continue elsewhere: another process fills this part."""
         with self._lock:
             self._at = random.randrange(len(self._open))
 
     def end(self) -> None:
-        """There is no next block."""
+        """Leave no next block."""
         with self._lock:
             self._open = bytearray(len(self._open))
 
 
 def _start(blocks: int, users: int) -> int:
-    """This rank's share; without ranks the front, or any place where others use the cache too."""
+    """The block to start at: of this rank's share; without ranks the first, or a random one if others use the cache."""
     ranks = detect_ranks()
     if ranks.local_world_size > 1:
         return blocks * ranks.local_rank // ranks.local_world_size
@@ -119,9 +119,9 @@ def _start(blocks: int, users: int) -> int:
 
 
 class FillAhead:
-    """A thread that fills in the order of an epoch; holds no reference to the reader, and ends with it.
+    """A thread that fills in the order of an epoch; it holds no reference to the reader, whose `close` stops it.
 
-    Where several ranks of a node fill, each takes every so-many-th block.
+    Where several ranks of a node fill, they take blocks in turn.
     """
 
     def __init__(self, table: Table, store: Cached, order: Order, epoch: int, start: int) -> None:
@@ -135,7 +135,7 @@ class FillAhead:
         self._thread.start()
 
     def after_fork(self) -> None:
-        """In a forked child, which has no such thread."""
+        """In a forked child, which does not have the thread."""
         self._stopped = copy_event(self._stopped)
 
     @property
@@ -143,14 +143,14 @@ class FillAhead:
         return self._thread.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until it has ended; returns whether it has. Raises what reading the source raised."""
+        """Wait until it has ended; returns whether it has. Raises what reading the source raised."""
         self._thread.join(seconds)
         if self.error is not None:
             raise self.error
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """End it; a block that is being read is finished first."""
+        """Stop it after the block that it is reading."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
@@ -175,14 +175,13 @@ class FillAhead:
 
 
 def _source(table: Table, store: Cached) -> Reader:
-    """What is below the cache, by rows."""
+    """A reader below the cache, whose samples are all rows."""
     return Reader(Table(table.columns), store.source)
 
 
 def _blocks(table: Table, store: Cached, order: Order | None, epoch: int) -> Iterator[_Ints]:
-    """The rows that have a place, in blocks."""
-    # A small set is cut into smaller ones, so that several processes find something to do.
-    size = max(_LEAST_SAMPLES, min(BLOCK_SAMPLES, len(store.subset) // _BLOCKS))
+    """The rows that have a slot, in blocks: smaller ones for a small set, so that several processes have some."""
+    size = max(_LEAST_SAMPLES, min(_BLOCK_SAMPLES, len(store.subset) // _BLOCKS))
     if order is None:
         for run in store.subset.kept():
             yield from (run[at : at + size] for at in range(0, len(run), size))
@@ -194,7 +193,7 @@ def _blocks(table: Table, store: Cached, order: Order | None, epoch: int) -> Ite
 
 
 def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple[int, bool]:
-    """Bytes stored of a block, and whether another process has filled some of it."""
+    """Bytes stored of a block, and whether another process has filled a part of it."""
     if not store.has_room:
         return 0, False
     number, width = source.table.number(name), store.slots.width
@@ -221,8 +220,6 @@ def _fill_block(source: Reader, store: Cached, block: _Ints, name: str) -> tuple
 
 
 def _be_nice() -> None:
-    """Let the threads that decode and train go first; on Linux priorities are by thread."""
-    try:
+    """Give way to the threads that decode and train; on Linux priorities are by thread."""
+    with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    except (AttributeError, OSError):
-        pass

@@ -43,9 +43,9 @@ __all__ = [
     "Recoded",
     "as_form",
     "compress",
+    "compressed_share",
     "decompress",
     "may_pay",
-    "share_left",
 ]
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
@@ -58,11 +58,11 @@ _local = threading.local()
 
 
 class Form(tables.Form, Protocol):
-    """How images are kept. Implementations are frozen, pickle, and may be shared between threads."""
+    """How images are kept. Implementations are immutable, picklable and shared between threads."""
 
     @property
     def converts(self) -> bool:
-        """Whether images are handed out as anything but what they are."""
+        """Whether images are handed out in another form than the stored one."""
 
     def convert(self, image: Buffer) -> Buffer:
         """The kept form of an encoded image. Raises BadSampleError."""
@@ -90,10 +90,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Recoded:
-    """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as `packer convert --resize-short` does it.
+    """A JPEG with this short side, in pixels: upright, RGB, 4:2:0, resized as by `packer convert --resize-short`.
 
-    Images whose short side is not longer keep their bytes. quality: 1 to 100. rate: bytes per pixel, for estimates;
-    `readers.cached` measures it.
+    Images whose short side is not longer keep their bytes.
+
+    quality: 1 to 100.
+    rate: bytes per pixel, for estimates; `readers.cached` measures it.
     """
 
     converts = True
@@ -200,7 +202,7 @@ KeepLike: TypeAlias = str | Form
 
 
 def as_form(keep: KeepLike) -> Form:
-    """A form from its text. Raises ValueError for others."""
+    """A form from its text. Raises ValueError."""
     if not isinstance(keep, str):
         return keep
     if keep == "encoded":
@@ -222,7 +224,7 @@ def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:
 
 
 def compress(data: Buffer) -> Buffer:
-    """What to store for a payload."""
+    """The bytes to store for a payload."""
     if data[:4] != _ZSTD_MAGIC and sniff(data) in COMPRESSED_MEDIA:
         return data
     frame: bytes = _codecs().compressor.compress(data)
@@ -230,7 +232,7 @@ def compress(data: Buffer) -> Buffer:
 
 
 def decompress(stored: Buffer) -> Buffer:
-    """The payload. Raises ValueError for a broken frame."""
+    """The payload of stored bytes. Raises ValueError for a damaged frame."""
     if stored[:4] != _ZSTD_MAGIC:
         return stored
     from zstandard import ZstdError
@@ -238,18 +240,18 @@ def decompress(stored: Buffer) -> Buffer:
     try:
         data: bytes = _codecs().decompressor.decompress(stored)
     except ZstdError as error:
-        raise ValueError(f"a broken zstd frame of {len(stored)} bytes: {error}") from error
+        raise ValueError(f"a damaged zstd frame of {len(stored)} bytes: {error}") from error
     return data
 
 
 def may_pay(payloads: Sequence[Buffer]) -> bool:
-    """Whether enough of these bytes are not compressed already for it to be worth a closer look."""
+    """Whether enough of these bytes are uncompressed for compression to be measured."""
     raw = sum(len(data) for data in payloads if sniff(data) not in COMPRESSED_MEDIA)
     return raw > 0 and raw >= (1 - _WORTHWHILE) * sum(len(data) for data in payloads)
 
 
-def share_left(payloads: Sequence[Buffer]) -> float:
-    """The share of the bytes of some payloads of a field that is left: 1.0 where it saves less than a tenth."""
+def compressed_share(payloads: Sequence[Buffer]) -> float:
+    """The share of bytes that compression leaves of some payloads of a field; 1.0 where it saves less than a tenth."""
     if not may_pay(payloads):
         return 1.0
     share = sum(len(compress(data)) for data in payloads) / sum(len(data) for data in payloads)

@@ -1,8 +1,8 @@
 """A cache over any store: payloads in memory that the processes of a node share, in the form that is kept.
 
 A hit is a view of shared memory, without a lock or a copy (unless it was compressed). A miss is read from the store
-below, together with the other misses of the batch, converted, and stored for everybody. What does not fit passes
-through. Views stay valid for as long as they are held: nothing is evicted, and nothing is ever written in place.
+below, together with the other misses of the batch, converted, and stored for all processes. What does not fit passes
+through. Views stay valid as long as they are referenced: nothing is evicted or overwritten.
 
 The shared memory has numbered slots:
 
@@ -16,17 +16,18 @@ import json
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from cache import SharedByteCache
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
 from readers.caching.budget import Slots
 from readers.caching.form import Form, compress, decompress
 from readers.index import Columns
 
-__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "SharedBytes", "Terms", "agree"]
+__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "Terms", "agree"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
@@ -35,31 +36,13 @@ _LEAST_BYTES = 64  # what the shortest payload takes
 _AGREE_SECONDS = 2.0
 
 
-class SharedBytes(Protocol):
-    """Opaque bytes by slot, shared by the processes of a node: `cache.SharedByteCache`."""
-
-    @property
-    def capacity_bytes(self) -> int: ...
-    @property
-    def used_bytes(self) -> int: ...
-
-    def get(self, slot: int) -> memoryview | None: ...
-    def put(self, slot: int, data: Buffer) -> bool: ...
-    def has(self, slot: int) -> bool: ...
-    def present(self) -> npt.NDArray[np.bool_]: ...
-    def drop(self, slot: int) -> Any: ...
-    def check(self, slot: int) -> bool: ...
-    def stats(self) -> Any: ...
-    def count(self, *, hits: int = 0, misses: int = 0, hit_bytes: int = 0, passed: int = 0) -> None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Terms:
     """What the users of a cache must agree on.
 
-    threshold: see `Subset`. packed: the fields that are compressed. rate: bytes per pixel of a recoded image, as
-    measured; 0 for other forms.
+    threshold: see `Subset`.
+    packed: the fields that are compressed.
+    rate: bytes per pixel of a recoded image, as measured; 0 for other forms.
     """
 
     threshold: int
@@ -70,8 +53,8 @@ class Terms:
         return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agree(shared: SharedBytes, mine: Terms) -> Terms | None:
-    """The terms that the cache has: those of the first that came. None where they cannot be had."""
+def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
+    """The terms of the process that came first; None where they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
         text = shared.get(0)
@@ -81,24 +64,25 @@ def agree(shared: SharedBytes, mine: Terms) -> Terms | None:
                 return Terms(int(found["threshold"]), tuple(map(str, found["packed"])), float(found["rate"]))
             except (ValueError, KeyError, TypeError):
                 return None
-        # Refused while another process is writing: then its terms will be there in a moment.
+        # Refused while another process writes its terms.
         if not shared.put(0, mine.to_json()) and time.monotonic() > until:
             return None
         time.sleep(0.001)
 
 
 class Cached(StoreOver):
-    """`source` behind shared memory. None for `shared` keeps nothing, and images are still converted.
+    """`source` behind shared memory. Without it (`shared` is None) nothing is kept, but images are still converted.
 
-    columns: what the rows of extents are rows of.
-    check: when payloads are compared with their CRC32C: that of the index, or else of the shared memory. Files that
-    were rewritten since they were listed are never stored, and dropped where they are checked.
+    columns: those whose rows the extents name.
+    check: when payloads are compared with their CRC32C: that of the index, or else of the shared memory.
+
+    Files that were rewritten since they were listed are never stored, and dropped where they are checked.
     """
 
     def __init__(
         self,
         source: Store,
-        shared: SharedBytes | None,
+        shared: SharedByteCache | None,
         slots: Slots,
         terms: Terms,
         form: Form,
@@ -118,7 +102,7 @@ class Cached(StoreOver):
         self._tracks_files = self.source.tracks_files
         self._checked = bytearray()
         self._hit_bytes: deque[int] = deque()
-        # Most sets have one field and keep all of it as it is: then a slot is one addition away.
+        # Most sets have one field and keep it unchanged: then the slot is the row plus a constant.
         rows = self.slots.subset.rows
         self._start = self._stop = self._shift = 0
         if self._plain and self.slots.width == 1 and isinstance(rows, range) and self.shared is not None:
@@ -130,14 +114,14 @@ class Cached(StoreOver):
         data = self.hit(row)
         if data is not None:
             return data
-        data = self._found(row, shard)
+        data = self._look_up(row, shard)
         if data is None:
-            return self._stored(row, shard, self.source.read_one(row, shard, offset, length))
+            return self._store(row, shard, self.source.read_one(row, shard, offset, length))
         self._note_hit(data)
         return data
 
     def hit(self, row: int) -> Buffer | None:
-        """What is here under a row, where that takes no more than looking; None elsewhere says nothing."""
+        """The cached payload of a row where that is a single look-up; None does not mean that it is not cached."""
         if not self._start <= row < self._stop:
             return None
         data = self._fetch(row + self._shift)
@@ -153,32 +137,30 @@ class Cached(StoreOver):
             fetch = self.shared.get
             results = [fetch(slot) if slot >= 0 else None for slot in self.slots.many(extents.row).tolist()]
         else:
-            results = [self._found(row, shard) for row, shard in zip(rows, shards, strict=True)]
-        sizes = [len(data) for data in results if data is not None]
-        if sizes and self.shared is not None:
-            self.shared.count(hits=len(sizes), hit_bytes=sum(sizes))
-        if len(sizes) < len(rows):
-            missing = [i for i, data in enumerate(results) if data is None]
+            results = [self._look_up(row, shard) for row, shard in zip(rows, shards, strict=True)]
+        self._count(results)
+        missing = [i for i, data in enumerate(results) if data is None]
+        if missing:
             found = self.source.read(extents.take(np.array(missing, np.int64)))
             for i, data in zip(missing, found, strict=True):
-                results[i] = self._stored(rows[i], shards[i], data)
+                results[i] = self._store(rows[i], shards[i], data)
         return results  # type: ignore[return-value]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        """Announce those that are not here."""
+        """Announce those that are not cached."""
         missing = extents.take(~self.has(extents.row))
         if len(missing.row):
             self.source.prefetch(missing, below_bytes)
 
     def has(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Which extents, by their rows, are here."""
+        """Which extents, by their rows, are cached."""
         shared = self.shared
         if shared is None:
             return np.zeros(len(rows), np.bool_)
         return np.array([slot >= 0 and shared.has(slot) for slot in self.slots.many(rows).tolist()], np.bool_)
 
     def close(self) -> None:
-        """Leave the shared memory, and close what is below; later reads pass through."""
+        """Leave the shared memory and close the store below; later reads pass through."""
         self._count_hits()
         shared, self.shared = self.shared, None
         self._start = self._stop = 0
@@ -197,31 +179,29 @@ class Cached(StoreOver):
     # --- filling ------------------------------------------------------------------------------------------------
     @property
     def has_room(self) -> bool:
-        """Whether anything at all can still be stored."""
+        """Whether the shortest payload still fits."""
         return self.shared is not None and self.shared.capacity_bytes - self.shared.used_bytes >= _LEAST_BYTES
 
     def convert(self, row: int, data: Buffer) -> Buffer:
-        """What is handed out for a payload. Raises BadSampleError."""
+        """The payload in the form that is handed out. Raises BadSampleError."""
         return self.form.convert(data) if self._image >= 0 and row % self.slots.width == self._image else data
 
     def put(self, row: int, shard: int, converted: Buffer) -> bool:
-        """Keep what is handed out; False where it is there already, is being written, does not fit, or is of a file
-        that was rewritten: this is asked after reading, so whatever came from a new file is seen."""
+        """Store a converted payload; False where it is cached already, is being written, does not fit, or is of a file
+        that was rewritten (checked here, after the read)."""
         slot = self.slots.one(row)
         if self.shared is None or slot < 0 or (self._tracks_files and not self.source.is_current(shard)):
             return False
         return self.shared.put(slot, compress(converted) if row % self.slots.width in self._packed else converted)
 
     def stats(self) -> CachedStats:
-        """How full it is and how often it was hit; takes time in proportion to the samples."""
+        """How full it is and how often it was hit; the time grows with the number of samples."""
         if self.shared is None:
             return CachedStats(self.form.kind, len(self.subset), 0, 0)
         self._count_hits()
         first = self.slots.first(self.slots.fields[0])
         present = int(self.shared.present()[first : first + len(self.subset)].sum())
         kept = sum(len(run) for run in self.subset.kept())
-        counted = self.shared.stats()
-        names = ("hits", "misses", "hit_bytes", "puts", "put_bytes", "passed", "dropped", "users")
         return CachedStats(
             self.form.kind,
             len(self.subset),
@@ -229,11 +209,11 @@ class Cached(StoreOver):
             present,
             self.shared.capacity_bytes,
             self.shared.used_bytes,
-            **{name: int(getattr(counted, name)) for name in names},
+            **asdict(self.shared.stats()),
         )
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _found(self, row: int, shard: int) -> Buffer | None:
+    def _look_up(self, row: int, shard: int) -> Buffer | None:
         shared, slot = self.shared, self.slots.one(row)
         if shared is None or slot < 0:
             return None
@@ -260,16 +240,16 @@ class Cached(StoreOver):
             self._checked = bytearray(len(self.slots))
         return bool(self._checked[slot])
 
-    def _is_right(self, shared: SharedBytes, slot: int, data: Buffer, row: int) -> bool:
+    def _is_right(self, shared: SharedByteCache, slot: int, data: Buffer, row: int) -> bool:
         sample, number = divmod(row, self.slots.width)
-        if not self.columns.has_checksums or number == self._image:  # no index has the checksum of what is kept
+        if not self.columns.has_checksums or number == self._image:  # the index has checksums of originals only
             return shared.check(slot)
         from crc32c import crc32c
 
         return crc32c(data) == int(self.columns.field_column(self.columns.fields[number], "crc32c")[sample])
 
-    def _stored(self, row: int, shard: int, data: Buffer) -> Buffer:
-        """Take a payload as it was read, keep it if it has a place, and give it as it is handed out."""
+    def _store(self, row: int, shard: int, data: Buffer) -> Buffer:
+        """Convert a payload, store it if it has a slot, and return it as it is handed out."""
         converted = self.convert(row, data)
         if self.shared is None:
             return converted
@@ -281,20 +261,23 @@ class Cached(StoreOver):
             self.shared.count(passed=1)
             return converted
         self.shared.count(misses=1)
-        if self._plain:  # what is in the cache already need not be in this process too
+        if self._plain:  # the memory of the process need not hold it a second time
             return self.shared.get(slot) or converted
         return converted
 
     def hits(self, rows: Int64s) -> list[Buffer | None]:
-        """`hit` of many rows, counted at once."""
+        """`hit` for many rows, counted together."""
         if self._start == self._stop:
             return [None] * len(rows)
         start, stop, shift, fetch = self._start, self._stop, self._shift, self._fetch
-        found = [fetch(row + shift) if start <= row < stop else None for row in rows.tolist()]
+        found: list[Buffer | None] = [fetch(row + shift) if start <= row < stop else None for row in rows.tolist()]
+        self._count(found)
+        return found
+
+    def _count(self, found: list[Buffer | None]) -> None:
         sizes = [len(data) for data in found if data is not None]
         if sizes and self.shared is not None:
             self.shared.count(hits=len(sizes), hit_bytes=sum(sizes))
-        return found  # type: ignore[return-value]
 
     def _note_hit(self, data: Buffer) -> None:
         self._hit_bytes.append(len(data))
@@ -302,7 +285,7 @@ class Cached(StoreOver):
             self._count_hits()
 
     def _count_hits(self) -> None:
-        """Count hits that have not been counted yet: each costs the shared memory a lock."""
+        """Add the hits since the last call to the statistics: each addition takes a lock."""
         hits = size = 0
         try:
             while True:  # each is taken by one thread only
@@ -315,17 +298,19 @@ class Cached(StoreOver):
 
 @dataclass(frozen=True, slots=True)
 class CachedStats:
-    """Of one cache, by all processes that use or used it. Hits of single reads are counted 64 at a time, so a process
-    that ends without closing may leave that many out.
+    """Statistics of one cache, over all processes that use or used it.
+
+    Hits of single reads are counted 64 at a time, so up to that many are lost where a process ends without closing.
 
     samples: of the set, or of this node's part.
-    kept, present: those that have a place; those that are there (their first field).
+    kept: samples that have a slot.
+    present: samples whose first field is cached.
     capacity_bytes, used_bytes: of the payloads.
     hits, hit_bytes: reads that the cache served.
-    misses: reads of samples that have a place and were not there yet.
-    passed: reads of samples without a place.
-    puts, put_bytes: what was stored.
-    dropped: what was found wrong.
+    misses: reads of samples that have a slot and were not cached yet.
+    passed: reads of samples without a slot.
+    puts, put_bytes: payloads that were stored.
+    dropped: payloads that were found damaged.
     users: processes that have it open.
     """
 
@@ -351,7 +336,7 @@ class CachedStats:
 
     @property
     def filled(self) -> float:
-        """Share of the samples that have a place and are there."""
+        """Share of the samples with a slot that are cached, 0 to 1."""
         return self.present / max(1, self.kept)
 
     def to_dict(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Run(ABC):
     def take(self) -> tuple[Any, ...]:
         """The outputs of the next batch, in memory of their own: images, and int64 [n] each.
 
-        Raises StopIteration at the end of an epoch, and whatever DALI raises.
+        Raises StopIteration at the end of an epoch, and what DALI raises.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class _TorchRun(Run):
 
 
 class _ArrayRun(Run):
-    """By the pipeline itself. Arrays are copies in the memory of this process, whatever the pipeline's device."""
+    """By the pipeline itself. Arrays are copies in the memory of this process, on any device of the pipeline."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline

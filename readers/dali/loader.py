@@ -100,7 +100,7 @@ class DaliLoader(FeedLoader):
     def _finish(self, made: tuple[Any, Sequence[BadSample]]) -> tuple[Any, Sequence[BadSample]]:
         return made
 
-    def _ended(self, maker: Maker) -> None:
+    def _end_epoch(self, maker: Maker) -> None:
         assert isinstance(maker, _Batches)
         if maker.at_end():
             self._idle = maker

@@ -178,20 +178,19 @@ class Source:
         if self.on_error == "substitute":
             missing = np.flatnonzero(rows != returned).tolist()
         else:
-            rest = iter(returned.tolist())
-            expected = next(rest, None)
-            missing = []
+            missing, rest = [], returned.tolist()[::-1]
             for i, row in enumerate(rows.tolist()):
-                if row == expected:
-                    expected = next(rest, None)
+                if rest and rest[-1] == row:
+                    rest.pop()
                 else:
                     missing.append(i)
-        bad = []
-        for i in missing:
-            faults, _ = self._examine(epoch, positions[i : i + 1], rows[i : i + 1], self.feed.read(rows[i : i + 1]))
-            error = faults.get(0, BadSampleError("it was bad when it was read"))
-            bad.append(self.feed.bad(int(rows[i]), int(positions[i]), error))
-        return bad
+        if not missing:
+            return []
+        positions, rows = positions[missing], rows[missing]
+        faults, _ = self._examine(epoch, positions, rows, self.feed.read(rows))
+        unknown = BadSampleError("it was bad when it was read")
+        samples = enumerate(zip(rows.tolist(), positions.tolist(), strict=True))
+        return [self.feed.bad(row, position, faults.get(i, unknown)) for i, (row, position) in samples]
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _number(self, epoch: int) -> int:

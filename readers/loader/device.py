@@ -1,12 +1,12 @@
 """Batches made on a device: a thread takes what the crew has read, and decodes, uploads and augments it.
 
-    crew: read, check headers, decode what is the CPU's ──► batch ──► this thread: decode the rest, augment ──► queue
+    crew: read, check headers, decode the CPU's images ──► batch ──► this thread: decode the rest, augment ──► queue
     ──► consumer
-          (as many batches ahead as prefetch says)            stream of its own (`readers.decode.streams`)   (prefetch)
+          (`prefetch` batches ahead)                         stream of its own (`readers.decode.streams`)   (prefetch)
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
-cross the bus as uint8 in the size of the batch; flips, pixel ops and normalisation are the device's. An image that
+cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image that
 the device cannot decode is tried on the CPU, and is a bad sample if that fails too.
 """
 
@@ -26,17 +26,16 @@ from readers.decode.picture import Picture
 from readers.decode.route import routes, same_as_promised
 from readers.decode.streams import DecodeStream
 from readers.feed import Feed
-from readers.loader.crew import Crew
-from readers.loader.work import Batch, EpochWork, ImageMemory, numbered
+from readers.loader.crew import Allocate, Batch, Crew, EpochWork
 from readers.loop import Ahead
 from readers.sample import Buffer
 
-__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "numbered", "open_path"]
+__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
 
 
 @dataclass(slots=True)
 class DeviceWork(EpochWork):
-    """What the crew does of a batch that a device finishes. decodes: whether the device decodes at all."""
+    """The crew's part of a batch that a device finishes. decodes: whether the device decodes at all."""
 
     decodes: bool = True
 
@@ -50,7 +49,7 @@ class DeviceWork(EpochWork):
         return batch
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode what is the CPU's, unflipped; of the others, check that the header is what the index says."""
+        """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(
@@ -68,11 +67,11 @@ class DeviceWork(EpochWork):
             self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
 
     def complete(self, batch: Batch) -> None:
-        """Not yet: the device has still to decode."""
+        """The device has still to decode: see `DeviceStage`."""
 
 
 class _BoxRenderer(Renderer):
-    """Makes the boxes only: the rest of a job is the device's."""
+    """Makes the boxes only; the device does the rest of a job."""
 
     def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
         Renderer.render(self, data, _box_of(job), size, out)
@@ -99,9 +98,11 @@ class DevicePath:
     def decodes(self) -> bool:
         return not isinstance(self.decoder, CpuDecoder)
 
-    def work(self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, memory: ImageMemory) -> DeviceWork:
+    def work(
+        self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
+    ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, memory, decodes=self.decodes)
+        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes)
 
     def stage(self, crew: Crew, work: EpochWork) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -109,25 +110,13 @@ class DevicePath:
 
 
 def open_path(
-    device: torch.device,
-    decoder: DecoderName,
-    *,
-    dtype: torch.dtype,
-    planar: bool,
-    recipe: Recipe,
-    ahead: int,
-) -> DevicePath | None:
-    """How batches are made on this device; None where that is the crew's work.
-
-    Raises ValueError where there is no such device, MissingExtraError where there is no such decoder.
-    """
-    opened = open_decoder(decoder, device)
-    if device.type != "cuda" and isinstance(opened, CpuDecoder):
-        return None
+    device: torch.device, decoder: DecoderName, *, dtype: torch.dtype, planar: bool, recipe: Recipe, ahead: int
+) -> DevicePath:
+    """How batches are made on this device. Raises MissingExtraError where the decoder is not installed, ValueError."""
     renderer = BatchRenderer(
         device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
     )
-    return DevicePath(opened, renderer, ahead)
+    return DevicePath(open_decoder(decoder, device), renderer, ahead)
 
 
 class DeviceStage(Ahead[Batch]):
@@ -166,7 +155,7 @@ class DeviceStage(Ahead[Batch]):
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
         rows, device = sorted(batch.headers), self._path.renderer.device
         decoded = self._path.decoder.decode(
-            [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are no exceptions
+            [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
         whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
@@ -202,5 +191,5 @@ def _box_of(job: Job) -> Job:
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:
-    """What is left to do for an image that has its box, crop and size already."""
+    """What remains to do for an image that has its box, crop and size."""
     return (0, 0, *size, 1, False), size, (0, 0), job[3], job[4]

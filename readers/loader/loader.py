@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from cache.node import usable_cpus
+from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
-from readers.augment.recipe import recipes_of_views
+from readers.augment.recipe import Recipe, recipes_of_views
 from readers.decode import DECODER
 from readers.feed import (
     BadSample,
@@ -22,8 +23,7 @@ from readers.feed import (
     choose_order,
     choose_tail,
 )
-from readers.loader.crew import Crew
-from readers.loader.work import Batch, EpochWork, ImageMemory, IndexWork, checked_dtype, class_count, numbered
+from readers.loader.crew import Batch, Crew, EpochWork
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from readers.decode.choice import DecoderName
     from readers.loader.device import DevicePath
 
-__all__ = ["ImageLoader", "Layout"]
+__all__ = ["ImageLoader", "Layout", "find_device"]
 
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
@@ -103,18 +103,17 @@ class ImageLoader(FeedLoader):
     ) -> None:
         self._recipes = recipes_of_views(augment, views)
         self.recipe = self._recipes[0]
-        if self.recipe.batch_ops:
-            class_count(reader)  # says at once where there are no labels
+        self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
         order = choose_order(len(reader), order, shuffle, seed)
         self._fields = Fields(fields, reader)
-        self.dtype = checked_dtype(dtype, self.recipe)
+        self.dtype = _choose_dtype(dtype, self.recipe)
         check_choice("layout", layout, _LAYOUTS)
         self.layout = layout
         self.threads = usable_cpus() if threads is None else threads
         if self.threads < 1 or prefetch < 1:
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch = prefetch
-        self.device = numbered(device)
+        self.device = find_device(device)
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         self._path = device_path(
@@ -125,7 +124,7 @@ class ImageLoader(FeedLoader):
         else:
             stored = (self.dtype, planar, normalize)
         self._finish_images = Finish(*stored)
-        self._memory = ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
+        self._memory = _ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, self.decoder)
         super().__init__(Feed(reader, order, batch_size, options))
 
@@ -141,8 +140,8 @@ class ImageLoader(FeedLoader):
     # --- one epoch ------------------------------------------------------------------------------------------------
     def _open(self, feed: Feed) -> Maker:
         if "image" not in self.fields:
-            return IndexWork(feed)
-        given = (feed, self._recipes, self._finish_images, self._memory)
+            return _IndexWork(feed)
+        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes)
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
         crew = Crew(work, self.threads, self.prefetch, self._rows_at_once())
         return crew if self._path is None else self._path.stage(crew, work)
@@ -175,13 +174,85 @@ class ImageLoader(FeedLoader):
 
 
 def device_path(device: torch.device, decoder: DecoderName, **options: Any) -> DevicePath | None:
-    """How batches are made on a device, None where the crew does everything: on the CPU, unless a decoder of batches
+    """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
-    Raises ValueError where there is no such device, MissingExtraError where there is no such decoder.
+    Raises MissingExtraError where the decoder is not installed, and ValueError.
     """
     if device.type != "cuda" and decoder in ("auto", "cpu"):
         return None
     from readers.loader.device import open_path
 
     return open_path(device, decoder, **options)
+
+
+class _ImageMemory:
+    """Allocates the tensors of batches, in memory of earlier ones.
+
+    Memory is used again only when nothing refers to the earlier batch any more (see `cache.stores.ranges`), so a batch
+    may be kept. Pinned memory comes from torch's own pool, which waits for copies under way.
+    """
+
+    def __init__(self, dtype: torch.dtype, planar: bool, pinned: bool, kept: int) -> None:
+        self._dtype, self._planar, self._pinned = dtype, planar, pinned
+        self._blocks = BlockPool(kept)
+        self._item_bytes = torch.empty(0, dtype=dtype).element_size()
+
+    def images(self, count: int, height: int, width: int) -> torch.Tensor:
+        """[count, 3, height, width], contiguous in this order (planar) or channels last."""
+        shape = (count, 3, height, width) if self._planar else (count, height, width, 3)
+        size = count * height * width * 3
+        if self._pinned:
+            images = torch.empty(shape, dtype=self._dtype, pin_memory=True)
+        elif not size:
+            images = torch.empty(shape, dtype=self._dtype)
+        else:
+            block: Any = self._blocks.take(size * self._item_bytes)
+            images = torch.frombuffer(block, dtype=self._dtype).view(shape)
+        return images if self._planar else images.permute(0, 3, 1, 2)
+
+
+class _IndexWork:
+    """Replaces a crew where no field is an image: which samples each batch holds, and nothing is read."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._step = feed, 0
+
+    def take(self) -> Batch:
+        """The next batch, without images."""
+        step, self._step = self._step, self._step + 1
+        positions, indices = self._feed.rows(self._feed.start.epoch, step)
+        return Batch(step, positions, indices.copy(), [], [], {}, (), [])
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def _count_classes(reader: Reader) -> int:
+    """Classes of a set: those that have names, or else by the largest label. Raises ValueError where there is none."""
+    labels = reader.labels
+    count = max(len(reader.classes), int(labels.max()) + 1 if len(labels) else 0)
+    if not count:
+        raise ValueError("MixUp and CutMix mix labels, and no sample of this set has one: leave them out of augment")
+    return count
+
+
+def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
+    """The dtype of the images, by default what the recipe makes. Raises ValueError."""
+    if dtype is None:
+        return torch.uint8 if recipe.normalize is None else torch.float32
+    if dtype not in (torch.uint8, torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"dtype is torch.uint8, float32, float16 or bfloat16, not {dtype}")
+    if dtype == torch.uint8 and recipe.normalize is not None:
+        raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
+    return dtype
+
+
+def find_device(device: torch.device | str) -> torch.device:
+    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
+    named = torch.device(device)
+    if named.type != "cuda":
+        return named
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
+    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)

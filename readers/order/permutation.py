@@ -1,6 +1,6 @@
 """A keyed permutation of range(n), computed and never stored: any position of any epoch costs the same.
 
-Random numbers are functions of (seed, epoch, counter): nothing is drawn, so there is no state to save. Keys come from
+Random numbers are functions of (seed, epoch, counter): nothing is drawn, so nothing needs to be saved. Keys come from
 BLAKE2b over (seed, epoch, purpose), numbers from the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast
 splittable pseudorandom number generators") over a key and a counter. Integer arithmetic modulo 2^64 gives the same on
 every machine and with every NumPy.

@@ -1,4 +1,4 @@
-"""What an order costs and what it is worth: bytes read for each byte used, and how well it mixes.
+"""The cost and the worth of an order: bytes read for each byte used, and how well it mixes.
 
 Read amplification. A disk, a page cache and a network file system fetch whole units (pages of 4 KiB, or the size of a
 request), so a sample alone costs every unit that it touches. A block is read once for all of its samples, in the runs
@@ -6,12 +6,12 @@ that `cache.stores.ranges` makes of it: with the container's headers in between,
 
 Shuffle quality. Let x be the number of a sample, scaled to (0, 1). The mean of x over a batch of b drawn without
 replacement from n has the variance (1 - 1/n^2) / 12 / b * (n - b) / (n - 1) around 1/2; batches of a stored order that
-is sorted by class or time lie far from it. Quality is that variance over the observed mean square deviation, at most 1:
+is sorted by class or time are far from it. Quality is that variance over the observed mean square deviation, at most 1:
 1 mixes as well as a global shuffle, and stored order is near 0. It sees position alone, so orders that do not
 draw all samples equally (weighted, class-balanced) rate lower than they mix.
 
-The mean square deviation of k batches is an estimate, with a standard error of sqrt(2 / k) of itself. What lies within
-three of those of a global shuffle cannot be told from one, and counts as 1.
+The mean square deviation of k batches is an estimate, with a standard error of sqrt(2 / k) of itself. An order within
+three of those of a global shuffle cannot be distinguished from one, and counts as 1.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_amplification(order: Order, reader: Reader, *, field: str = "image", re
         raise ValueError(f"request_bytes is {request_bytes}, expected at least 1")
     fetched = used = 0
     for samples in _reads(order):
-        shard, offset, length = _places(samples, reader, field)
+        shard, offset, length = _extents(samples, reader, field)
         plan = plan_reads(shard, offset, length)
         first = plan.run_offset // request_bytes
         last = -(-(plan.run_offset + plan.run_length) // request_bytes)
@@ -109,7 +109,7 @@ def _spread(count: int, wanted: int) -> Int64s:
     return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(np.int64))
 
 
-def _places(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
+def _extents(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
     """(a number for its file, offset, length) of each sample that has the field."""
     offsets = reader.table.field_column(field, "offset")[samples]
     extents = reader.table.extents(samples[offsets != ABSENT], field)

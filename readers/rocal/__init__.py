@@ -1,4 +1,4 @@
-"""rocAL as a consumer: samples of any reader as its external source, pipelines, and batches that can be trusted.
+"""Samples of any reader in rocAL pipelines: an external source, ready-made pipelines, and a loader that checks them.
 
     from readers.rocal import RocalLoader, external_source, resnet_train
     source = external_source(readers.open("imagenette2-hdf5", split="train"), 128, seed=1)
@@ -6,13 +6,12 @@
         for images, labels in loader:       # float32 [128, 3, 224, 224], int64 [128]
             ...
 
-`external_source` needs nothing; the rest needs rocAL, which comes with ROCm. See docs/rocal.md.
+`external_source` works without rocAL; the rest needs it. rocAL comes with ROCm, see docs/rocal.md.
 """
 
 from readers.feed import BadSample
-from readers.rocal.graph import MissingRocalError
 from readers.rocal.loader import RocalLoader
-from readers.rocal.pipelines import celeba, resnet_eval, resnet_train
+from readers.rocal.pipelines import MissingRocalError, celeba, resnet_eval, resnet_train
 from readers.rocal.source import RocalSource, external_source
 
 __all__ = [

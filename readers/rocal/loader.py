@@ -5,23 +5,23 @@ with RocalLoader(pipeline, source) as loader:
         for images, labels in loader:       # arrays of your own: float32 [128, 3, 224, 224], int64 [128]
             ...
 
-rocAL's own iterator is fed batch by batch, and drained before it is reset or released, or it would hang.
+rocAL's own iterator is fed batch by batch, and drained before it is reset or released, since it would hang otherwise.
 
-From the moment a pipeline is built its threads wait for input, and nothing else wakes them: to reset or release it
-then is to wait for ever. So every end of an epoch is the same, whether all was read, the loop was left or something
-went wrong: padding is fed, the last of it as the end of the sequence, and run through to StopIteration.
+From the moment a pipeline is built its threads wait for input, and nothing else wakes them: a reset or release would
+then wait forever. So every epoch ends in the same way, whether all was read, the loop was left or an error was raised:
+padding is fed, the last of it as the end of the sequence, and run through to StopIteration.
 
     waiting   built or reset, nothing fed   → begin, close (which feeds padding first)
     fed       in the middle of an epoch     → end, which drains
-    drained   StopIteration has come        → begin, which resets; close, which releases
+    drained   StopIteration was raised      → begin, which resets; close, which releases
 
-While a batch is fed, rocAL's thread that takes it may be woken too early, take an image twice and show all those after
-it one row late, to the end of the epoch, under the labels of others. So the first padding batch is looked at: its rows
-are one grey image, and a row that is not is an image that should have come before.
+While a batch is fed, rocAL's thread that takes it may wake too early, take an image twice and show all later images of
+the epoch one row late, under the labels of others. So the first padding batch is examined: its rows are one grey image,
+and any other row is an image that should have come before.
 
 Of the iterator `amd.rocal.plugin.generic.ROCALGenericIterator` this uses next, reset, and its attributes index,
-num_batches and eos: reset leaves those as they are, and they say whether a further batch is fed at all. The iterator of
-plugin.pytorch is of no use, as it calls the extension with one argument too many.
+num_batches and eos: reset does not change those, and they determine whether a further batch is fed at all. The iterator
+of plugin.pytorch cannot be used, as it calls the extension with one argument too many.
 """
 
 from __future__ import annotations
@@ -29,45 +29,44 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import PipelineError
 from readers.feed import BadSample, Fields
-from readers.rocal.graph import load_rocal
-from readers.rocal.source import PADDING_BATCHES, RocalSource
-from readers.rocal.work import SourceBatch
+from readers.rocal.pipelines import load_rocal
+from readers.rocal.source import PADDING_BATCHES, PREFETCH, RocalSource, SourceBatch
 
 __all__ = ["RocalLoader"]
 
-Arrays = list[npt.NDArray[Any]]
+_Arrays: TypeAlias = list[npt.NDArray[Any]]
 _GREY = 0.1  # of normalised values: 6 of 255 or more
-_taken: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, and by one
+_used: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, by one loader
 
 
 class RocalLoader:
     """Iterate over a built pipeline; each `for` loop is one epoch.
 
     pipeline: built over `source`, such as those of `readers.rocal.pipelines`.
-    fields: what a batch is made of: "image" (an array [n, …] for each output of the pipeline, on the host), "label"
+    fields: what a batch consists of: "image" (an array [n, …] for each output of the pipeline, on the host), "label"
         (int64 [n], -1 without one), "key" (list of str), "index" (int64 [n]), other fields of the set (lists of bytes,
         None where a sample lacks it). n is batch_size, or less at the end of an epoch and where bad samples are
         skipped.
 
     A loop that is left early ends its epoch: the next one begins the next. `state_dict` names the first batch that has
-    not been handed out. Close the loader when done with it, or use `with`; one that is dropped closes itself.
-    Raises MissingRocalError, and PipelineError for what goes wrong inside rocAL: at the end of an epoch, or where the
-    next loop begins after one that was left, also for images that came out under the labels of others.
+    not been handed out. Close the loader after use, or use `with`; a loader that is dropped closes itself.
+    Raises MissingRocalError, and PipelineError for errors inside rocAL: at the end of an epoch, or where the next loop
+    begins after one that was left, also for images that came out under the labels of others.
     """
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
         self.source, self._fields = source, Fields(fields, source.reader)
         self._feeder = _Feeder(pipeline, source)
         self._finalizer = weakref.finalize(self, self._feeder.close)
-        self._running: weakref.ref[_Epoch] | None = None
+        self._running: weakref.ref[Generator[tuple[Any, ...], None, None]] | None = None
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -91,7 +90,7 @@ class RocalLoader:
     def state_dict(self) -> dict[str, Any]:
         """A small dictionary of plain values; the same on every rank, and good for any number of ranks.
 
-        It says which samples come next. What rocAL draws, such as crops, it draws anew.
+        It names the samples that come next. What rocAL draws, such as crops, is drawn again.
         """
         return self.source.state_dict()
 
@@ -107,10 +106,11 @@ class RocalLoader:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self._end()
         if self._feeder.closed:
-            raise PipelineError("the loader is closed: build the pipeline and the loader anew")
+            raise PipelineError("the loader is closed: build a new pipeline and a new loader")
         self._feeder.check()
         self.source.start()
-        epoch = _Epoch(self._feeder, self.source, self._fields)
+        self._feeder.begin(len(self.source))
+        epoch = self._batches()
         self._running = weakref.ref(epoch)
         return epoch
 
@@ -124,70 +124,47 @@ class RocalLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _batches(self) -> Generator[tuple[Any, ...], None, None]:
+        """The rest of an epoch. However it ends, the pipeline is drained."""
+        try:
+            while (batch := self.source.prepare()) is not None:
+                yield self._collect(batch, self._feeder.run())
+        except BaseException:
+            with contextlib.suppress(PipelineError):  # the first error counts; the next loop and `close` raise this one
+                self._feeder.end()
+            raise
+        self._feeder.end()
+        self.source.finish()
+        self._feeder.check()
+
+    def _collect(self, batch: SourceBatch, outputs: _Arrays) -> tuple[Any, ...]:
+        """Labels are those that were fed: the labels that rocAL returns are the same memory, which proves nothing."""
+        values: list[Any] = []
+        for name in self._fields.wanted:
+            if name == "image":
+                values += [output[: len(batch.rows)].copy() for output in outputs]
+            else:
+                values.append(Fields.column(self.source.reader, batch.rows, name))
+        return tuple(values)
+
     def _end(self) -> None:
-        """A loop under way gets no further batch."""
+        """End a loop under way: it returns no further batch."""
         epoch = self._running() if self._running else None
         if epoch is not None:
             epoch.close()
-        elif not self._feeder.closed:
-            self._feeder.end()
-
-
-class _Epoch(Iterator[tuple[Any, ...]]):
-    """One run through the rest of an epoch. Ended by its end, by any exception, and when dropped."""
-
-    def __init__(self, feeder: _Feeder, source: RocalSource, fields: Fields) -> None:
-        self._feeder, self._source, self._fields = feeder, source, fields
-        feeder.begin(source.steps)
-        self._finalizer = weakref.finalize(self, _end, feeder)
-
-    def __next__(self) -> tuple[Any, ...]:
-        if not self._finalizer.alive:
-            raise StopIteration
-        try:
-            batch = self._source.prepare()
-            if batch is None:
-                self.close()
-                self._source.finish()
-                self._feeder.check()
-                raise StopIteration
-            return self._collect(batch, self._feeder.run())
-        except BaseException:
-            with contextlib.suppress(PipelineError):  # what went wrong first is what counts; `RocalLoader.close` tells
-                self.close()
-            raise
-
-    def close(self) -> None:
-        """Drain the pipeline; there are no more batches."""
-        if self._finalizer.detach() is not None:
-            _end(self._feeder)
-
-    def _collect(self, batch: SourceBatch, outputs: Arrays) -> tuple[Any, ...]:
-        """Labels are those that were fed. What rocAL gives back as labels are the same bytes, which show nothing."""
-        reader, values = self._source.reader, []
-        for name in self._fields.wanted:
-            if name == "image":
-                values += [output[: batch.count].copy() for output in outputs]
-            else:
-                values.append(Fields.column(reader, batch.indices, name))
-        return tuple(values)
-
-
-def _end(feeder: _Feeder) -> None:
-    if not feeder.closed:
-        feeder.end()
+        self._feeder.end()
 
 
 class _Feeder:
-    """Runs a pipeline over what its source gives. Raises PipelineError for whatever goes wrong inside rocAL."""
+    """Runs a pipeline over the batches of its source. Raises PipelineError for all errors inside rocAL."""
 
     def __init__(self, pipeline: Any, source: RocalSource) -> None:
         if getattr(pipeline, "_external_source", None) is not source:
             raise ValueError("the pipeline was built over another source: give the one passed to fn.external_source")
-        if pipeline in _taken:
+        if pipeline in _used:
             raise ValueError("the pipeline has, or had, a loader, which releases it: build another")
-        self._iterator: Any = load_rocal("RocalLoader").generic.ROCALGenericIterator(pipeline)
-        _taken.add(pipeline)
+        self._iterator: Any = load_rocal("RocalLoader").plugin.generic.ROCALGenericIterator(pipeline)
+        _used.add(pipeline)
         self._source = source
         self._state: Literal["waiting", "fed", "drained"] = "waiting"
         self._late = 0  # rows of the padding of the last epoch that show images
@@ -197,27 +174,28 @@ class _Feeder:
         return self._iterator is None
 
     def begin(self, steps: int) -> None:
-        """Make ready for an epoch of `steps` batches; the one before must have been ended."""
+        """Prepare for an epoch of `steps` batches; the one before must have been ended."""
         iterator = self._iterator
         if self._state == "drained":
-            self._guarded(iterator.reset)
+            _translated(iterator.reset)
             self._state = "waiting"
         iterator.index, iterator.eos, iterator.num_batches = 0, False, steps + PADDING_BATCHES
 
-    def run(self) -> Arrays:
-        """Feed the next batch of the source: the outputs, in memory that rocAL will use again."""
+    def run(self) -> _Arrays:
+        """Feed the next batch of the source: the outputs, in memory that rocAL will reuse."""
         self._state = "fed"
         try:
-            outputs, _ = self._guarded(self._iterator.__next__)
+            outputs, _ = _translated(self._iterator.__next__)
         except StopIteration:
             raise PipelineError("rocAL ended the epoch before its last batch") from None
-        return cast(Arrays, outputs)
+        return cast(_Arrays, outputs)
 
     def end(self) -> None:
-        """Let the epoch end here, wherever it is."""
-        self._source.stop()
-        if self._state == "fed":
-            self._drain()
+        """Let the epoch end here, at any of its batches. Idempotent."""
+        if not self.closed:
+            self._source.stop()
+            if self._state == "fed":
+                self._drain()
 
     def check(self) -> None:
         """Raises PipelineError, once, where the epoch that has ended showed images under the labels of others."""
@@ -229,14 +207,13 @@ class _Feeder:
             )
 
     def close(self) -> None:
-        """Drain and release. Where that fails the pipeline is never released, as that would not return."""
-        iterator, self._iterator = self._iterator, None
+        """Drain and release. Where draining fails the pipeline is never released, as the release would not return."""
+        iterator = self._iterator
         if iterator is None:
             return
         self._source.stop()
         try:
             if self._state != "drained":
-                self._iterator = iterator
                 self._drain()
         except BaseException:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(iterator))
@@ -246,32 +223,34 @@ class _Feeder:
             self._source.close()
 
     def _drain(self) -> None:
-        """Feed padding to the end of the sequence, and take what is left. The source is stopped: it gives padding."""
+        """Feed padding to the end of the sequence, and take what is left. The source is stopped: it returns padding."""
         iterator = self._iterator
         iterator.eos, iterator.num_batches = False, iterator.index + PADDING_BATCHES
-        most = PADDING_BATCHES + 2 * self._source.options.prefetch + 2  # what all queues of rocAL hold at most
+        most = PADDING_BATCHES + 2 * PREFETCH + 2  # all queues of rocAL have at most these
         for step in range(most):
             try:
-                outputs, _ = self._guarded(iterator.__next__)
+                outputs, _ = _translated(iterator.__next__)
                 if step == 0 and self._state == "fed" and self._source.grey_is_grey:
                     self._late = max(_rows_with_images(output) for output in outputs)
             except StopIteration:
-                if iterator.eos:  # otherwise a failed run, of which rocAL says no more, and its threads wait on
+                if iterator.eos:  # otherwise a run failed, which rocAL reports in no other way, and its threads wait
                     self._state = "drained"
                     return
         raise PipelineError(f"rocAL does not end: {most} steps after the last batch it still has some, or fails")
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except (StopIteration, PipelineError):
-            raise
-        except Exception as error:
-            raise PipelineError(f"rocAL failed: {error}") from error
+
+def _translated(call: Callable[[], Any]) -> Any:
+    """The result of a call into rocAL. Raises StopIteration as it is, all else as PipelineError."""
+    try:
+        return call()
+    except (StopIteration, PipelineError):
+        raise
+    except Exception as error:
+        raise PipelineError(f"rocAL failed: {error}") from error
 
 
 def _rows_with_images(output: npt.NDArray[Any]) -> int:
-    """How many rows of a padding batch, float [n, 3, h, w] and normalised, are not the grey image of the last one."""
+    """How many rows of a padding batch, float [n, 3, h, w] and normalised, are not the grey image of the last row."""
     flat = output.reshape(*output.shape[:2], -1)
     grey = np.abs(flat.mean(axis=2) - flat[-1].mean(axis=1)).max(axis=1) < _GREY
     return int(np.count_nonzero(~(grey & (flat.std(axis=2).max(axis=1) < _GREY))))

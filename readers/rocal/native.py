@@ -7,29 +7,221 @@
         for images, labels in native_batches(iterator, layout):
             ...
 
-What these readers do not do: resume, an exact last batch, an order of ours. To fill the last batch they repeat the last
-sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step too late, with
-old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not from `seed`.
-Images that rocAL does not decode would be other images under the original label, so `tar_layout` and `tfrecord_layout`
-refuse a set that has any, by its index.
+These readers do not resume, have no exact last batch, and use an order of their own. To fill the last batch they
+repeat the last sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step
+too late, with old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not
+from `seed`.
+
+They take directories and use every file in them, so the shards of one split get a directory of their own:
+
+    tar        DIR/shards/x.tar    symbolic links        TFRecord   DIR/x.tfrecord   hard links: rocAL's reader of
+               DIR/index/x.idx     sample index                                      labels skips symbolic ones
+
+rocAL matches images and labels by file name, without the directories in it, and stores offsets in 32 bits. Images that
+it does not decode would be other images under the original label, so a set that has any, by its index, is refused.
+
+An index is text, `v1.0 SAMPLES` and then a line a sample: repeated `extension offset size name`, blank-separated
+(rocAL's webdataset_source_reader.cpp; DALI's tools/wds2idx.py calls the same v1.2). rocAL looks for names in v1.0 only,
+and refuses those of v1.2. The index of the directory lists only the label and the image, as rocAL mistakes any further
+component for the first one that it was asked for, and names them by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import PipelineError
-from readers.rocal.graph import Library, Machine, built
-from readers.rocal.layouts import Layout
-from readers.rocal.pipelines import Ops
+from cache.errors import DatasetError, FormatError, OutputError, PipelineError
+from cache.files import Folder, atomic_write
+from readers.headers import MEDIA
+from readers.reader import Reader
+from readers.rocal.pipelines import Machine, Ops, built
+from readers.rocal.vet import Limits, decodable, limits_of
 
-__all__ = ["labels_of", "native_batches", "native_pipeline"]
+__all__ = ["Layout", "labels_of", "native_batches", "native_pipeline", "tar_layout", "tfrecord_layout"]
+
+_Range: TypeAlias = tuple[int, int]  # offset, bytes
+_JPEG_EXTENSIONS = ("jpg", "jpeg", "jpe")
+_WORDS = {"v1.0": 4, "v1.1": 3, "v1.2": 4}  # of a member, in an index of this version
+_MOST_SHARD_BYTES = 1 << 32
+_MOST_INDEX_BYTES = 1 << 31
 
 
+# --- directories ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Layout:
+    """A directory for rocAL's reader of `format`. label_offset: to subtract from its labels."""
+
+    format: Literal["tar", "tfrecord"]
+    shards: Path
+    index: Path | None
+    samples: int
+    label_offset: int
+    limits: Limits
+
+
+def tar_layout(
+    reader: Reader,
+    directory: str | os.PathLike[str],
+    *,
+    index_paths: Sequence[str | os.PathLike[str]] | None = None,
+    max_side: int = 1024,
+) -> Layout:
+    """Make `directory` for the tar shards of `reader`.
+
+    index_paths: of the index files (v1.0, v1.1 or v1.2) of the shards, in their order; by default `x.idx` next to
+        `x.tar`, where `packer export-index --for rocal` puts them.
+    max_side: limit of decoded heights and widths.
+
+    Raises DatasetError for a set of another format, with images that rocAL does not decode, without labels, or with
+    shards of 4 GiB; FormatError for an index that does not fit its shard; OutputError where `directory` exists or
+    cannot be made.
+    """
+    shards = _shards(reader, "tar")
+    paths = [shard.with_suffix(".idx") for shard in shards] if index_paths is None else [*map(Path, index_paths)]
+    if len(paths) != len(shards):
+        raise DatasetError(f"{len(shards)} shards need as many index files, found {len(paths)}")
+    counts = [shard.samples for shard in reader.split_info.shards]
+    indexes = [_members(path, shard, count) for path, shard, count in zip(paths, shards, counts, strict=True)]
+
+    def fill(root: Path) -> None:
+        (root / "shards").mkdir()
+        (root / "index").mkdir()
+        first = 0
+        for number, (shard, members) in enumerate(zip(shards, indexes, strict=True)):
+            (root / "shards" / f"{number:06d}.tar").symlink_to(shard.resolve())
+            lines = [_line(first + i, *both) for i, both in enumerate(members)]
+            text = "".join(f"{line}\n" for line in [f"v1.0 {len(lines)}", *lines])
+            atomic_write(root / "index" / f"{number:06d}.idx", text.encode("ascii"))
+            first += len(lines)
+
+    root, limits = _make(Path(directory), fill), limits_of(reader, cap=max_side)
+    return Layout("tar", root / "shards", root / "index", len(reader), reader.dataset.label_offset, limits)
+
+
+def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
+    """Make `directory`, on the file system of the shards, for the TFRecord shards of `reader`; no index is read.
+
+    Raises as `tar_layout` does, and DatasetError where file names (image/filename) have directories.
+    """
+    shards = _shards(reader, "tfrecord")
+    names = (reader.name(index) for index in range(len(reader)))
+    if nested := next((name for name in names if "/" in name), None):
+        raise DatasetError(
+            f"{reader.path}: the file name {nested} has a directory, and rocAL would not find its label; use "
+            f"readers.rocal.external_source, or tar shards and tar_layout"
+        )
+
+    def fill(root: Path) -> None:
+        for number, shard in enumerate(shards):
+            os.link(shard.resolve(), root / f"{number:06d}.tfrecord")
+
+    root, limits = _make(Path(directory), fill), limits_of(reader, cap=max_side)
+    return Layout("tfrecord", root, None, len(reader), reader.dataset.label_offset, limits)
+
+
+def _shards(reader: Reader, format: str) -> list[Path]:
+    """The shards of a set that rocAL's own reader of `format` can read. Raises DatasetError."""
+    if reader.dataset.format != format:
+        raise DatasetError(f"{reader.path} has {reader.dataset.format} shards, expected {format}: packer convert")
+    bad = np.flatnonzero(~decodable(reader.info))
+    if len(bad):
+        first = int(bad[0])
+        raise DatasetError(
+            f"{reader.path}: {len(bad)} images are not upright JPEGs of 1 or 3 components, the first is sample "
+            f"{first} ({reader.keys[first]}, {MEDIA[int(reader.info.media[first])] or 'unknown'}); rocAL would show "
+            f"others in their place: use readers.rocal.external_source, which converts them"
+        )
+    unlabelled = np.flatnonzero(reader.labels < 0)
+    if len(unlabelled):
+        raise DatasetError(f"{reader.path}: {len(unlabelled)} samples have no label, as rocAL's readers need")
+    for shard in reader.split_info.shards:
+        if shard.bytes >= _MOST_SHARD_BYTES:
+            found = f"{shard.path} has {shard.bytes} bytes"
+            raise DatasetError(f"{found}, rocAL reads less than 4 GiB: pack smaller shards")
+    return [reader.path / shard.path for shard in reader.split_info.shards]
+
+
+def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range]]:
+    """Label and image of each sample, by an index file. Raises FormatError."""
+    try:
+        if path.stat().st_size > _MOST_INDEX_BYTES:
+            raise ValueError(f"it has more than {_MOST_INDEX_BYTES} bytes")
+        head, *lines = path.read_text(encoding="ascii").splitlines()
+        version, count = head.split()
+        shard_bytes = shard.stat().st_size
+    except (ValueError, OSError) as error:
+        raise FormatError(
+            f"{path}: not a readable index of {shard.name}: {error}; write it with  packer export-index {shard.parent} "
+            f"--for rocal"
+        ) from error
+    if version not in _WORDS or count != str(samples) or len(lines) != samples:
+        raise FormatError(
+            f"{path}: expected v1.0, v1.1 or v1.2 and {samples} samples of {shard.name}, found {head[:40]!r} and "
+            f"{len(lines)} lines of samples"
+        )
+    width = _WORDS[version]
+    return [_parse(f"{path}, line {number}", line.split(), width, shard_bytes) for number, line in enumerate(lines, 2)]
+
+
+def _parse(where: str, words: Sequence[str], width: int, shard_bytes: int) -> tuple[_Range, _Range]:
+    """Label and image of one line. Raises FormatError."""
+    labels: list[_Range] = []
+    images: list[_Range] = []
+    for at in range(0, len(words), width):
+        extension, *numbers = words[at : at + width]
+        if len(numbers) != width - 1 or not (numbers[0].isdecimal() and numbers[1].isdecimal()):
+            raise FormatError(f"{where}: expected groups of {width} words, found {' '.join(words[at : at + 4])[:60]!r}")
+        member = int(numbers[0]), int(numbers[1])
+        if member[0] % 512 or sum(member) > shard_bytes:
+            raise FormatError(f"{where}: {member[0]} and {member[1]} are not a range of a member of the shard")
+        if extension == "cls":
+            labels.append(member)
+        elif extension.lower() in _JPEG_EXTENSIONS:
+            images.append(member)
+    if len(labels) != 1 or len(images) != 1:
+        raise FormatError(f"{where}: expected one cls and one JPEG, found {len(labels)} and {len(images)}")
+    return labels[0], images[0]
+
+
+def _line(number: int, label: _Range, image: _Range) -> str:
+    return f"cls {label[0]} {label[1]} {number:09d}.cls jpg {image[0]} {image[1]} {number:09d}.jpg"
+
+
+def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
+    """`directory`, whole or not at all. Raises OutputError."""
+    if directory.exists():
+        raise OutputError(f"{directory} exists; give a new directory, or remove it")
+    building = directory.with_name(f".{directory.name}.{os.getpid()}")
+    try:
+        building.mkdir(parents=True)
+        fill(building)
+        with Folder(directory.parent) as parent:
+            for path in (building, *building.iterdir()):
+                if path.is_dir():
+                    with Folder(path) as folder:
+                        folder.sync()
+            parent.rename(building.name, directory.name, durable=True)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{directory} cannot be made: {error}; hard links need the file system of the shards, so choose one "
+            f"there, or copy the set first (packer stage)"
+        ) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return directory
+
+
+# --- pipelines --------------------------------------------------------------------------------------------------
 def native_pipeline(
     layout: Layout,
     batch_size: int,
@@ -39,14 +231,26 @@ def native_pipeline(
     machine: Machine | None = None,
     seed: int = 0,
 ) -> Any:
-    """A built pipeline that reads `layout` by rocAL's own reader and does `ops` (such as `resnet_train_ops()`) to it.
+    """A built pipeline that reads `layout` by rocAL's own reader.
 
-    Make a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` of it, for `native_batches`. seed: of crops and
-    flips, not of the order.
+    ops: what happens to the images, such as `resnet_train_ops()`.
+    shuffle: read in a random order, which `seed` does not change.
+    machine: where the pipeline runs.
+    seed: of crops and flips.
+
+    Make a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` of it, for `native_batches`.
     """
 
-    def graph(rocal: Library) -> Any:
-        return ops(rocal, (_tar_images if layout.format == "tar" else _tfrecord_images)(rocal, layout, shuffle))
+    def graph(rocal: Any) -> Any:
+        encoded, arguments = _NATIVE[layout.format].encoded(rocal, layout)
+        images = rocal.fn.decoders.image(
+            encoded,
+            random_shuffle=shuffle,
+            max_decoded_width=layout.limits.width,
+            max_decoded_height=layout.limits.height,
+            **arguments,
+        )
+        return ops(rocal, images)
 
     return built(graph, machine or Machine(), batch_size=batch_size, seed=seed)
 
@@ -68,43 +272,47 @@ def native_batches(iterator: Any, layout: Layout) -> Iterator[tuple[npt.NDArray[
 
 
 def labels_of(pipeline: Any, layout: Layout) -> npt.NDArray[np.int64]:
-    """Labels of the batch that came last, int64 [batch_size], from 0 as those of the reader."""
-    if layout.format == "tar":  # the members as they are, a list for each component
-        texts = [bytes(text) for text in pipeline.get_ascii_datas()[0]]
-        found = np.array([int(text) for text in texts], np.int64)
-    else:
-        found = np.asarray(pipeline.get_image_labels()).astype(np.int64)
-    return found - layout.label_offset
+    """Labels of the last batch, int64 [batch_size], from 0 as those of the reader."""
+    return _NATIVE[layout.format].labels(pipeline) - layout.label_offset
 
 
-def _tar_images(rocal: Library, layout: Layout, shuffle: bool) -> Any:
-    paths = {"path": f"{layout.shards}/", "index": f"{layout.index}/"}  # rocAL appends names to these, and no slash
+class _Native(NamedTuple):
+    """What differs between rocAL's own readers.
+
+    encoded: (rocAL, layout) → the node of the encoded images, and further arguments of their decoder. labels: of the
+    last batch of a pipeline.
+    """
+
+    encoded: Callable[[Any, Layout], tuple[Any, dict[str, Any]]]
+    labels: Callable[[Any], npt.NDArray[np.int64]]
+
+
+def _tar_images(rocal: Any, layout: Layout) -> tuple[Any, dict[str, Any]]:
+    shards, index = f"{layout.shards}/", f"{layout.index}/"  # rocAL appends names to these, and no slash
     encoded = rocal.fn.readers.webdataset(
-        path=paths["path"],
-        index_paths=paths["index"],
+        path=shards,
+        index_paths=index,
         ext=[{"jpg", "cls"}],
         missing_components_behavior=rocal.types.MISSING_COMPONENT_ERROR,
     )
-    return rocal.fn.decoders.image(
-        encoded,
-        file_root=paths["path"],
-        index_path=paths["index"],
-        random_shuffle=shuffle,
-        max_decoded_width=layout.limits.width,
-        max_decoded_height=layout.limits.height,
-    )
+    return encoded, {"file_root": shards, "index_path": index}
 
 
-def _tfrecord_images(rocal: Library, layout: Layout, shuffle: bool) -> Any:
+def _tar_labels(pipeline: Any) -> npt.NDArray[np.int64]:
+    """The bytes of the members, of which rocAL returns a list for each component."""
+    return np.array([int(bytes(text)) for text in pipeline.get_ascii_datas()[0]], np.int64)
+
+
+def _tfrecord_images(rocal: Any, layout: Layout) -> tuple[Any, dict[str, Any]]:
     names = {name: name for name in ("image/encoded", "image/class/label", "image/filename")}
-    found = rocal.fn.readers.tfrecord(
+    nodes = rocal.fn.readers.tfrecord(
         path=str(layout.shards), user_feature_key_map=names, features=dict.fromkeys(names), reader_type=0
     )
-    return rocal.fn.decoders.image(
-        found["image/encoded"],
-        user_feature_key_map=names,
-        path=str(layout.shards),
-        random_shuffle=shuffle,
-        max_decoded_width=layout.limits.width,
-        max_decoded_height=layout.limits.height,
-    )
+    return nodes["image/encoded"], {"user_feature_key_map": names, "path": str(layout.shards)}
+
+
+def _tfrecord_labels(pipeline: Any) -> npt.NDArray[np.int64]:
+    return np.asarray(pipeline.get_image_labels()).astype(np.int64)
+
+
+_NATIVE = {"tar": _Native(_tar_images, _tar_labels), "tfrecord": _Native(_tfrecord_images, _tfrecord_labels)}

@@ -1,4 +1,4 @@
-"""Ready-made pipelines over `external_source`, with rocAL's fused operators, on its CPU or GPU backend.
+"""rocAL pipelines from a function that defines what happens to the images, and ready-made ones over `external_source`.
 
     celeba         a fixed box → resize → mirror, normalise to [-1, 1]        (generative models of faces)
     resnet_train   random resized crop → mirror, normalise                    (ImageNet training)
@@ -8,33 +8,181 @@ Each returns a built pipeline for `RocalLoader`; images come out as float32 [bat
 deviations are of values in 0..255. rocAL resizes bilinearly without antialiasing, and draws crops and flips by itself:
 they are not those of `readers.augment`. Its generators belong to the process, not to a pipeline: the same `seed` gives
 the same draws only in the first pipeline of a process, and two pipelines that run at once change each other's.
+
+This is the only module that imports rocAL. It is not on PyPI: it comes with ROCm, its Python modules in /opt/rocm/lib.
+`Pipeline.build` exits the interpreter when it fails, the constructor raises a bare Exception, an operator that fails
+returns None, for which setOutputs ends in a segmentation fault, and where no GPU backend was built rocAL silently uses
+the CPU; here all of these are a PipelineError. What rocAL prints goes to stderr, whether Python or C++ prints it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from cache.errors import DatasetError
+from cache.errors import DatasetError, MissingExtraError, PipelineError
+from cache.node import detect_ranks, usable_cpus
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
 from readers.augment.presets import CELEBA_CROP
-from readers.feed import upright_sides
-from readers.rocal.graph import Backend, Library, Machine, built
-from readers.rocal.source import RocalSource
+from readers.feed import check_choice, upright_sides
+from readers.rocal.source import PREFETCH, RocalSource
 
-__all__ = ["Ops", "celeba", "encoded_images", "resnet_eval", "resnet_eval_ops", "resnet_train", "resnet_train_ops"]
+__all__ = [
+    "Backend",
+    "Graph",
+    "Machine",
+    "MissingRocalError",
+    "Ops",
+    "built",
+    "celeba",
+    "encoded_images",
+    "gpu_backend",
+    "load_rocal",
+    "resnet_eval",
+    "resnet_eval_ops",
+    "resnet_train",
+    "resnet_train_ops",
+]
 
-Ops: TypeAlias = Callable[[Library, Any], Any]
+Backend: TypeAlias = Literal["cpu", "gpu"]
+Graph: TypeAlias = Callable[[Any], Any]
+Ops: TypeAlias = Callable[[Any, Any], Any]
 
+_STDOUT, _STDERR = 1, 2
+_redirected = threading.RLock()
+_GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # a rocAL with a GPU backend is linked with one of them
 _MIDDLE = [127.5, 127.5, 127.5]
 _MEAN = [255 * value for value in IMAGENET_MEAN]
 _STD = [255 * value for value in IMAGENET_STD]
 
 
-def encoded_images(rocal: Library, source: RocalSource) -> Any:
-    """The node of the decoded images, for graphs of one's own; sizes as in `external_source`."""
+class MissingRocalError(MissingExtraError):
+    """rocAL cannot be imported; no extra installs it."""
+
+    def __init__(self, purpose: str, reason: str) -> None:
+        ImportError.__init__(
+            self,
+            f"{purpose} needs rocAL ({reason}): no wheel has it, so install ROCm with rocAL and its Python bindings "
+            f"(apt install rocal-dev) and run with  PYTHONPATH=/opt/rocm/lib",
+        )
+
+
+def load_rocal(purpose: str) -> Any:
+    """The package amd.rocal, with `fn`, `types`, `pipeline` and `plugin.generic`. Raises MissingRocalError."""
+    try:
+        import amd.rocal.fn
+        import amd.rocal.pipeline
+        import amd.rocal.plugin.generic
+        import amd.rocal.types
+    except (ImportError, OSError) as error:  # OSError: a library of ROCm that the extension module needs
+        raise MissingRocalError(purpose, str(error)) from error
+    return amd.rocal
+
+
+def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
+    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown.
+
+    maps: lists the files that are mapped into this process.
+    """
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        libraries = {line.split(maxsplit=5)[5] for line in lines if "/librocal.so" in line}
+        contents = [Path(library).read_bytes() for library in libraries]
+    except OSError:
+        return None
+    return any(name in content for content in contents for name in _GPU_LIBRARIES) if contents else None
+
+
+# --- building ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Machine:
+    """Where a pipeline runs. Raises ValueError.
+
+    threads: that decode; None shares the CPUs of this process among the ranks of the node. With more than one, images
+    may differ slightly from run to run. device_id: of the GPU; None is the local rank.
+    """
+
+    backend: Backend = "cpu"
+    threads: int | None = None
+    device_id: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, ("cpu", "gpu"))
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads is 1 or more, not {self.threads}")
+
+
+def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
+    """A pipeline, built, with one output: what `graph` returns. Raises MissingRocalError, PipelineError."""
+    rocal = load_rocal("a rocAL pipeline")
+    if machine.backend == "gpu" and gpu_backend() is False:
+        raise PipelineError(
+            'this rocAL was built for the CPU alone, and would silently run backend="gpu" there: give backend="cpu", '
+            "or install a rocAL built with HIP (that of ROCm, /opt/rocm/lib)"
+        )
+    device_id = detect_ranks().local_rank if machine.device_id is None else machine.device_id
+    try:
+        with _stdout_to_stderr():
+            pipeline = rocal.pipeline.Pipeline(
+                batch_size=batch_size,
+                num_threads=machine.threads or usable_cpus(),
+                device_id=device_id if machine.backend == "gpu" else 0,
+                seed=seed,
+                prefetch_queue_depth=PREFETCH,
+                rocal_cpu=machine.backend == "cpu",
+                tensor_layout=rocal.types.NCHW,
+                tensor_dtype=rocal.types.FLOAT,
+            )
+            with pipeline:
+                output = graph(rocal)
+                if output is None:
+                    raise PipelineError(
+                        "the graph returned None, as an operator of rocAL does that fails; its reason is printed above"
+                    )
+                pipeline.set_outputs(output)
+            pipeline.build()
+    except SystemExit as error:
+        raise PipelineError("rocAL cannot build this pipeline; its reason is printed above") from error
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise PipelineError(f"rocAL cannot make this pipeline: {error}") from error
+    return pipeline
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """For the whole process, as C++ has only one stdout: what other threads print meanwhile goes to stderr as well."""
+    libc = ctypes.CDLL(None)
+    with _redirected:
+        libc.fflush(None)
+        try:
+            sys.stdout.flush()
+            stdout = os.dup(_STDOUT)
+            os.dup2(_STDERR, _STDOUT)
+        except (OSError, ValueError, AttributeError):  # one of them is closed or missing: leave them as they are
+            yield
+            return
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        finally:
+            libc.fflush(None)
+            os.dup2(stdout, _STDOUT)
+            os.close(stdout)
+
+
+def encoded_images(rocal: Any, source: RocalSource) -> Any:
+    """The node of the decoded images, for graphs of your own; sizes as in `external_source`."""
     images, _ = rocal.fn.external_source(
         source=source,
         mode=rocal.types.EXTSOURCE_RAW_COMPRESSED,
@@ -44,6 +192,16 @@ def encoded_images(rocal: Library, source: RocalSource) -> Any:
     return images
 
 
+def _over(source: RocalSource, ops: Ops, machine: Machine, seed: int) -> Any:
+    def graph(rocal: Any) -> Any:
+        return ops(rocal, encoded_images(rocal, source))
+
+    pipeline = built(graph, machine, batch_size=source.batch_size, seed=seed)
+    source.grey_is_grey = True
+    return pipeline
+
+
+# --- ready-made -------------------------------------------------------------------------------------------------
 def celeba(
     source: RocalSource,
     *,
@@ -62,18 +220,17 @@ def celeba(
     max_height and max_width with which rocAL would decode them at another size than their own.
     """
     _check_box(source, crop)
-    _check_probability(flip)
+    mirror = _mirror(flip)
 
-    def ops(rocal: Library, images: Any) -> Any:
+    def ops(rocal: Any, images: Any) -> Any:
         box = rocal.fn.crop(
             images,
             crop=[crop.height, crop.width],
             crop_pos_x=float(crop.left),  # in pixels: rocAL's own defaults of 0.5 are the first row and column
             crop_pos_y=float(crop.top),
-            output_layout=rocal.types.NHWC,
-            output_dtype=rocal.types.UINT8,
+            **_stored(rocal),
         )
-        return _resized(rocal, box, size, flip, _MIDDLE, _MIDDLE)
+        return _resize(rocal, box, size, mirror(rocal), _MIDDLE, _MIDDLE)
 
     return _over(source, ops, Machine(backend, threads, device_id), seed)
 
@@ -95,21 +252,14 @@ def resnet_train(
 
 def resnet_train_ops(*, size: int = 224, flip: float = 0.5) -> Ops:
     """What `resnet_train` does to decoded images, for other readers: (rocAL, node) -> node."""
-    _check_probability(flip)
+    mirror = _mirror(flip)
 
-    def ops(rocal: Library, images: Any) -> Any:
-        # Not resize_crop: it leaves the size of the box as the valid region of the resized image, and what comes after
-        # it reads and writes that region only. The defaults of random_crop are lists, which rocAL does not take.
-        box = rocal.fn.random_crop(
-            images,
-            crop_area_factor=None,
-            crop_aspect_ratio=None,
-            crop_pox_x=None,
-            crop_pox_y=None,
-            output_layout=rocal.types.NHWC,
-            output_dtype=rocal.types.UINT8,
-        )
-        return _resized(rocal, box, size, flip, _MEAN, _STD)
+    def ops(rocal: Any, images: Any) -> Any:
+        # Not resize_crop: it leaves the size of the box as the valid region of the resized image, and the operators
+        # after it read and write that region only. The defaults of random_crop are lists, which rocAL refuses.
+        defaults = dict.fromkeys(("crop_area_factor", "crop_aspect_ratio", "crop_pox_x", "crop_pox_y"))
+        box = rocal.fn.random_crop(images, **defaults, **_stored(rocal))
+        return _resize(rocal, box, size, mirror(rocal), _MEAN, _STD)
 
     return ops
 
@@ -130,68 +280,64 @@ def resnet_eval(
 def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:
     """What `resnet_eval` does to decoded images, for other readers: (rocAL, node) -> node."""
     if resize < size:
-        raise ValueError(f"resize {resize} is smaller than size {size}: there is no such crop")
+        raise ValueError(f"resize {resize} is smaller than size {size}, so the crop does not fit")
 
-    def ops(rocal: Library, images: Any) -> Any:
-        types = rocal.types
+    def ops(rocal: Any, images: Any) -> Any:
         small = rocal.fn.resize(
             images,
             resize_shorter=resize,
-            scaling_mode=types.SCALING_MODE_NOT_SMALLER,
-            interpolation_type=types.LINEAR_INTERPOLATION,
-            output_layout=types.NHWC,
-            output_dtype=types.UINT8,
+            scaling_mode=rocal.types.SCALING_MODE_NOT_SMALLER,
+            interpolation_type=rocal.types.LINEAR_INTERPOLATION,
+            **_stored(rocal),
         )
-        # The size goes into `crop`: its default is a pair of zeros, before which crop_w and crop_h do not count.
+        # The size goes into `crop`: its default is a pair of zeros, which overrides crop_w and crop_h.
         return rocal.fn.crop_mirror_normalize(
-            small,
-            crop=[size, size],
-            mean=_MEAN,
-            std=_STD,
-            mirror=0,
-            output_layout=types.NCHW,
-            output_dtype=types.FLOAT,
+            small, crop=[size, size], mean=_MEAN, std=_STD, mirror=0, **_normalised(rocal)
         )
 
     return ops
 
 
-def _resized(rocal: Library, images: Any, size: int, flip: float, mean: list[float], std: list[float]) -> Any:
+def _resize(rocal: Any, images: Any, size: int, mirror: Any, mean: list[float], std: list[float]) -> Any:
     return rocal.fn.resize_mirror_normalize(
         images,
         resize_width=size,
         resize_height=size,
         mean=mean,
         std=std,
-        mirror=int(flip) if flip in (0, 1) else rocal.fn.random.coin_flip(probability=flip),  # that of 1 never flips
-        output_layout=rocal.types.NCHW,
-        output_dtype=rocal.types.FLOAT,
+        mirror=mirror,
+        **_normalised(rocal),
     )
 
 
-def _check_probability(flip: float) -> None:
+def _stored(rocal: Any) -> dict[str, Any]:
+    """The form of images between two operators."""
+    return {"output_layout": rocal.types.NHWC, "output_dtype": rocal.types.UINT8}
+
+
+def _normalised(rocal: Any) -> dict[str, Any]:
+    """The form of the results."""
+    return {"output_layout": rocal.types.NCHW, "output_dtype": rocal.types.FLOAT}
+
+
+def _mirror(flip: float) -> Callable[[Any], Any]:
+    """The argument `mirror` of a graph for a probability."""
     if not 0 <= flip <= 1:
         raise ValueError(f"flip is a probability, not {flip}")
-
-
-def _over(source: RocalSource, ops: Ops, machine: Machine, seed: int) -> Any:
-    def graph(rocal: Library) -> Any:
-        return ops(rocal, encoded_images(rocal, source))
-
-    pipeline = built(graph, machine, batch_size=source.batch_size, seed=seed, prefetch=source.options.prefetch)
-    source.grey_is_grey = True
-    return pipeline
+    if flip in (0, 1):
+        return lambda rocal: int(flip)  # a coin_flip with probability 1 never flips
+    return lambda rocal: rocal.fn.random.coin_flip(probability=flip)
 
 
 def _check_box(source: RocalSource, crop: Crop) -> None:
-    """The box counts in pixels of the decoded image, so all images must have one size, and be decoded at it."""
+    """The box is in pixels of the decoded image, so all images must have one size, and be decoded at it."""
     sides = np.stack(upright_sides(source.reader.info), axis=1)
     sizes = np.unique(sides[sides.all(axis=1)], axis=0)  # those of damaged images are unknown
     if len(sizes) != 1:
-        told = "; ".join(f"{height} x {width}" for height, width in sizes[:2])
+        examples = "; ".join(f"{height} x {width}" for height, width in sizes[:2])
         raise DatasetError(
-            f"the index knows {len(sizes)} sizes of the images{', such as ' if told else ''}{told} (height x width): "
-            f"this pipeline wants one, as aligned faces have; use resnet_train"
+            f"the index knows {len(sizes)} sizes of the images{', such as ' if examples else ''}{examples} (height x "
+            f"width): this pipeline needs one, as aligned faces have; use resnet_train"
         )
     height, width = (int(side) for side in sizes[0])
     if (source.max_height, source.max_width) != (height, width):

@@ -9,39 +9,47 @@
         labels    int32 [batch_size]; -1 where a sample has none, and in padding
         lengths   list of batch_size ints: the bytes of each
 
-rocAL keeps addresses and no references, so the source holds the last batches. Behind the batches of an epoch come
-padding batches, PADDING_BATCHES of which `n` declares: whatever rocAL drops or mixes up at the end of an epoch is then
-padding. `RocalLoader` takes them off again.
+rocAL takes no short batch. The first rows are samples of the epoch; a bad sample that is skipped leaves no gap. The
+rest is filled up with repeats, which `RocalLoader` removes.
+
+rocAL keeps addresses and no references, so the source keeps the last batches. Behind the batches of an epoch come
+padding batches, PADDING_BATCHES of which `n` includes: what rocAL drops or mixes up at the end of an epoch is then
+padding. `RocalLoader` removes these as well.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.feed import Feed, FeedOptions, OnError, Start, choose_order, choose_tail
+from readers.feed import SAMPLE_ERRORS, BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.loop import Ahead, Position
 from readers.order import Order
+from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.rocal.graph import PREFETCH
-from readers.rocal.vet import Limits, limits_of
-from readers.rocal.work import SourceBatch, SourceWork, padding_batch
+from readers.rocal.vet import Limits, Vetted, blank, limits_of, vet
+from readers.sample import NO_LABEL
 
-__all__ = ["DECODER", "PADDING_BATCHES", "RocalSource", "SourceOptions", "external_source"]
+__all__ = ["DECODER", "PADDING_BATCHES", "PREFETCH", "RocalSource", "SourceBatch", "SourceOptions", "external_source"]
 
 DECODER = "rocal"
-# In real runs of the CPU backend, two were enough for every wrong batch of about 120 epochs to be one of them.
+# With deeper queues rocAL's reset waits for a thread that waits for input, and holds the interpreter's lock meanwhile.
+PREFETCH = 2
+# In real runs of the CPU backend, two were enough for every wrong batch of about 120 epochs to be padding.
 PADDING_BATCHES = 2
 # More than rocAL can have under way: its queues before and behind the decoder, and the batch that is being decoded.
-_HELD_PER_DEPTH, _HELD_MORE = 2, 2
+_KEPT_BATCHES = 2 * PREFETCH + 2
 _MAX_SIDE = 1024
-Fed = tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int32], list[int]]
+_SMALL = Limits(16, 16)
+_INT32 = np.iinfo(np.int32)
+_Fed: TypeAlias = tuple[list[npt.NDArray[np.uint8]], npt.NDArray[np.int32], list[int]]
 
 
 def external_source(
@@ -62,72 +70,77 @@ def external_source(
     ahead: int = 3,
     prefetch: int = PREFETCH,
 ) -> RocalSource:
-    """The samples of `reader` for rocAL, in batches of exactly `batch_size`.
+    """The samples of `reader` for rocAL, in batches of exactly `batch_size`, 2 or more. Needs no rocAL itself.
 
     order, shuffle, seed, rank, world_size, tail, on_error: as in `readers.loader.ImageLoader`, with the same samples in
-    the same order. convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are
-    encoded again as JPEGs of `quality` (95 to 100), 4:4:4; otherwise they are bad samples. max_height, max_width: of
-    decoded images, in pixels; by default the largest of the set, at most 1024: rocAL enlarges smaller ones and keeps
-    batch_size x max_height x max_width x 3 bytes several times. ahead: batches read ahead by a thread. prefetch: the
-    prefetch_queue_depth of the pipeline, for which rocAL leaves 2 alone.
+        the same order.
+    convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are encoded again
+        as JPEGs, 4:4:4; otherwise they are bad samples.
+    quality: of these JPEGs, 95 to 100.
+    max_height, max_width: of decoded images, in pixels; by default the largest of the set, at most 1024. rocAL enlarges
+        smaller images and keeps batch_size x max_height x max_width x 3 bytes several times.
+    ahead: batches read ahead by a thread.
+    prefetch: the prefetch_queue_depth of the pipeline, for which rocAL leaves no value but 2.
 
-    Raises ValueError, DatasetError where the index knows no sizes. Needs no rocAL itself.
+    Raises ValueError, and DatasetError where the index knows no sizes.
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
+    if prefetch != PREFETCH:
+        raise ValueError(
+            f"prefetch is {PREFETCH}, not {prefetch}: rocAL hangs at the end of an epoch with deeper queues, and has "
+            f"none of 1; `ahead` says how many batches are read before rocAL asks"
+        )
     order = choose_order(len(reader), order, shuffle, seed)
-    feed = Feed(
-        reader, order, batch_size, FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
-    ).ranked()
-    limits = _limits_for(reader, max_height, max_width)
-    return RocalSource(feed, SourceOptions(limits, convert, quality, ahead, prefetch))
+    feed_options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, DECODER)
+    feed = Feed(reader, order, batch_size, feed_options).ranked()
+    if max_height is None or max_width is None:
+        largest = limits_of(reader, cap=_MAX_SIDE)
+        max_height = largest.height if max_height is None else max_height
+        max_width = largest.width if max_width is None else max_width
+    limits = Limits(max_height, max_width)
+    return RocalSource(feed, SourceOptions(limits, convert, quality, ahead))
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What `external_source` takes besides what a feed is made of. Raises ValueError."""
+    """What `external_source` takes besides the arguments of a feed. Raises ValueError."""
 
     limits: Limits
     convert: bool
     quality: int
     ahead: int
-    prefetch: int
 
     def __post_init__(self) -> None:
         if not 95 <= self.quality <= 100:
-            raise ValueError(f"quality is 95 to 100, not {self.quality}: what is encoded again should not show it")
+            raise ValueError(f"quality is 95 to 100, not {self.quality}: re-encoding must not show")
         if self.ahead < 1:
             raise ValueError(f"ahead is 1 or more, not {self.ahead}")
-        if self.prefetch != PREFETCH:
-            raise ValueError(
-                f"prefetch is {PREFETCH}, not {self.prefetch}: rocAL hangs at the end of an epoch with deeper queues, "
-                f"and has none of 1; `ahead` says how many batches are read before rocAL asks"
-            )
         if min(self.limits) < 1:
             raise ValueError(f"max_height and max_width are 1 or more, not {self.limits}")
 
 
 class RocalSource(Position):
-    """An iterator as rocAL wants it, see `external_source`. One thread at a time may use it."""
+    """An iterator for rocAL, see `external_source`. One thread at a time may use it."""
 
     def __init__(self, feed: Feed, options: SourceOptions) -> None:
         super().__init__(feed)
         self.options = options
         self.grey_is_grey = False  # whether the pipeline makes normalised images, and of grey ones grey ones
         self._converted: Counter[str] = Counter()
-        self._ahead: Ahead[SourceBatch] | None = None
+        self._ahead: Ahead[SourceBatch] | None = None  # only while an epoch is under way
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._steps = self._untaken = 0  # batches of the epoch under way, and those of them that have not been taken
-        self._running = False
         self._ready: SourceBatch | None = None
-        self._padding = padding_batch(feed.batch_size, options.limits)
-        self._held: deque[Fed] = deque(maxlen=_HELD_PER_DEPTH * options.prefetch + _HELD_MORE)
+        # Grey images, so large that a box of any other image is within them.
+        self._padding = _fill([], [], feed.batch_size, blank(options.limits))
+        self._kept: deque[_Fed] = deque(maxlen=_KEPT_BATCHES)
         feed.schedule()
 
-    # --- what rocAL asks ----------------------------------------------------------------------------------------
+    # --- what rocAL asks ------------------------------------------------------------------------------------------
     @property
     def n(self) -> int:
-        """Images that rocAL is told of: those of the epoch to come, or under way, and the padding."""
+        """Images that rocAL expects: those of the epoch to come, or under way, and the padding."""
         return (len(self) + PADDING_BATCHES) * self.batch_size
 
     @property
@@ -137,63 +150,58 @@ class RocalSource(Position):
 
     @property
     def max_width(self) -> int:
+        """For `fn.external_source`: no decoded image is wider."""
         return self.options.limits.width
 
     def __iter__(self) -> RocalSource:
         return self
 
-    def __next__(self) -> Fed:
+    def __next__(self) -> _Fed:
         """The next batch, or padding where the epoch has none; begins an epoch if none is under way."""
-        if not self._running and not self._begun:
+        if self._ahead is None and not self._begun:
             self.start()
-        batch = self.prepare()
+        batch, fed = self.prepare(), self._padding
         self._ready = None
         if batch is not None:
+            fed = batch.fed
             self._bad.extend(batch.bad)
             self._converted.update(batch.converted)
-            self._place = self._place._replace(cursor=batch.cursor)
-        fed = (batch or self._padding).feed()
-        self._held.append(fed)
+            self._position = self._position._replace(cursor=batch.cursor)
+        self._kept.append(fed)
         return fed
 
-    # --- epochs -------------------------------------------------------------------------------------------------
+    # --- epochs ---------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin the next epoch, or go on where `load_state_dict` said; what is left of one under way is given up."""
+        """Begin the next epoch, or continue where `load_state_dict` said; an epoch under way is abandoned."""
         self.stop()
         if self._begun:
             self._seek(Start(self.epoch + 1))
-        feed, options = self._feed.at(self._place), self.options
-        work = SourceWork(feed, options.limits, options.convert, options.quality)
+        feed = self._feed.at(self._position)
         self._bad, self._converted = [], Counter()
         self._steps = self._untaken = feed.steps()
-        self._ahead = Ahead(work.make, self._steps, options.ahead, "packer-rocal-ahead")
+        self._ahead = Ahead(_Work(feed, self.options).make, self._steps, self.options.ahead, "packer-rocal-ahead")
         self._finalizer = weakref.finalize(self, self._ahead.stop)
-        self._running = self._begun = True
-
-    @property
-    def steps(self) -> int:
-        """Batches of the epoch under way, those that have been taken included."""
-        return self._steps
+        self._begun = True
 
     def prepare(self) -> SourceBatch | None:
-        """The batch that `next` will give, None for padding. Raises here what is wrong with it, and not under rocAL."""
+        """The batch that `next` will return, None for padding. Raises what is wrong with it here, not inside rocAL."""
         if self._ready is None and self._untaken and self._ahead is not None:
             self._ready = self._ahead.take()
             self._untaken -= 1
         return self._ready
 
     def finish(self) -> None:
-        """An epoch has been seen to its end; the next `start` begins the one after it."""
+        """End an epoch whose batches have all been used; the next `start` begins the one after it."""
         self.stop()
         self._warn(stacklevel=3)
         self._seek(Start(self.epoch + 1))
 
     def stop(self) -> None:
-        """End the reading thread: from now on `next` gives padding. Idempotent."""
+        """End the reading thread: from now on `next` returns padding. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
         self._ahead = self._finalizer = self._ready = None
-        self._untaken, self._running = 0, False
+        self._untaken = 0
 
     # --- where it is ----------------------------------------------------------------------------------------------
     @property
@@ -202,23 +210,88 @@ class RocalSource(Position):
         return dict(self._converted)
 
     def __len__(self) -> int:
-        """Batches of the epoch under way on this rank, or of the next one; padding does not count."""
-        if self._running:
+        """Batches of the epoch under way on this rank, used ones included, or of the next one; without padding."""
+        if self._ahead is not None:
             return self._steps
-        return self._feed.at(Start() if self._begun else self._place).steps()
+        return self._feed.at(Start() if self._begun else self._position).steps()
 
     def close(self) -> None:
-        """Join the reading thread and let go of what was held. Idempotent."""
+        """Join the reading thread and release the kept batches. Idempotent."""
         self.stop()
-        self._held.clear()
+        self._kept.clear()
 
     def _interrupt(self) -> None:
         self.stop()
 
 
-def _limits_for(reader: Reader, max_height: int | None, max_width: int | None) -> Limits:
-    """Limits of decoded images; those not given are the largest of the set, at most 1024. Raises DatasetError."""
-    if max_height is not None and max_width is not None:
-        return Limits(max_height, max_width)
-    found = limits_of(reader, cap=_MAX_SIDE)
-    return Limits(found.height if max_height is None else max_height, found.width if max_width is None else max_width)
+# --- one batch --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """fed: what rocAL gets. rows: int64 [n], the samples in its first n images. cursor: of the epoch, once this batch
+    has been used. converted: how many images were encoded again, by reason."""
+
+    fed: _Fed
+    rows: Int64s
+    cursor: int
+    bad: Sequence[BadSample]
+    converted: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The batches of a feed's first epoch."""
+
+    feed: Feed
+    options: SourceOptions
+
+    def make(self, step: int) -> SourceBatch:
+        """The batch of a step. Raises BadSampleError where on_error="raise"."""
+        epoch = self.feed.start.epoch
+        positions, rows = self.feed.rows(epoch, step)
+        used: list[int] = []
+        images: list[Vetted] = []
+        bad: list[BadSample] = []
+        for row, position, image in zip(rows.tolist(), positions.tolist(), self._vet(rows), strict=True):
+            if isinstance(image, Exception):
+                bad.append(self.feed.bad(row, position, image))
+                if self.feed.options.on_error == "skip":
+                    continue
+                row, substitute = self.feed.substitute(epoch, position, image, self._vet_one)
+                image = substitute
+            used.append(row)
+            images.append(image)
+        rows = np.array(used, np.int64)
+        labels = self.feed.reader.labels[rows]
+        if labels.size and not _INT32.min <= int(labels.min()) <= int(labels.max()) <= _INT32.max:
+            raise ValueError(f"rocAL takes labels of 32 bits, found {labels.min()} to {labels.max()}")
+        data = [image.data for image in images]
+        fed = _fill(data, labels.tolist(), self.feed.batch_size, data[0] if data else blank(_SMALL))
+        converted = Counter(image.reason for image in images if image.reason)
+        return SourceBatch(fed, rows, self.feed.after(step + 1).cursor, bad, converted)
+
+    def _vet(self, rows: Int64s) -> Iterator[Vetted | Exception]:
+        """The image of each row as rocAL gets it, or what is wrong with it."""
+        info, options = self.feed.reader.image_info(rows), self.options
+        sizes = zip(info.height.tolist(), info.width.tolist(), strict=True)
+        for data, size in zip(self.feed.read(rows), sizes, strict=True):
+            try:
+                if isinstance(data, Exception):
+                    raise data
+                yield vet(data, options.limits, size=size, convert=options.convert, quality=options.quality)
+            except SAMPLE_ERRORS as error:
+                yield error
+
+    def _vet_one(self, row: int) -> Vetted:
+        (image,) = self._vet(np.array([row], np.int64))
+        if isinstance(image, Exception):
+            raise image
+        return image
+
+
+def _fill(
+    images: list[npt.NDArray[np.uint8]], labels: list[int], batch_size: int, filler: npt.NDArray[np.uint8]
+) -> _Fed:
+    """A batch for rocAL, filled up with `filler`."""
+    missing = batch_size - len(images)
+    images = [*images, *[filler] * missing]
+    return images, np.array([*labels, *[NO_LABEL] * missing], np.int32), [len(image) for image in images]

@@ -1,15 +1,15 @@
 """What rocAL may be given: JPEGs that its decoder decodes, and nothing else.
 
-rocAL decodes external sources by TurboJPEG and does not say when that fails: what has no readable header becomes
-another image of the batch, under the original label; truncated and CMYK images become garbage; EXIF orientation is
-ignored. So each image is looked at before it is handed over:
+rocAL decodes external sources by TurboJPEG and does not report when that fails: an image without a readable header
+becomes another image of the batch, under the original label; truncated and CMYK images become garbage; EXIF orientation
+is ignored. So each image is examined before it is handed over:
 
-    a whole JPEG of 8 bits, 1 or 3 components, upright, of usual sampling    goes as it is, without a copy
-    any other image that is whole      is decoded and encoded again as a baseline JPEG, 4:4:4
-    a bad header, no end marker, another size than the index's, what our decoder cannot decode      BadSampleError
+    a whole JPEG of 8 bits, 1 or 3 components, upright, of usual sampling    is handed over unchanged, without a copy
+    any other whole image    is decoded and encoded again as a baseline JPEG, 4:4:4
+    a bad header, no end marker, another size than the index's, what our decoder cannot decode    is a BadSampleError
 
-As in `readers.decode`, damage inside the entropy-coded data is not seen here: the CRC32C of the index is there to find
-it (`readers.open(…, verify=True)`).
+As in `readers.decode`, damage inside the entropy-coded data is not noticed here: the CRC32C of the index finds it
+(`readers.open(…, verify=True)`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "vet"]
 
 _PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
 _LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
-_LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; what is larger still, rocAL crops
+_LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; rocAL crops what is larger still
 
 
 class Limits(NamedTuple):
-    """The largest decoded image, in pixels. rocAL enlarges or reduces what it decodes to what fits best."""
+    """The largest decoded image, in pixels. rocAL enlarges or reduces what it decodes to the best fit."""
 
     height: int
     width: int
@@ -52,9 +52,14 @@ class Vetted(NamedTuple):
 
 
 def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, quality: int) -> Vetted:
-    """What of an image to give to rocAL. size: (height, width) as stored by the index, 0 where it does not know.
+    """The JPEG to give to rocAL for an image.
 
-    Raises BadSampleError for what is no whole image, and, without `convert`, for what rocAL does not decode.
+    limits: of decoded images.
+    size: (height, width) as stored by the index, 0 where it does not know.
+    convert: encode images again that rocAL does not decode.
+    quality: of JPEGs that are encoded again.
+
+    Raises BadSampleError for an image that is not whole, and, without `convert`, for one that rocAL does not decode.
     """
     header, frame = read_frame(data)
     if all(size) and (header.height, header.width) != size:
@@ -66,11 +71,11 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
         return Vetted(np.frombuffer(data, np.uint8), "")
     if not convert:
         raise BadSampleError(f"rocAL does not decode {reason}; convert=True encodes such images again")
-    return Vetted(np.frombuffer(_encoded(data, header, limits, quality), np.uint8), reason)
+    return Vetted(np.frombuffer(_encode(data, header, limits, quality), np.uint8), reason)
 
 
 def blank(size: Limits) -> npt.NDArray[np.uint8]:
-    """A grey JPEG, for rows that nobody will see."""
+    """A grey JPEG, for rows of padding."""
     grey = np.full((size.height, size.width, 3), 128, np.uint8)
     return np.frombuffer(simplejpeg.encode_jpeg(grey, 95, "RGB", "444"), np.uint8)
 
@@ -84,13 +89,13 @@ def limits_of(reader: Reader, *, cap: int) -> Limits:
 
 
 def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:
-    """Which images rocAL decodes as they are, by header facts of the index."""
+    """Which images rocAL decodes unchanged, by header facts of the index."""
     jpeg = (info.media == MEDIA.index("jpeg")) & np.isin(info.components, (1, 3)) & np.isin(info.process, _PROCESSES)
     return np.asarray(jpeg & (info.orientation == 1))
 
 
 def _obstacle(header: ImageHeader, limits: Limits) -> str:
-    """Why rocAL must not get this image as it is, "" where it may."""
+    """Why rocAL must not get this image unchanged, "" where it may."""
     if header.media != "jpeg":
         return f"{header.media} images"
     if header.components not in (1, 3):
@@ -105,10 +110,10 @@ def _obstacle(header: ImageHeader, limits: Limits) -> str:
 
 
 def _unusual(data: Buffer, frame: int, components: int) -> str:
-    """What of a JPEG TurboJPEG leaves undecoded, though it reads the header; frame: the byte that holds the height.
+    """Why TurboJPEG leaves a JPEG undecoded, though it reads the header; frame: the byte that holds the height.
 
-    T.81, B.2.2: the precision stands before the height; behind height, width and the number of components come three
-    bytes for each, its id, its sampling factors and its table.
+    T.81, B.2.2: the precision comes before the height; behind height, width and the number of components come three
+    bytes for each component: its id, its sampling factors and its table.
     """
     if data[frame - 1] != 8:
         return f"JPEGs of {data[frame - 1]} bits"
@@ -118,7 +123,7 @@ def _unusual(data: Buffer, frame: int, components: int) -> str:
     return "" if has_clean_header(data) else "JPEGs with damage before their pixels"
 
 
-def _encoded(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> bytes:
+def _encode(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> bytes:
     pixels = decode_image(data)
     height, width = upright_size(header.height, header.width, header.orientation)
     factor = min(_LEAST_SCALE * limits.height / height, _LEAST_SCALE * limits.width / width)

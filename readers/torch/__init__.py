@@ -16,9 +16,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.torch") from error
 
-from readers.torch.dataset import ImageDataset
+from readers.torch.dataset import ImageDataset, Place
 from readers.torch.iterable import ImageStream
-from readers.torch.rendering import Place
 from readers.torch.sampler import EpochSampler
 
 __all__ = ["EpochSampler", "ImageDataset", "ImageStream", "Place"]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from cache.errors import BadSampleError, ResumeError
-from readers.augment import Recipe
+from readers.augment.cpu import Finish, Renderer
 from readers.augment.ops import Op
+from readers.augment.recipe import Job, Recipe
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
+from readers.decode.orient import upright_size
 from readers.feed import (
     ON_ERROR,
     SAMPLE_ERRORS,
@@ -28,34 +31,50 @@ from readers.feed import (
     substitute,
     substitutes,
 )
+from readers.headers import read_header
 from readers.reader import Reader
 from readers.sample import Buffer
-from readers.torch.rendering import OpRenderer, Place, Task
 
-__all__ = ["ImageDataset", "Output"]
+__all__ = ["ImageDataset", "Output", "Place"]
 
 Output: TypeAlias = Literal["tensor", "numpy", "pil"]
-_OUTPUTS = ("tensor", "numpy", "pil")
+_OUTPUTS = get_args(Output)
+
+
+class Place(int):
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+        place = super().__new__(cls, index)
+        place.seed, place.epoch, place.position = seed, epoch, position
+        return place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (int(self), self.seed, self.epoch, self.position)
 
 
 class ImageDataset(Dataset[Any]):
     """(image, label) by number; label is -1 where a sample has none.
 
-    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
-    sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as the Trainer
-    of transformers wants them. Without "image" no image is read.
-
     transform: a list of `readers.augment` ops, which decodes no more of an image than it needs and draws by (seed,
-    epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image; albumentations
-    transforms are called the way they want to be. decode: "RGB"; "unchanged" for the depth and channels of the file,
-    such as uint16, float32 or the indices of a mask (see `readers.decode.cpu`); or None for the encoded bytes.
-    output: what a callable gets and, without one, what comes out: "tensor" (uint8 [3, h, w], unchanged [channels, h,
-    w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms), which
-    is RGB only. target_transform: applied to labels.
-
-    on_error: "raise"; "skip", which makes batches smaller, but cannot make one of no samples: that, and a single bad
-    sample, raises BadSampleError; or "substitute" (another sample). `bad_samples` counts both, in all workers; `report`
-    tells and forgets, and an `EpochSampler` that knows the data set calls it.
+        epoch, position) when the indices come from `EpochSampler`; or any callable that takes an image, albumentations
+        included.
+    decode: "RGB"; "unchanged" for the depth and channels of the file, such as uint16, float32 or the indices of a mask
+        (see `readers.decode.cpu`); or None for the encoded bytes.
+    output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
+        w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
+        which is RGB only.
+    target_transform: applied to labels.
+    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
+        sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as for the
+        Trainer of transformers. Without "image" no image is read.
+    on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
+        "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
+        `EpochSampler` over this data set calls after each epoch.
     """
 
     def __init__(
@@ -76,7 +95,7 @@ class ImageDataset(Dataset[Any]):
         self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
         self.transform, self.target_transform = transform, target_transform
         self._fields = Fields(fields, reader)
-        self._ops = OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
+        self._ops = _OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
         if self._ops is not None and decode != "RGB":
             raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
         if decode == "unchanged":
@@ -85,7 +104,7 @@ class ImageDataset(Dataset[Any]):
             _check_unchanged(reader)
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
-        self._local = threading.local()
+        self._local = _PerThread()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -110,7 +129,7 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
-        items = self._items((index,), (read_sample(self.reader, int(index)),) if self._reads else ())
+        items = self._items((index,))
         if not items:
             raise name_sample(
                 self.reader,
@@ -121,9 +140,7 @@ class ImageDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Many samples, read together; what DataLoader calls for a batch."""
-        items = self._items(
-            indices, read_samples(self.reader, [int(index) for index in indices]) if self._reads else ()
-        )
+        items = self._items(indices)
         if not items and len(indices):
             first = int(indices[0])
             raise BadSampleError(
@@ -140,7 +157,7 @@ class ImageDataset(Dataset[Any]):
         return int(self._counts[0])
 
     def report(self) -> str:
-        """One line about the bad samples since the last report, "" if there were none. Say it after each epoch."""
+        """One line about the bad samples since the last report, "" if there were none. For the end of an epoch."""
         count, first = self._counts.tolist()
         self._counts.zero_()
         if not count:
@@ -148,11 +165,11 @@ class ImageDataset(Dataset[Any]):
         done = "skipped" if self.on_error == "skip" else "replaced by others"
         return f"{count} bad samples were {done}, the first is sample {first - 1} ({self.reader.keys[first - 1]})"
 
-    def _instead(self, index: int, error: Exception) -> Any:
+    def _replace(self, index: int, error: Exception) -> Any:
         """Another sample, None for none. Raises under on_error="raise"."""
         place = index if isinstance(index, Place) else Place(index, 0, 0, int(index))
         bad_sample(self.reader, self.on_error, int(index), place.position, error)
-        # Two workers may add at the same time; that one of the two is lost from the count is worth no lock.
+        # Two workers may add at the same time, and one of the two be lost from the count: not worth a lock.
         self._counts[0] += 1
         if not self._counts[1]:
             self._counts[1] = int(index) + 1
@@ -169,72 +186,62 @@ class ImageDataset(Dataset[Any]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What must be the same when a run goes on: the set and the decoder."""
+        """What must be the same when a run continues: the set and the decoder."""
         return {"fingerprint": self.reader.fingerprint, "decoder": DECODER}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ResumeError where `state` comes from another set."""
         if state.get("fingerprint") != self.reader.fingerprint:
-            found, here = state.get("fingerprint"), self.reader.fingerprint
             raise ResumeError(
-                f"this state was saved with another set: its fingerprint is {found}, this one's is {here}"
+                f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, this one's is "
+                f"{self.reader.fingerprint}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_local"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._local = threading.local()
-
     # --- inside -------------------------------------------------------------------------------------------------
-    @property
-    def _reads(self) -> bool:
-        return "image" in self.fields
-
-    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[Task | Exception | None]:
+    def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[_Task | Exception | None]:
         return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
 
-    def _items(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Any]:
-        if not self._reads:
-            return [self._item(int(index), None) for index in indices]
-        items = []
+    def _items(self, indices: Sequence[int]) -> list[Any]:
+        rows, items = [int(index) for index in indices], []
+        if "image" not in self.fields:
+            return [self._item(row, None) for row in rows]
+        data = read_samples(self.reader, rows) if len(rows) > 1 else [read_sample(self.reader, row) for row in rows]
         for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
             try:
                 item: Any = self._sample(int(index), encoded, task)
             except SAMPLE_ERRORS as error:
-                item = self._instead(index, error)
+                item = self._replace(index, error)
             if item is not None:
                 items.append(item)
         return items
 
-    def _sample(self, index: int, data: Buffer | Exception, task: Task | Exception | None) -> Any:
+    def _sample(self, index: int, data: Buffer | Exception, task: _Task | Exception | None) -> Any:
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
         if self._ops is not None:
             return self._item(index, self._ops.render(data, task))  # type: ignore[arg-type]
-        return self._item(index, self._transformed(data))  # type: ignore[arg-type]
+        return self._item(index, self._decode_and_transform(data))  # type: ignore[arg-type]
 
     def _item(self, index: int, image: Any) -> Any:
         def value(name: str) -> Any:
             if name == "image":
                 return image
-            found = Fields.value(self.reader, index, name)
-            return self.target_transform(found) if name == "label" and self.target_transform is not None else found
+            field = Fields.value(self.reader, index, name)
+            return self.target_transform(field) if name == "label" and self.target_transform is not None else field
 
         return self._fields.collect(value)
 
-    def _transformed(self, data: Buffer) -> Any:
-        image: Any = bytes(data) if self.decode is None else self._decoded(data)
+    def _decode_and_transform(self, data: Buffer) -> Any:
+        image: Any = bytes(data) if self.decode is None else self._decode(data)
         if self.transform is None:
             return image
         call: Any = self.transform
         return call(image=image)["image"] if self._keywords else call(image)
 
-    def _decoded(self, data: Buffer) -> Any:
+    def _decode(self, data: Buffer) -> Any:
         if self.decode == "unchanged":
-            return self._unchanged(data)
+            return self._decode_unchanged(data)
         if not hasattr(self._local, "scratch"):
             self._local.scratch = Scratch()
         pixels = decode_image(data, None, self._local.scratch).copy()
@@ -246,7 +253,7 @@ class ImageDataset(Dataset[Any]):
             return pixels
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _unchanged(self, data: Buffer) -> Any:
+    def _decode_unchanged(self, data: Buffer) -> Any:
         pixels = decode_unchanged(data)
         if self.output == "numpy" or self._keywords:
             return pixels
@@ -268,3 +275,80 @@ def _check_unchanged(reader: Any) -> None:
 def _wants_keyword(transform: object) -> bool:
     """albumentations: transforms that take image= and return a dictionary."""
     return any(base.__module__.partition(".")[0] == "albumentations" for base in inspect.getmro(type(transform)))
+
+
+# --- ops ----------------------------------------------------------------------------------------------------------
+class _PerThread(threading.local):
+    """What each thread keeps to itself; a copy in another process has nothing of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _PerThread, ()
+
+
+class _Task(NamedTuple):
+    """What happens to one sample. size: of the upright image; shape: of the result; both (height, width)."""
+
+    job: Job
+    size: tuple[int, int]
+    shape: tuple[int, int]
+
+
+class _OpRenderer:
+    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        for op in recipe.batch_ops:
+            name = type(op).__name__
+            raise ValueError(
+                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"collate_fn of the DataLoader"
+            )
+        self._recipe = recipe
+        self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
+        self._local = _PerThread()
+
+    def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[_Task | Exception]:
+        """One for each sample, or why there is none."""
+        sizes = [_upright_size(image) for image in data]
+        known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
+        tasks: dict[int, _Task | Exception] = {
+            row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
+        }
+        places, epochs = _with_positions(indices), defaultdict(list)
+        for row, place in enumerate(places):
+            epochs[place.seed, place.epoch].append(row)
+        for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
+            positions = np.array([places[row].position for row in rows], np.int64)
+            heights, widths = np.array([known[row] for row in rows], np.int64).T
+            plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
+            for i, (row, job, shape) in enumerate(zip(rows, plan.jobs(), shapes, strict=True)):
+                tasks.setdefault(row, plan.boxes.bad.get(i) or _Task(job, known[row], shape))
+        return [tasks[row] for row in range(len(sizes))]
+
+    def render(self, data: Buffer, task: _Task) -> torch.Tensor:
+        """Raises BadSampleError."""
+        renderer: Renderer | None = getattr(self._local, "renderer", None)
+        if renderer is None:
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation)
+        pixels = renderer.chunk(1, *task.shape)
+        renderer.render(data, task.job, task.size, pixels)
+        out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
+        self._finish.store(pixels, (pixels,), (task.job,), out)
+        return out[0]
+
+
+def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
+    if isinstance(data, Exception):
+        return data
+    try:
+        header = read_header(data)
+    except BadSampleError as error:
+        return error
+    return upright_size(header.height, header.width, header.orientation)
+
+
+def _with_positions(indices: Sequence[int]) -> list[Place]:
+    """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
+    epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
+    return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]

@@ -1,4 +1,4 @@
-"""The same batches as a stream, for those who want an iterable data set."""
+"""The batches of a data set as a stream: an iterable data set for DataLoader, with a position in shared memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from cache.errors import ResumeError, TrainerError
 from readers.feed import Start, choose_tail
-from readers.torch.dataset import ImageDataset
-from readers.torch.rendering import Place
+from readers.torch.dataset import ImageDataset, Place
 from readers.torch.sampler import EpochSampler
 from readers.trainers import calling_package, check_epoch, find_trainer
 
@@ -22,7 +21,7 @@ __all__ = ["ImageStream"]
 
 _MODULUS = (1 << 62) - 1
 _RESTORED = -1
-_VERSION, _ITERATION, _CURRENT, _NEXT = 0, 1, slice(2, 4), slice(4, 6)
+_VERSION, _ITERATION, _CURRENT, _NEXT = 0, 1, slice(2, 4), slice(4, 6)  # columns of the shared position
 _PATIENCE_SECONDS = 120.0
 _ROWS = 1024  # ranks that share memory are those of one node, and numbered one after the other
 _STATEFUL = "StatefulDataLoader(stream, batch_size=None, …)  of torchdata.stateful_dataloader"
@@ -32,12 +31,13 @@ _TO_ACCELERATE = "ImageStream(dataset, EpochSampler(order, dataset, rank=0, worl
 class ImageStream(IterableDataset[Any]):
     """Batches of `dataset` in the order of `sampler`: for `DataLoader(stream, batch_size=None, num_workers=…)`.
 
-    Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
-    depend on their number. drop_last: leave out a last batch that is not full; by default where the order
-    shuffles. collate: default_collate.
+    drop_last: leave out a last batch that is not full; by default where the order shuffles.
+    collate: default_collate.
 
-    Each iteration is the next epoch, with persistent workers or without: what the workers have begun stands in memory
-    that they share, and the sampler that was given reads it there. So `state_after` of either knows the epoch.
+    Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
+    depend on their number. Each iteration is the next epoch, with persistent workers or without: the epoch that the
+    workers have begun is in memory that they share, where the sampler, too, reads it. So `state_after` of either knows
+    the epoch.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ImageStream(IterableDataset[Any]):
         self.collate = collate
         start = sampler.start
         self._order, self._version = start.order, 0
-        self._place = _SharedPlace(sampler.find_rank, start.epoch, start.cursor)
+        self._shared = _SharedPosition(sampler, start.epoch, start.cursor)
         self._iterations = 0
         self._restored: tuple[Start, int] | None = None
         self._current: _Batches | None = None
@@ -77,19 +77,18 @@ class ImageStream(IterableDataset[Any]):
     @property
     def start(self) -> Start:
         """Where the iteration that was begun last began, or else the next one begins."""
-        epoch, cursor = self._place.current if self._place.begun else self._place.next
-        return self._start_at(epoch, cursor)
+        return self._start_at(*(self._shared.current if self._shared.begun else self._shared.next))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of `epoch`, in all workers: from where a state has put it, or from its start.
+        """Let the next iteration be of `epoch`, in all workers: from the position of a loaded state, or its start.
 
-        Raises TrainerError where it is a framework that calls, and would lose samples or the place of a state.
+        Raises TrainerError where a framework calls this and would lose samples or the position of a state.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
         find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
-        check_epoch(epoch, self._place.next[0] if self._loaded and not self._place.begun else None)
-        if self._place.next[0] != epoch:
+        check_epoch(epoch, self._shared.next[0] if self._loaded and not self._shared.begun else None)
+        if self._shared.next[0] != epoch:
             self._put(Start(epoch))
 
     def __len__(self) -> int:
@@ -101,35 +100,36 @@ class ImageStream(IterableDataset[Any]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_after(self, samples: int) -> dict[str, Any]:
-        """The place after `samples` samples, on every rank, of the iteration that was begun last."""
-        return self.sampler.token(self.sampler.place_after(self.start, samples))
+        """The position after `samples` samples, on every rank, of the iteration that was begun last."""
+        feed = self.sampler.feed
+        return feed.token(feed.at(self.start).after(samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """For StatefulDataLoader: the place of this copy, and the number of its next batch: which worker makes it.
+        """For StatefulDataLoader: the position of this copy, and the number of its next batch: which worker makes it.
 
         Raises TrainerError where workers make the batches: this copy does not know which ones training has seen.
         """
         current = self._current
-        if current is None and self._place.begun and get_worker_info() is None and calling_package() != "torchdata":
+        if current is None and self._shared.begun and get_worker_info() is None and calling_package() != "torchdata":
             raise TrainerError(
                 "the workers of the DataLoader are ahead of training, so this stream cannot say where training is; "
                 "write  stream.state_after(samples this rank has trained on)"
             )
-        start, number = (self._start_at(*self._place.next), 0) if current is None else current.place
-        return {"sampler": self.sampler.token(start), "number": number}
+        start, number = (self._start_at(*self._shared.next), 0) if current is None else current.position
+        return {"sampler": self.sampler.feed.token(start), "number": number}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Takes states of samplers and loaders, too. Raises ResumeError."""
-        place, number = state.get("sampler", state), state.get("number")
-        if not isinstance(place, Mapping) or not isinstance(number, int | None):
-            raise ResumeError("not the state of a stream: expected a sampler's place and a batch's number")
-        start = self.sampler.start_of(place)
+        token, number = state.get("sampler", state), state.get("number")
+        if not isinstance(token, Mapping) or not isinstance(number, int | None):
+            raise ResumeError("not the state of a stream: expected a sampler's state and a batch's number")
+        start = self.sampler.start_of(token)
         if number is not None:  # of one copy of a stream: for the one iterator that is made next here
             self._restored, self._order = (start, number), start.order
-            self._place.begin(_RESTORED, start.epoch, start.cursor)
+            self._shared.begin(_RESTORED, start.epoch, start.cursor)
             return
         self._put(self.sampler.feed.or_next(start) if start.cursor else start)
-        self._version, self._loaded = self._place.renew(), True
+        self._version, self._loaded = self._shared.renew(), True
 
     # --- inside -------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Any]:
@@ -144,8 +144,8 @@ class ImageStream(IterableDataset[Any]):
 
     def begin(self, number: int) -> Start:
         """Where the iteration of this number begins, whose first batch is asked for in this process now."""
-        info, place = get_worker_info(), self._place
-        if self._version != place.version:
+        info, shared = get_worker_info(), self._shared
+        if self._version != shared.version:
             raise ResumeError(
                 "a state was loaded while workers were running, who know nothing of it; make a new DataLoader after "
                 "load_state_dict, or leave persistent_workers out"
@@ -153,25 +153,26 @@ class ImageStream(IterableDataset[Any]):
         if info is None:
             find_trainer().check_sharing(self.sampler.world_size, _TO_ACCELERATE)
         if info is None or info.id == 0:
-            place.begin(number, *place.next)
-        return self._start_at(*place.join(number))
+            shared.begin(number, *shared.next)
+        return self._start_at(*shared.join(number))
 
     def start_of(self, number: int) -> Start:
-        """Where the iteration of this number, the last or the next one, begins."""
-        return self._start_at(*self._place.of(number))
+        """Where the iteration of this number, the last or the next one, began or begins."""
+        upcoming = self._shared.next
+        return self._start_at(*(self._shared.current if self._shared.iteration == number else upcoming))
 
     def _start_at(self, epoch: int, cursor: int) -> Start:
         return Start(epoch, cursor, self._order if cursor else None)
 
     def _join_lightning(self, total: int) -> None:
-        """Lightning tells a stream nothing, but asks for its length before it begins or resumes."""
-        trainer, epoch = find_trainer(), self._place.next[0]
-        if trainer.name != "Lightning" or trainer.epoch is None or self._place.begun:
+        """Lightning does not name epochs to a stream, but asks for its length before it begins or resumes."""
+        trainer, epoch = find_trainer(), self._shared.next[0]
+        if trainer.name != "Lightning" or trainer.epoch is None or self._shared.begun:
             return
-        at_end = trainer.at_end or trainer.place_in(trainer.epoch, 0) is not None
+        at_end = trainer.at_end or trainer.missed_state(trainer.epoch, 0) is not None
         if at_end and trainer.keeps_account:
             raise TrainerError(
-                f"Lightning begins epoch {trainer.epoch}, but the state of this stream in the checkpoint stands in the "
+                f"Lightning begins epoch {trainer.epoch}, but the state of this stream in the checkpoint is in the "
                 f"middle or at the end of one: samples would be lost or repeated; write  "
                 f"StatefulDataLoader(dataset, batch_size, sampler=sampler, …)  in place of the stream"
             )
@@ -186,7 +187,7 @@ class ImageStream(IterableDataset[Any]):
 
     def _put(self, start: Start) -> None:
         self._order, self._restored, self._current = start.order, None, None
-        self._place.put_next(start.epoch, start.cursor)
+        self._shared.put_next(start.epoch, start.cursor)
         self._loaded = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -198,18 +199,16 @@ class _Batches(Iterator[Any]):
 
     def __init__(self, stream: ImageStream, iteration: int, restored: tuple[Start, int] | None) -> None:
         self._stream, self._iteration = stream, iteration
-        self._start: Start | None = None
-        self._number = 0
-        if restored is not None:
-            self._start, self._number = restored
+        self._start: Start | None
+        self._start, self._number = restored or (None, 0)
         self._taken = 0
         self._indices: Iterator[Place] | None = None
 
     @property
-    def place(self) -> tuple[Start, int]:
-        """The place after the last batch that was made here, and the number of the next one."""
+    def position(self) -> tuple[Start, int]:
+        """The position after the last batch that was made here, and the number of the next one."""
         start = self._stream.start_of(self._iteration) if self._start is None else self._start
-        return self._stream.sampler.place_after(start, self._taken), self._number
+        return self._stream.sampler.feed.at(start).after(self._taken), self._number
 
     def __next__(self) -> Any:
         stream, info = self._stream, get_worker_info()
@@ -217,7 +216,7 @@ class _Batches(Iterator[Any]):
         if self._indices is None:
             if self._start is None:
                 self._start = stream.begin(self._iteration)
-            self._indices = stream.sampler.places(self._start)
+            self._indices = stream.sampler.samples_from(self._start)
         while batch := list(itertools.islice(self._indices, stream.batch_size)):
             self._taken += len(batch)
             if len(batch) < stream.batch_size and stream.drop_last:
@@ -228,7 +227,7 @@ class _Batches(Iterator[Any]):
         raise StopIteration
 
 
-class _SharedPlace:
+class _SharedPosition:
     """Where a stream is in its epochs: in memory that all processes with a copy of it share.
 
         int64[ranks, 6], one row a rank, since ranks that are forked or spawned with a stream share its memory, too:
@@ -238,31 +237,40 @@ class _SharedPlace:
                    epoch, cursor            where that one began
                    next epoch, next cursor  where the next one begins
 
-    Worker 0 of an iteration begins it: it makes the next place the current one, names the iteration, and only then
-    moves the next place on. The other workers wait for the name; until they see it, the next place is theirs. The
-    process that made the stream may be none of the ranks, and puts all of them in a place.
+    Worker 0 of an iteration begins it: it makes the next position the current one, names the iteration, and only then
+    advances the next position. The other workers wait for the name; until they see it, the next position is theirs. The
+    process that made the stream may be none of the ranks, and sets the position of all of them.
 
-    Pickles to the same memory where DataLoader starts workers. rank: says which one this process is of.
+    Pickles to the same memory where DataLoader starts workers. sampler: says which rank this process is.
     """
 
-    def __init__(self, rank: Callable[[], int], epoch: int, cursor: int) -> None:
-        self._rank, self._maker = rank, os.getpid()
+    def __init__(self, sampler: EpochSampler, epoch: int, cursor: int) -> None:
+        self._sampler, self._maker = sampler, os.getpid()
         self._rows = torch.zeros((_ROWS, 6), dtype=torch.int64).share_memory_()
         self.put_next(epoch, cursor)
 
     @property
     def _values(self) -> torch.Tensor:
-        row: torch.Tensor = self._rows[self._rank() % _ROWS]
+        row: torch.Tensor = self._rows[self._sampler.rank % _ROWS]
         return row
+
+    @property
+    def _settable(self) -> torch.Tensor:
+        """The rows whose next position this process sets."""
+        return self._rows if os.getpid() == self._maker else self._values[None]
 
     @property
     def version(self) -> int:
         return int(self._values[_VERSION])
 
     @property
+    def iteration(self) -> int:
+        return int(self._values[_ITERATION])
+
+    @property
     def begun(self) -> bool:
-        """Whether an iteration was begun since the next place was put somewhere."""
-        return bool(self._values[_ITERATION])
+        """Whether an iteration was begun since the next position was set."""
+        return self.iteration != 0
 
     @property
     def current(self) -> tuple[int, int]:
@@ -278,14 +286,13 @@ class _SharedPlace:
 
     def put_next(self, epoch: int, cursor: int) -> None:
         """Let the next iteration begin there."""
-        rows = self._rows if os.getpid() == self._maker else self._values[None]
+        rows = self._settable
         rows[:, _NEXT] = torch.tensor((epoch, cursor))
         rows[:, _ITERATION] = 0
 
     def renew(self) -> int:
         """A new version."""
-        rows = self._rows if os.getpid() == self._maker else self._values[None]
-        rows[:, _VERSION] = self.version + 1
+        self._settable[:, _VERSION] = self.version + 1
         return self.version
 
     def begin(self, iteration: int, epoch: int, cursor: int) -> None:
@@ -295,15 +302,10 @@ class _SharedPlace:
         values[_ITERATION] = iteration
         values[_NEXT] = torch.tensor((epoch + 1, 0))
 
-    def of(self, iteration: int) -> tuple[int, int]:
-        """Where this iteration, the last or the next one, began or begins."""
-        before = self.next
-        return self.current if int(self._values[_ITERATION]) == iteration else before
-
     def join(self, iteration: int) -> tuple[int, int]:
-        """Wait until worker 0 has begun the iteration; returns its place."""
-        deadline, values = time.monotonic() + _PATIENCE_SECONDS, self._values
-        while int(values[_ITERATION]) != iteration:
+        """Wait until worker 0 has begun the iteration; returns where."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self.iteration != iteration:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"worker 0 of this DataLoader has not begun an epoch for {_PATIENCE_SECONDS:g} s")
             time.sleep(0.001)

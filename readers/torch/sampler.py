@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DistributedSampler, get_worker_info
 
@@ -15,9 +15,11 @@ from readers.feed import Feed, FeedOptions, Start
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.torch.dataset import ImageDataset
-from readers.torch.rendering import Place
+from readers.torch.dataset import ImageDataset, Place
 from readers.trainers import LIGHTNING, Trainer, calling_package, check_epoch, find_trainer
+
+if TYPE_CHECKING:
+    from readers.torch.iterable import ImageStream
 
 __all__ = ["EpochSampler"]
 
@@ -26,8 +28,8 @@ _TO_ACCELERATE = "EpochSampler(order, dataset, rank=0, world_size=1)"
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What a state says of a data set: a sampler reads nothing else of it, and pickles without it."""
+class _Set:
+    """What a state says of a data set: a sampler uses nothing else of it, and pickles without it."""
 
     fingerprint: str
     samples: int
@@ -36,31 +38,19 @@ class _Known:
         return self.samples
 
 
-class Follower(Protocol):
-    """A stream of this sampler's samples: it walks through the epochs in other processes, and knows where they are."""
-
-    @property
-    def start(self) -> Start: ...
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class EpochSampler(DistributedSampler[int]):
     """The samples of one rank, epoch after epoch: each iteration is the next epoch.
 
     Ranks take positions in turn, so after k samples on every rank of W the first k x W positions of the epoch are done:
-    that number, and no more, is what a resume needs. rank and world_size: when not given, found in torch.distributed,
-    torchrun, Slurm or MPI each time an iteration begins. tail: "drop_last", "pad" or "exact" (see
-    `readers.order.Schedule`).
+    that number, and no more, is what a resume needs.
+
+    source: a reader, or the `ImageDataset` that the indices are for. It lets the state say which set it belongs to; the
+        bad samples of a data set are also reported, as a warning, when the epoch after them begins.
+    rank, world_size: when not given, found in torch.distributed, torchrun, Slurm or MPI each time an iteration begins.
+    tail: "drop_last", "pad" or "exact" (see `readers.order.Schedule`).
 
     Stateful in the sense of torchdata: StatefulDataLoader saves and restores it. A plain DataLoader asks for more
-    indices than it has handed out; for that one, `state_after` names a place by the samples that training has seen.
-    source: a reader, or the `ImageDataset` that the indices are for. It lets the state say which set it belongs to; a
-    data set also reports its bad samples as a warning, when the epoch after them begins.
+    indices than it has handed out; there, save `state_after` of the samples that training has seen.
 
     It is a DistributedSampler, so frameworks that share other samplers out among the ranks leave this one alone. Those
     that share it out all the same get a TrainerError with the line to write.
@@ -77,15 +67,15 @@ class EpochSampler(DistributedSampler[int]):
     ) -> None:
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
-        known = _Known("", len(order)) if reader is None else _Known(reader.fingerprint, len(reader))
-        self._feed = Feed(cast(Reader, known), order, 1, FeedOptions(rank, world_size, tail, decoder=DECODER))
-        self._found, self._carried = self._feed.ranks, False
+        dataset = _Set("", len(order)) if reader is None else _Set(reader.fingerprint, len(reader))
+        self._feed = Feed(cast(Reader, dataset), order, 1, FeedOptions(rank, world_size, tail, decoder=DECODER))
+        self._last_ranks, self._unpickled = self._feed.ranks, False
         # Where the next iteration begins, whether a state has put it there, and the iteration that was begun last.
         self._next = Start()
         self._loaded = False
         self._refused: TrainerError | None = None
         self._current: _Iteration | None = None
-        self._stream: Follower | None = None
+        self._stream: ImageStream | None = None  # says where this sampler is, if there is one
         self.feed.schedule()
 
     # --- where it is --------------------------------------------------------------------------------------------
@@ -105,9 +95,6 @@ class EpochSampler(DistributedSampler[int]):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        return self.find_rank()
-
-    def find_rank(self) -> int:
         return self._ranks()[0]
 
     @property
@@ -135,9 +122,9 @@ class EpochSampler(DistributedSampler[int]):
         return self._next if self._current is None else self._current.start
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be of `epoch`: from where a state that was loaded has put it, or else from its start.
+        """Let the next iteration be of `epoch`: from the position of a state that was loaded, or else from its start.
 
-        Raises TrainerError where it is a framework that calls, and would leave the place of a state unused.
+        Raises TrainerError where a framework calls this and would lose the position of a state.
         """
         if epoch < 0:
             raise ValueError(f"an epoch is 0 or more, not {epoch}")
@@ -172,20 +159,23 @@ class EpochSampler(DistributedSampler[int]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last index that was handed out; after the last of an iteration, the next epoch.
+        """The position after the last index that was handed out; after the last of an iteration, the next epoch.
 
         Raises TrainerError where a DataLoader has asked for indices that training has not seen.
         """
         current = self._current
         if self._stream is not None:
             return dict(self._stream.state_dict()["sampler"])
-        if current is not None:
-            self._check_account(current)
-        return self._feed.token(self._next if current is None or current.finished else current.place)
+        if current is not None and current.trainer.asks_ahead and calling_package() != "torchdata":
+            raise TrainerError(
+                f"the DataLoader has asked for indices that training has not seen, so this sampler cannot say where "
+                f"training is; write  sampler.state_after(samples this rank has trained on)  or  {_STATEFUL}"
+            )
+        return self._feed.token(self._next if current is None or current.finished else current.position)
 
     def state_after(self, samples: int) -> dict[str, Any]:
-        """The place after `samples` samples, on every rank, of the iteration that was begun last."""
-        return self._feed.token(self.place_after(self.start, samples))
+        """The position after `samples` samples, on every rank, of the iteration that was begun last."""
+        return self._feed.token(self.feed.at(self.start).after(samples))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin there. Raises ResumeError for another set or another kind of order."""
@@ -197,70 +187,61 @@ class EpochSampler(DistributedSampler[int]):
         return None
 
     # --- for the iterations, and for ImageStream ------------------------------------------------------------------
-    def place_after(self, start: Start, samples: int) -> Start:
-        return self.feed.at(start).after(samples)
-
     def start_of(self, state: Mapping[str, Any]) -> Start:
-        """What a state names; its seed counts from now on. Raises ResumeError."""
+        """The position of a state, whose seed is used from now on. Raises ResumeError."""
         feed = self._feed.resumed(state)
         self._feed = feed.at(Start())
         return feed.start
 
-    def token(self, start: Start) -> dict[str, Any]:
-        return self._feed.token(start)
+    def begin(self, iteration: _Iteration, restored: Start | None = None) -> Start:
+        """Make `iteration` the one under way, and return where it begins: where a state says, if it is from one.
 
-    def begun(self, iteration: _Iteration) -> Start:
-        """Where an iteration begins whose first index is asked for now. Raises TrainerError."""
+        Raises TrainerError.
+        """
         trainer = find_trainer()
         trainer.check_sharing(self.world_size, _TO_ACCELERATE)
-        if trainer.epoch is not None and trainer.epoch != self._next.epoch:
-            check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
-            self._put(Start(trainer.epoch))
-        start = self._next
-        missed = trainer.place_in(start.epoch, len(self.order)) if not start.cursor else None
-        start = start if missed is None else self.start_of(missed)
+        if restored is None:
+            start = self._choose_start(trainer)
+        else:
+            ended = trainer.at_end and trainer.epoch == restored.epoch + 1
+            start = Start(restored.epoch + 1) if ended else restored
         self._check_batches(start, trainer)
-        self._report()
-        self.follow(iteration, start, trainer)
+        if restored is None:
+            self._report()
+        iteration.trainer, self._current, self._loaded = trainer, iteration, False
+        self._next = Start(start.epoch + 1)
         return start
 
-    def restored(self, iteration: _Iteration, start: Start) -> Start:
-        """The same for an iteration that begins where a state says."""
-        trainer = find_trainer()
-        if trainer.at_end and trainer.epoch == start.epoch + 1:
-            start = Start(start.epoch + 1)
-        trainer.check_sharing(self.world_size, _TO_ACCELERATE)
-        self._check_batches(start, trainer)
-        self.follow(iteration, start, trainer)
-        return start
-
-    def places(self, start: Start) -> Iterator[Place]:
+    def samples_from(self, start: Start) -> Iterator[Place]:
         """The samples of this rank from there to the end of the epoch."""
         feed = self.feed.at(start)
         for positions, indices in feed.blocks(start.epoch):
             for index, position in zip(indices.ravel().tolist(), positions.ravel().tolist(), strict=True):
                 yield Place(index, feed.seed, start.epoch, position)
 
-    def follow_stream(self, stream: Follower) -> None:
-        """From now on the stream says where this sampler is."""
+    def follow_stream(self, stream: ImageStream) -> None:
+        """From now on the stream, whose workers walk through the epochs, says where this sampler is."""
         self._stream = stream
-
-    def follow(self, iteration: _Iteration, start: Start, trainer: Trainer) -> None:
-        """This iteration is the one under way; the next one is the next epoch."""
-        iteration.trainer, self._current, self._loaded = trainer, iteration, False
-        self._next = Start(start.epoch + 1)
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _ranks(self) -> tuple[int, int]:
         """As given, or as the launcher says now; in a spawned worker of a DataLoader, as it said where that started."""
-        if not (self._carried and get_worker_info() is not None):
-            self._found = self._feed.ranks
-        return self._found
+        if not (self._unpickled and get_worker_info() is not None):
+            self._last_ranks = self._feed.ranks
+        return self._last_ranks
+
+    def _choose_start(self, trainer: Trainer) -> Start:
+        """Where the next iteration begins: the trainer's epoch, and a state that the trainer has not loaded, count."""
+        if trainer.epoch is not None and trainer.epoch != self._next.epoch:
+            check_epoch(trainer.epoch, self._next.epoch if self._loaded else None, trainer.name)
+            self._put(Start(trainer.epoch))
+        start = self._next
+        missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
+        return start if missed is None else self.start_of(missed)
 
     def _report(self) -> None:
-        told = self._dataset.report() if self._dataset is not None and self._current is not None else ""
-        if told and self._current is not None:
-            warnings.warn(f"epoch {self._current.start.epoch}: {told}", stacklevel=4)
+        if self._dataset is not None and self._current is not None and (report := self._dataset.report()):
+            warnings.warn(f"epoch {self._current.start.epoch}: {report}", stacklevel=4)
 
     def _check_batches(self, start: Start, trainer: Trainer) -> None:
         left = trainer.batches_of(self.feed.at(start).samples())
@@ -274,16 +255,9 @@ class EpochSampler(DistributedSampler[int]):
     def _put(self, start: Start) -> None:
         self._next, self._current, self._loaded = start, None, False
 
-    def _check_account(self, current: _Iteration) -> None:
-        if current.trainer.asks_ahead and calling_package() != "torchdata":
-            raise TrainerError(
-                f"the DataLoader has asked for indices that training has not seen, so this sampler cannot say where "
-                f"training is; write  sampler.state_after(samples this rank has trained on)  or  {_STATEFUL}"
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         self._ranks()
-        return {**self.__dict__, "_current": None, "_carried": True}
+        return {**self.__dict__, "_current": None, "_unpickled": True}
 
 
 class _Iteration(Iterator[int]):
@@ -305,9 +279,9 @@ class _Iteration(Iterator[int]):
         return self._sampler._next if self._start is None else self._start
 
     @property
-    def place(self) -> Start:
+    def position(self) -> Start:
         """After the last index that was handed out."""
-        return self._sampler.place_after(self.start, self._taken)
+        return self._sampler.feed.at(self.start).after(self._taken)
 
     @property
     def left(self) -> int:
@@ -316,8 +290,8 @@ class _Iteration(Iterator[int]):
     def __next__(self) -> int:
         if self._indices is None:
             if self._start is None:
-                self._start = self._sampler.begun(self)
-            self._indices = self._sampler.places(self._start)
+                self._start = self._sampler.begin(self)
+            self._indices = self._sampler.samples_from(self._start)
         try:
             index = next(self._indices)
         except StopIteration:
@@ -327,9 +301,9 @@ class _Iteration(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in this iteration, also at its end."""
-        return self._sampler.token(self.place)
+        """The position in this iteration, also at its end."""
+        return self._sampler.feed.token(self.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, in that epoch only. Raises ResumeError."""
-        self._start = self._sampler.restored(self, self._sampler.start_of(state))
+        """Continue from there, in that epoch only. Raises ResumeError."""
+        self._start = self._sampler.begin(self, self._sampler.start_of(state))

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["crashes_at", "end_of", "forked", "in_child", "limit_memory"]
+import pytest
+
+__all__ = ["crashes_at", "end_of", "forked", "in_child", "killed_in_child", "limit_memory"]
 
 
 def limit_memory(more_bytes: int) -> None:
@@ -52,8 +54,14 @@ def in_child(work: Callable[[], object]) -> None:
         pass
 
 
+def killed_in_child(work: Callable[[], object]) -> None:
+    """Run in a child, which must be killed meanwhile."""
+    with pytest.raises(AssertionError, match="the child ended with -9"):
+        in_child(work)
+
+
 def crashes_at(step: int, work: Callable[[], object]) -> bool:
-    """Run in a child that ends, without a word, at the n-th call that changes the disk; whether it came that far."""
+    """Run in a child that exits at the n-th call that changes the disk; whether it came that far."""
 
     def work_until() -> str:
         left = itertools.count(step - 1, -1)

@@ -20,8 +20,8 @@ from crc32c import crc32c
 
 from packer.formats.example import masked_crc
 
-__all__ = ["COMPRESS", "HDF5_LAYOUTS", "entry", "example", "feature", "hdf5_of", "message", "record", "record_head",
-           "tar_of", "varint", "write", "zip_of"]  # fmt: skip
+__all__ = ["COMPRESS", "HDF5_LAYOUTS", "entry", "example", "feature", "hdf5_of", "message", "rec_of", "record",
+           "record_head", "tar_of", "varint", "write", "zip_of"]  # fmt: skip
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
@@ -96,6 +96,12 @@ def record_head(length: int) -> bytes:
 
 def record(data: bytes, damaged: bool = False) -> bytes:
     return record_head(len(data)) + data + struct.pack("<I", masked_crc(crc32c(data) ^ damaged))
+
+
+def rec_of(images: Sequence[bytes], labels: Sequence[int]) -> bytes:
+    """Records of MXNet."""
+    records = [struct.pack("<IfQQ", 0, label, 0, 0) + data for data, label in zip(images, labels, strict=True)]
+    return b"".join(struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4) for data in records)
 
 
 # --- HDF5: each layout fills a file with encoded images and their labels ---

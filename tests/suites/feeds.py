@@ -1,4 +1,4 @@
-"""What everything promises that feeds batches to training.
+"""What each feed of batches promises.
 
 A loop over a feed is one epoch: the samples of its order, each once (tail "exact"), the image and the label of a row of
 the same sample. The order follows from seed and epoch alone, so it is the same in every run, on any number of ranks
@@ -6,7 +6,7 @@ together, and in every feed. A loop begins with its first batch; one that is lef
 loop is of the next one.
 
 A state is plain data, the same on every rank. What is resumed from it, on as many ranks or on others, begins with the
-first batch that was not handed out: nothing is lost, nothing comes twice. Of a bad sample `on_error` says what happens.
+first batch that was not handed out: nothing is lost, nothing comes twice. `on_error` says what happens to a bad sample.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FeedSuite:
 
     @pytest.fixture
     def options(self, tmp_path: Path) -> Options:
-        """Samples that can be told apart by their colour; the label is the number."""
+        """Samples of different colours; the label is the number."""
         return Options(folder_of(tmp_path / "whole", {number: solid(number) for number in range(COUNT)}))
 
     @pytest.fixture
@@ -128,7 +128,7 @@ class FeedSuite:
         for epoch in (5, 1, 1):
             feed.set_epoch(epoch)
             assert epoch_of(feed) == expected(epoch)
-        assert epoch_of(feed) == expected(2), "the next one, without being told"
+        assert epoch_of(feed) == expected(2), "the next one by default"
 
     @pytest.mark.parametrize("ranks", [2, 3])
     def test_ranks_share_an_epoch(self, opened: Any, options: Options, ranks: int) -> None:
@@ -191,7 +191,7 @@ class FeedSuite:
         assert epoch_of(feed) == expected(2)
 
     def test_two_loops_at_once_share_no_batch(self, opened: Any, options: Options) -> None:
-        """The second is the next epoch; the first goes on in its own, or ends, or says what is wrong."""
+        """The second is the next epoch; the first continues in its own, or ends, or says what is wrong."""
         feed = opened(options)
         first = iter(feed)
         begun = labels_of(next(first))

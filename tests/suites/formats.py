@@ -36,38 +36,10 @@ FLUSH_BYTES = 4 << 20  # writers hand their bytes to the system from here on
 GIB = 1 << 30
 
 KEYS = [
-    "plain",
-    "a/b/c",
-    "-dash",
-    "a:b",
-    "*?",
-    "100%",
-    "%41",
-    "%",
-    "a.b",
-    "a.b.c/d.e",
-    ".hidden",
-    "a/.hidden",
-    "..x",
-    "a/..b",
-    "__x__",
-    "__x",
-    "___",
-    "a/__x__",
-    "__a__/b",
-    "~",
-    "~a",
-    "日本語",
-    "é",
-    "é",
-    "😀",
-    "a\\b",
-    "quote'\"",
-    "%%%",
-    "a=b,c@d(e)[f]{g}+h~i",
-    "a/",
-    "a.b/",
-]
+    "plain", "a/b/c", "-dash", "a:b", "*?", "100%", "%41", "%", "a.b", "a.b.c/d.e", ".hidden", "a/.hidden", "..x",
+    "a/..b", "__x__", "__x", "___", "a/__x__", "__a__/b", "~", "~a", "日本語", "é", "é", "😀", "a\\b", "quote'\"",
+    "%%%", "a=b,c@d(e)[f]{g}+h~i", "a/", "a.b/",
+]  # fmt: skip
 KEYS += ["a b", " lead", "trail ", "tab\tx", "new\nline", "\x7f", "\u2028", "\x85", "\u00a0", "two  blanks"]
 KEYS += ["k" * 300, "\u00fc" * 150, "folder/" + "k" * 120, "f.o/" * 40 + "x", "k" * 76, "k" * 77]
 LOOKALIKES = ["a b", "a%20b", "a%2520b", "a\u00a0b", "a.b", "a%2Eb", "a%2eb", "__x__", "%5F_x__", "A.B", "~a", "%7Ea"]
@@ -95,12 +67,12 @@ def two_samples() -> list[PackedSample]:
 
 
 class TooLongError(BaseException):
-    """Not an Exception, so that nobody takes it for one of the file's."""
+    """Not an Exception, so that no handler takes it for an error in the file."""
 
 
 @contextmanager
 def bounded(seconds: float = 10) -> Iterator[None]:
-    """Raise TooLongError in a body that takes longer: hostile bytes must not keep anybody busy for ever."""
+    """Raise TooLongError in a body that takes longer: hostile bytes must not run for ever."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TooLongError(f"not done after {seconds} s")

@@ -6,7 +6,7 @@ count from 0, or from -1 backwards; one outside is an IndexError, a field that t
 UnknownNameError. What is known of all samples (keys, labels, sizes, headers) has n entries and a fixed dtype.
 
 A reader may be used by threads, after a fork, and in another process after pickling; it is closed at any time and
-opens again with the next read. Bytes that were handed out stay as they are, whatever happens to the reader.
+opens again with the next read. Bytes that were handed out never change.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReaderSuite:
         n, images = len(truth), truth.images
         assert isinstance(reader, readers.Reader) and not isinstance(object(), readers.Reader)
         assert len(reader) == n
-        for _ in range(2):  # what a reader remembers of the first time changes nothing
+        for _ in range(2):  # what a reader caches of the first time changes nothing
             assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
             assert [bytes(data) for data in reader.read_many(range(n))] == images
             assert [bytes(data) for data in reader.stream()] == images
@@ -69,7 +69,7 @@ class ReaderSuite:
             assert reader.prefetch(range(n)) is None
             assert [bytes(data) for data in reader.read_many(range(n))] == images
 
-    def test_the_order_asked_for(self, reader: Any, truth: Truth) -> None:
+    def test_results_are_in_the_requested_order(self, reader: Any, truth: Truth) -> None:
         n, images = len(truth), truth.images
         orders: list[Any] = [[], [7], [n - 1, 0, 5], [3, 3, 3], [-1, 0, -n, n - 1], [*range(n), *range(n)], [9, 2, 1]]
         for order in orders:
@@ -120,6 +120,7 @@ class ReaderSuite:
             assert [bytes(data) for data in reader.read_many(present, name)] == [column[i] for i in present]
             assert [bytes(data) for data in reader.stream(present, name)] == [column[i] for i in present]
             assert [bytes(reader.read(i, name)) for i in present] == [column[i] for i in present]
+            assert all(reader.has(i, name) for i in present)
             assert [name in reader[i].fields for i in range(len(truth))] == [data is not None for data in column]
             calls: list[Callable[[int], object]] = [
                 partial(reader.read, field=name),
@@ -127,11 +128,12 @@ class ReaderSuite:
                 lambda i, name=name: list(reader.stream([i], name)),  # type: ignore[misc]
             ]
             for absent in sorted(set(range(len(truth))) - set(present))[:2]:
+                assert not reader.has(absent, name) and reader.byte_range(absent, name) is None
                 for call in calls:
                     with pytest.raises(UnknownNameError, match=f"no field '{name}'"):
                         call(absent)
 
-    # --- what is known of the samples ----------------------------------------------------------------------------
+    # --- columns ----------------------------------------------------------------------------
     def test_samples(self, reader: Any, truth: Truth) -> None:
         whole = [reader[i] for i in range(len(truth))]
         found = [(s.key, s.label, {name: bytes(data) for name, data in s.fields.items()}) for s in whole]
@@ -154,7 +156,7 @@ class ReaderSuite:
             if name != "image" or not truth.estimated:
                 assert sizes.tolist() == [len(data or b"") for data in column]
 
-    def test_what_headers_say(self, reader: Any, truth: Truth) -> None:
+    def test_header_facts(self, reader: Any, truth: Truth) -> None:
         info = reader.info
         assert [column.dtype for column in info] == list(map(np.dtype, DTYPES))
         assert all(column.shape == (len(truth),) for column in info)
@@ -174,9 +176,8 @@ class ReaderSuite:
         for part in (slice(0, 3), slice(None, None, -5), slice(-2, None), slice(5, 5), slice(1, 10**9, 7)):
             assert [sample.key for sample in reader[part]] == truth.keys[part], part
             assert [bytes(sample.image) for sample in reader[part]] == truth.images[part], part
-        key = truth.keys[-1]
-        assert reader[key].key == reader[-1].key == key
-        assert bytes(reader[key].image) == truth.images[truth.keys.index(key)]
+        for key in truth.keys:
+            assert reader[key].key == key and bytes(reader[key].image) == truth.images[truth.keys.index(key)]
         with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
             reader["cow/1"]
         for wrong in (1.5, None, [0], np.arange(3)):

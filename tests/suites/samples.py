@@ -12,9 +12,10 @@ import numpy as np
 from PIL import Image
 
 import packer
+import readers
 from readers.headers import MEDIA, parse_held
 
-__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg"]
+__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite"]
 
 CLASSES = ("cat", "dog", "owl")
 SAMPLES = 24
@@ -38,6 +39,16 @@ def header(image: bytes) -> tuple[int, ...]:
     """What `ImageInfo` says of an image."""
     media, height, width, components, process, orientation = parse_held(image)
     return height, width, components, process, orientation, MEDIA.index(media)
+
+
+def overwrite(reader: readers.Reader, index: int, data: bytes) -> None:
+    """Put other bytes in the place of a sample, cut or filled with zeros to its length."""
+    extent = reader.byte_range(index)
+    assert extent is not None
+    shard, offset, length = extent
+    with open(shard, "r+b") as file:
+        file.seek(offset)
+        file.write(data.ljust(length, b"\0")[:length])
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Truth:
 
 
 class Samples:
-    """The files on disk, made when they are asked for first; nobody may write to them.
+    """The files on disk, made on first use; tests may not write to them.
 
     images: a folder of 24 images in three classes, all but one of them JPEGs. manifest: a table of these images, with a
     mask for two of three and without a label for the last. packed(format): that table packed, seven samples a shard.

@@ -1,13 +1,13 @@
-"""A double of rocAL's extension module: what its CPU backend was seen to do, written anew, with its traps.
+"""A double of rocAL's extension module: the observed behaviour of its CPU backend, with its traps.
 
-Where rocAL would wait for ever, this raises DoubleHang; where it reads wrong memory, DoubleAbort. Both are kept in
-`FAULTS` too, since one raised in a `__del__` is lost. What goes wrong at the end of an epoch is drawn from a generator:
-`seed_traps(n)` says which.
+Where rocAL would wait forever, this raises DoubleHang; where it reads wrong memory, DoubleAbort. Both are recorded in
+`FAULTS` as well, since one raised in a `__del__` is lost. The fault at the end of an epoch is drawn from a generator,
+which `seed_traps(n)` seeds.
 
 Behind the handles is a queue of addresses, and a graph that is run over one batch at a time.
 
-Between two operators goes a `Cut`: pixels, and the region of them that the next one takes for valid. They differ after
-resize_crop only, whose region is the size of the box and not that of the result.
+Operators pass each other a `Cut`: pixels, and the region of them that the next operator considers valid. The two differ
+only after resize_crop, whose region is the size of the box and not that of the result.
 """
 
 import itertools
@@ -22,6 +22,7 @@ import numpy as np
 from rocal_pybind import pixels
 
 FAULTS: list[str] = []
+CONTEXTS = []  # of all pipelines, for tests to look into
 SLIPS: set[int] = set()  # numbers of batches, of a pipeline, in which an image is taken twice
 _traps = random.Random(0)
 _pipelines = itertools.count()
@@ -31,11 +32,11 @@ _HELD_BATCHES_PER_DEPTH = 2
 
 
 class DoubleHang(Exception):
-    """rocAL would wait for ever here."""
+    """rocAL would wait forever here."""
 
 
 class DoubleAbort(Exception):
-    """rocAL would read memory that is not what it seems, or end the process."""
+    """rocAL would read wrong memory, or end the process."""
 
 
 def fault(kind, text):
@@ -73,7 +74,7 @@ class Tensor:
 class Context:
     def __init__(self, batch_size, depth, seed):
         self.batch_size, self.depth = batch_size, depth
-        self.rng = np.random.default_rng([seed, next(_pipelines)])  # setting a seed does not begin anew
+        self.rng = np.random.default_rng([seed, next(_pipelines)])  # setting a seed does not reset the generators
         self.external = self.built = self.eos = self.released = False
         self.nodes, self.outputs, self.labels, self.ascii = (), None, None, None
         self.queue, self.recent = deque(), deque(maxlen=_HELD_BATCHES_PER_DEPTH * depth)
@@ -83,15 +84,16 @@ class Context:
 
     @property
     def waiting(self):
-        """Threads of this one wait for input, and for nothing else."""
+        """Whether its threads wait for input, and for nothing else."""
         return self.external and self.built and not (self.eos and not self.queue)
 
 
 def rocalCreate(batch_size, mode, device_id, threads, depth, seed):
     if batch_size < 1:
         raise Exception("Failed creating the pipeline")
-    os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, whatever sys.stdout is
-    return Context(batch_size, depth, seed)
+    os.write(1, b"OK: loaded 45 kernels from libvx_rpp.so\n")  # by printf, not through sys.stdout
+    CONTEXTS.append(Context(batch_size, depth, seed))
+    return CONTEXTS[-1]
 
 
 def externalFileSource(context, max_width, max_height, mode):
@@ -105,7 +107,7 @@ def shardSource(context, samples, shuffle, max_width, max_height):
 
 
 def node(kind, image, layout, dtype, *arguments):
-    """One that fails says so on stderr, and gives None."""
+    """One that fails reports that on stderr, and returns None."""
     if image is None or (kind == "resize" and not any(arguments)):
         os.write(2, f"[ERR] {kind}: invalid input or size\n".encode())
         return None
@@ -117,7 +119,7 @@ def createIntParameter(value):
 
 
 def createIntRand(values, frequencies):
-    if 1.0 in frequencies:  # taken for one that has a single value
+    if 1.0 in frequencies:  # mistaken for one that has a single value
         return lambda rng: values[0]
     return lambda rng: int(rng.choice(values, p=frequencies))
 
@@ -144,18 +146,18 @@ def externalSourceFeedInput(context, names, labels, arrays, rois, width, height,
         if array.dtype != np.uint8:
             raise fault(DoubleAbort, f"an array of {array.dtype}: its copy as uint8 is gone before it is read")
         if not array.flags.c_contiguous or array.ndim != 1:
-            raise fault(DoubleAbort, "a strided array: what is read is what lies between its values")
+            raise fault(DoubleAbort, "a strided array: what is between its values is read")
         if not 0 < roi.h <= array.size:
             raise fault(DoubleAbort, f"a length of {roi.h} for {array.size} bytes")
     fed = [(weakref.ref(array), roi.h) for array, roi in zip(arrays, rois, strict=True)]
     batch = context.late + fed
-    if context.feeds in SLIPS:  # woken too early, the thread that takes images takes the one before again
+    if context.feeds in SLIPS:  # the thread that takes images wakes too early and takes the previous one again
         batch.insert(1, batch[0])
     context.feeds += 1
     batch, context.late = batch[: context.batch_size], batch[context.batch_size :]
     context.queue.append(batch)
     context.recent.append(batch)
-    # The address is taken, and read as int32 whatever lies there: of int64 those are halves.
+    # The address is stored, and its memory read as int32: of int64 those are halves.
     context.labels = np.ascontiguousarray(labels).view(np.int32)[: labels.size].copy()
     context.eos = eos
 
@@ -165,7 +167,7 @@ def rocalRun(context):
         return _run_native(context)
     for batch in context.recent:
         if any(reference() is None for reference, _ in batch):
-            raise fault(DoubleAbort, "an image was given back while rocAL still had its address")
+            raise fault(DoubleAbort, "an image was released while rocAL still had its address")
     if not context.queue:
         if not context.eos:
             raise fault(DoubleHang, "run: no batch was fed, and the sequence has not ended")
@@ -185,7 +187,7 @@ def rocalRun(context):
 
 
 def _decoded(context, data):
-    """What cannot be decoded becomes the last one of the batch that can."""
+    """An image that cannot be decoded becomes the last one of the batch that can."""
     good = [i for i, one in enumerate(data) if pixels.header(one) is not None]
     if not good:
         raise fault(DoubleAbort, "All images in the batch failed decoding")
@@ -195,7 +197,7 @@ def _decoded(context, data):
 
 def _run_native(context):
     """The last sample fills the set up to whole batches, before it is shuffled. Now and then the ring buffer is empty
-    and the routine that fills it has not said yet that it is done: then there is one step more, without labels."""
+    and the routine that fills it has not reported its end: then there is one further step, without labels."""
     if context.at == 0 or not context.filled:
         missing = -len(context.native) % context.batch_size
         context.filled = [*context.native, *[context.native[-1]] * missing]
@@ -230,7 +232,7 @@ def _finished(context, node, images):
 
 
 def _declared(node):
-    """The size of an output, whatever is written into it; None where the largest image says."""
+    """The size of an output, even if less is written into it; None where it is that of the largest image."""
     if node[0] == "mirror_normalize":
         return _declared(node[1])
     if node[0] in ("crop", "center_crop"):
@@ -268,7 +270,7 @@ def getOutputTensors(context):
 
 
 def getImageLabels(context):
-    """Those fed last, whatever the images are; of a native reader those of the batch, if there is one."""
+    """Those fed last, even if the images are others; of a native reader those of the batch, if there is one."""
     return _present(context.labels).copy()
 
 
@@ -294,7 +296,7 @@ def rocalResetLoaders(context):
         raise fault(DoubleHang, "reset: threads wait for input")
     if context.external and context.depth > _DEEPEST:
         raise fault(DoubleHang, "reset: waits for the loader, which waits for input, and holds the interpreter's lock")
-    # What the iterator counts (index, eos) is not its own to set back, and the output memory stays as it is.
+    # It does not reset what the iterator counts (index, eos), and the output memory stays unchanged.
     context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
     context.late = []
 

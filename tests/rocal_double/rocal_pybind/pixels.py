@@ -8,7 +8,7 @@ MOST, EIGHTHS = 8, range(16, 0, -1)
 
 
 def header(data):
-    """(height, width, colour) of what TurboJPEG takes for a JPEG, or None."""
+    """(height, width, colour) of what TurboJPEG accepts as a JPEG, or None."""
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):
@@ -37,13 +37,13 @@ def decode(data, max_height, max_width):
 
 
 def uninitialised(shape, dtype):
-    """Memory as it comes: for floats with values that no image has."""
+    """Uninitialised memory: for floats with values that no image has."""
     garbage = np.random.default_rng(7).integers(0, 256, shape, dtype=np.uint8)
     return garbage if dtype == np.uint8 else garbage.astype(np.float32) * np.float32(1e32)
 
 
 def region(pixels, size):
-    """The part of an image that the next operator reads; what lies beyond the image is memory of something else."""
+    """The part of an image that the next operator reads; beyond the image it is unrelated memory."""
     whole = uninitialised((*size, 3), pixels.dtype)
     height, width = (min(want, have) for want, have in zip(size, pixels.shape, strict=False))
     whole[:height, :width] = pixels[:height, :width]

@@ -1,6 +1,6 @@
-"""How rocAL's own readers go through a directory: (image, label, components) of each sample.
+"""How rocAL's own readers read a directory: (image, label, components) of each sample.
 
-Every entry counts, and paths are strung together as they are. It looks for names in an index of version v1.0 only.
+Every entry counts, and paths are concatenated without a slash. It looks for names in an index of version v1.0 only.
 """
 
 import os
@@ -10,7 +10,7 @@ _NAMES_IN = "v1.0"
 
 
 def tar_samples(path, index_path, ext):
-    """Images by name, the first of a name for all of them; what is not in `ext` goes where its first member goes."""
+    """Images by name, the first of a name for all of them; what is not in `ext` is stored as its first member."""
     slots = {name: i for i, name in enumerate(sorted(name for name in ext[0] if name not in ("jpg", "jpeg", "jpe")))}
     tars, indexes = sorted(os.listdir(path)), sorted(os.listdir(index_path))
     by_name, order = {}, []
@@ -21,11 +21,11 @@ def tar_samples(path, index_path, ext):
                 name, image, texts = _sample(shard, next(lines).split(), version == _NAMES_IN, number, slots)
                 by_name.setdefault(name, (image, 0, texts))
                 order.append(name)
-    return [_known(by_name, name) for name in order]
+    return [_look_up(by_name, name) for name in order]
 
 
-def _known(by_name, name):
-    """Names are looked up without their directories, and were not put in so."""
+def _look_up(by_name, name):
+    """Names are looked up without their directories, but stored with them."""
     found = by_name.get(name.rpartition("/")[2])
     if found is None:
         raise RuntimeError(f"ERROR: Given name not present in the map{name}")
@@ -70,4 +70,4 @@ def tfrecord_samples(path, image_key, label_key, name_key):
                 found.append((file, feature[image_key].bytes_list.value[0]))
                 if not os.path.islink(place):
                     labels.setdefault(file, feature[label_key].int64_list.value[0])
-    return [(image, _known(labels, file), [b""]) for file, image in found]
+    return [(image, _look_up(labels, file), [b""]) for file, image in found]

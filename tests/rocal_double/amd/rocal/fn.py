@@ -22,7 +22,7 @@ def _mirror(mirror):
 
 
 def crop(image, crop=[0, 0], crop_pos_x=0.5, crop_pos_y=0.5, output_layout=types.NHWC, output_dtype=types.UINT8):
-    """Positions are pixels, for all that the defaults look like."""
+    """Positions are pixels, although the defaults look like fractions."""
     return b.node("crop", image, output_layout, output_dtype, crop, (crop_pos_x, crop_pos_y))
 
 

@@ -1,4 +1,4 @@
-"""A double of the iterator for torch, with its mistake: regions go in as two arguments, so that there are twelve."""
+"""A double of the iterator for torch, with its mistake: regions are passed as two arguments, which makes twelve."""
 
 from amd.rocal.plugin import generic
 

@@ -1,0 +1,382 @@
+"""Damaged and hostile sets: a shard, an index or dataset.json that was damaged, or made to deceive, ends in an error of
+this project, never in other bytes, a hang or code that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from suites.formats import bounded
+
+import readers
+from cache.errors import DamagedSampleError, DatasetError, StaleIndexError
+from readers.index import Index
+from readers.layout import parse_dataset_info
+from readers.strings import Strings
+
+BACKENDS = pytest.mark.parametrize("backend", ["pread", "mmap"])
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path, pack: Callable[..., Path]) -> Path:
+    """train: 36 samples in 6 shards, val: 9 in 2; read-only."""
+    return pack(tree, samples_per_shard=6)
+
+
+@pytest.fixture
+def mine(packed: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(packed, tmp_path / "set"))
+
+
+@pytest.fixture(scope="module")
+def images(tree: Path) -> list[bytes]:
+    """The images of the split train, in order."""
+    return [path.read_bytes() for path in sorted((tree / "train").rglob("*.JPEG"))]
+
+
+def shard_path(root: Path, number: int) -> Path:
+    return root / readers.open(root).split_info.shards[number].path
+
+
+def ways_to_read(reader: Any, index: int) -> list[Callable[[], object]]:
+    """Every way to read one sample."""
+    return [
+        lambda: reader.read(index),
+        lambda: reader[index],
+        lambda: reader.read_many([index]),
+        lambda: reader.read_many([0, index, 30]),
+        lambda: list(reader.stream([35, index])),
+    ]
+
+
+# --- shards -------------------------------------------------------------------------------------------------------
+@BACKENDS
+def test_verify_names_the_damaged_sample(mine: Path, images: list[bytes], backend: Any) -> None:
+    path, offset, length = readers.open(mine).byte_range(7)  # type: ignore[misc]
+    data = bytearray(path.read_bytes())
+    data[offset + length // 2] ^= 1
+    path.write_bytes(data)
+    with readers.open(mine, backend=backend) as careless:
+        assert bytes(careless.read(7)) != images[7], "the test damaged nothing"
+    with readers.open(mine, backend=backend, verify=True) as reader:
+        for call in ways_to_read(reader, 7):
+            with pytest.raises(DamagedSampleError, match=r"sample 7 \(key 'cat/cat_007'.* run  packer verify"):
+                call()
+        assert bytes(reader.read(6)) == images[6], "a neighbour of the damaged sample cannot be read"
+
+
+def grow(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(bytes(512))
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "shorter": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "longer": grow,
+    "missing": Path.unlink,
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a loop": lambda path: (path.unlink(), path.symlink_to(path)),
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_shard_that_is_not_the_one_indexed(mine: Path, images: list[bytes], backend: Any, damage: str) -> None:
+    path = shard_path(mine, 2)  # samples 12 to 17
+    before = path.stat().st_size
+    DAMAGES[damage](path)
+    reader = readers.open(mine, backend=backend)
+    for call in [*ways_to_read(reader, 12), lambda: reader.prefetch([12]), lambda: reader.store.check(2)]:
+        with bounded(), pytest.raises(StaleIndexError, match=str(path)) as caught:
+            call()
+        assert isinstance(caught.value, OSError)
+        if path.is_file():
+            sizes = (str(before), str(path.stat().st_size))
+            assert all(size in str(caught.value) for size in sizes), f"both sizes must be named: {caught.value}"
+    assert bytes(reader.read(11)) == images[11] and bytes(reader.read(18)) == images[18], "other shards are affected"
+
+
+def test_a_shard_truncated_while_it_is_open(mine: Path, images: list[bytes]) -> None:
+    reader = readers.open(mine)
+    assert reader.read(0) == images[0]
+    path, offset, length = reader.byte_range(3)  # type: ignore[misc]
+    before, after = path.stat().st_size, offset + length - 1
+    os.truncate(path, after)  # sample 3 loses its last byte
+    assert [bytes(view) for view in reader.read_many([0, 1, 2])] == images[:3], "samples before the cut are whole"
+    for call in [*ways_to_read(reader, 3), lambda: reader.read_many(range(6)), lambda: reader.read(5)]:
+        with pytest.raises(StaleIndexError, match=f"shrank from {before} to {after} bytes"):
+            call()
+
+
+# --- dataset.json -------------------------------------------------------------------------------------------------
+NAMES = ("../image", "a/b", ".image", "a b", "a\0b", "a\nb", "\u202e", "")
+PATHS = ("", "/etc/passwd", "..", "../x", "a/../../x", "a\0", 5, None, ".", "\udc80")
+COUNTS = (-1, 7, "6", 6.0, None, True, 1 << 63, 10**30)
+SHARD = "splits.train.shards.0"
+WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
+    "kind": (..., "other", None, 5, ["packer-dataset"]),
+    "version": (..., 0, 2, -1, "1", 1.0, True, None, 10**30),
+    "format": (..., "", None, 5, ["tar"], "../tar"),
+    "fields": (..., {}, [], "image", {"image": "movie"}, {"image": 5}, {"image": {}}, *({n: "image"} for n in NAMES)),
+    "classes": (..., {}, "cat", [5], [None], ["cat", ["dog"]]),
+    "label_offset": (..., "0", 0.5, None, True, 10**30, -(10**30)),
+    "splits": (..., [], "train", {"train": []}, {"train": None}, {"train": "x"}),
+    "splits.train.samples": (..., *COUNTS, 35, 37),
+    "splits.train.index": (..., *PATHS),
+    "splits.train.root": (..., 5, None, []),
+    "splits.train.shards": (..., {}, "x", [5], [[]], [None], [{}], []),
+    f"{SHARD}.path": (..., *PATHS),
+    f"{SHARD}.bytes": (..., *(count for count in COUNTS if count != 7)),
+    f"{SHARD}.samples": (..., *COUNTS),
+    f"{SHARD}.crc32c": (..., 5, None, "", "xyz", "123", "123456789", "-1234567", "0x123456", "1_234567"),
+}
+
+
+@pytest.mark.parametrize("member", WRONG)
+def test_dataset_json_with_a_wrong_member(packed: Path, member: str) -> None:
+    *parents, last = member.split(".")
+    for value in WRONG[member]:
+        content = json.loads((packed / "dataset.json").read_text())
+        place: Any = content
+        for name in parents:
+            place = place[int(name) if name.isdigit() else name]
+        place[last] = value
+        if value is ...:
+            del place[last]
+        check_refused(content)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b", "a\0", "\ud800"])
+def test_splits_with_names_that_are_not_valid(packed: Path, name: str) -> None:
+    content = json.loads((packed / "dataset.json").read_text())
+    content["splits"][name] = content["splits"]["val"]
+    check_refused(content)
+
+
+def check_refused(content: object) -> None:
+    with pytest.raises(DatasetError, match=r"dataset\.json"):
+        parse_dataset_info(json.dumps(content).encode(), "dataset.json")
+
+
+TEXTS = [b"", b"{", b"null", b"[]", b"5", b'"packer-dataset"', b"{}", b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"\x80"]
+TEXTS += [b"{} {}", b"{'kind': 1}", b"[" * 200_000, b'{"a":' * 200_000, b'{"version": ' + b"9" * 10_000 + b"}"]
+TEXTS += [b'{"kind": "packer-dataset", "version": %s}' % value for value in (b"NaN", b"1e999")] + [b"\0" * 100]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
+def test_a_dataset_json_that_is_not_one(mine: Path, text: bytes) -> None:
+    (mine / "dataset.json").write_bytes(text)
+    with pytest.raises(DatasetError, match=r"dataset\.json"):
+        readers.open(mine)
+
+
+def test_unknown_members_of_dataset_json_are_ignored(mine: Path) -> None:
+    """Later versions may add members; "made" is never interpreted."""
+    content = json.loads((mine / "dataset.json").read_text())
+    content |= {"made": "by hand", "licence": {"name": "CC0"}}
+    content["splits"]["train"]["colour"] = "red"
+    (mine / "dataset.json").write_text(json.dumps(content))
+    reader = readers.open(mine)
+    assert len(reader) == 36 and reader.dataset.made == {}
+
+
+def test_what_is_not_a_set(tmp_path: Path, packed: Path) -> None:
+    with pytest.raises(DatasetError, match="no such directory"):
+        readers.open(tmp_path / "nowhere")
+    with pytest.raises(DatasetError, match=r"not a packed set .*packer convert  or  packer index"):
+        readers.open(tmp_path)
+    with pytest.raises(DatasetError, match=r"is a file, not a packed set.*packer index"):
+        readers.open(shard_path(packed, 0))
+    (tmp_path / ".packing").mkdir()
+    with pytest.raises(DatasetError, match=r"unfinished conversion .*run the\s+same  packer convert  again"):
+        readers.open(tmp_path)
+    (tmp_path / "dataset.json").mkdir()
+    with pytest.raises(DatasetError, match=r"dataset.json"):
+        readers.open(tmp_path)
+
+
+# --- the index ----------------------------------------------------------------------------------------------------
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.makedirs, (self.path, 0o777, True)
+
+
+GOOD = b"{'descr': '<u8', 'fortran_order': False, 'shape': (36,), }"
+SHAPES = (
+    b"(6, 6)",
+    b"()",
+    b"36",
+    b"('36',)",
+    b"(-36,)",
+    b"(%d,)" % 10**30,
+    b"(%d,)" % (2**61 + 36),
+    b"(35,)",
+    b"(37,)",
+)
+EDITS = [(b")", b" "), (b"}", b"'x': 1}"), (b", 'shape': (36,)", b""), (b"False", b"True")]
+EDITS += [
+    (b"'<u8'", kind) for kind in (b"'\xff\xfe\xfd'", b"'zzz'", b"{}", b"'>u8'", b"'<i8'", b"'<f8'", b"'<u4'", b"'|O'")
+]
+EDITS += [(b"'<u8'", b"[('a', '<u8')]"), *((b"(36,)", shape) for shape in SHAPES)]
+HEADERS = [
+    GOOD[:30],
+    b"{'descr': '<u8",
+    b"(" * 9000,
+    b"[" * 3000 + b"]" * 3000,
+    b"__import__('os').getpid()",
+    b"[1, 2]",
+]
+HEADERS += [b"\0" * 100, *(GOOD.replace(old, new) for old, new in EDITS)]
+
+
+def npy(header: bytes, data: bytes = bytes(288), version: bytes = b"\x01\x00") -> bytes:
+    """An .npy with any header at all."""
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header + data
+
+
+COLUMNS = [b"", bytes(400), b"0\n1\n2\n", b"\x93NUMPY\x01\x00\xff\xff" + GOOD, *map(npy, HEADERS)]
+COLUMNS += [
+    npy(GOOD, version=b"\x02\x00"),
+    npy(GOOD, version=b"\x09\x00"),
+    npy(GOOD, bytes(287)),
+    npy(GOOD, bytes(289)),
+]
+COLUMNS += [npy(GOOD.replace(b"36", b"35"), bytes(280)), npy(GOOD.replace(b"36", b"37"), bytes(296))]
+COLUMNS += [npy(GOOD.replace(b"<u8", b"<u4"), bytes(144)), npy(GOOD.replace(b"(36,)", b"()"), bytes(8))]
+
+
+def test_files_that_are_not_index_columns(tmp_path: Path) -> None:
+    path = tmp_path / "image.offset.npy"
+    path.write_bytes(npy(GOOD + b"\n"))
+    assert Index(tmp_path, 36).field_column("image", "offset").tolist() == [0] * 36, "the good one is not read either"
+    for content in COLUMNS:
+        path.write_bytes(content.replace(b"}", b"}\n", 1))
+        with pytest.raises(DatasetError, match=r"image\.offset\.npy"):
+            Index(tmp_path, 36).field_column("image", "offset")
+
+
+@pytest.mark.parametrize(
+    "column", ["image.offset", "shard", "key", "key.offset", "image.name", "label", "image.crc32c"]
+)
+def test_index_columns_are_never_unpickled(mine: Path, column: str) -> None:
+    trap = mine / "sprung"
+    array = np.array([Trap(str(trap)) for _ in range(36)], object)
+    np.save(mine / "train.index" / f"{column}.npy", array, allow_pickle=True)
+    with pytest.raises(DatasetError, match=column):
+        reader = readers.open(mine, verify=True)
+        reader.table.columns.index.check(reader.fields)
+    assert not trap.exists(), "a column was unpickled: opening a set ran its code"
+    np.load(mine / "train.index" / f"{column}.npy", allow_pickle=True)
+    assert trap.exists(), "the trap does not work, so this test shows nothing"
+
+
+def test_every_column_is_missed_and_every_cut_is_noticed(mine: Path) -> None:
+    columns = sorted((mine / "train.index").iterdir())
+    assert len(columns) == 15
+    for path in columns:
+        data = path.read_bytes()
+        for size in {0, 1, 9, 40, len(data) - 1}:
+            path.write_bytes(data[:size])
+            with pytest.raises(DatasetError, match=path.name):
+                readers.open(mine).table.columns.index.check(["image"])
+        path.unlink()
+        with pytest.raises(DatasetError, match=f"{path.name}.*missing index column.*packer index"):
+            readers.open(mine).table.columns.index.check(["image"])
+        path.write_bytes(data)
+    readers.open(mine).table.columns.index.check(["image"])
+
+
+def edit_column(root: Path, name: str, index: int, value: int) -> None:
+    path = root / "train.index" / f"{name}.npy"
+    array = np.load(path)
+    array[index] = value
+    np.save(path, array)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("image.offset", value) for value in (-1, 0, 1)),  # relative to the size of the shard
+        *(("image.offset", value) for value in (1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2)),
+        *(("image.length", value) for value in (0, 1 << 40, 1 << 63, (1 << 64) - 1)),
+    ],
+)
+def test_extents_outside_the_shard(mine: Path, images: list[bytes], backend: Any, column: str, value: int) -> None:
+    """An index is not trusted: wrapping sums and huge lengths included. Nothing is read, and no memory is taken."""
+    size = shard_path(mine, 0).stat().st_size
+    edit_column(mine, column, 2, value + size if value in (-1, 0, 1) else value)
+    with readers.open(mine, backend=backend) as reader:
+        for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2])]:
+            with pytest.raises(StaleIndexError, match=r"sample 2 .*but the shard has .*packer index"):
+                call()
+        assert bytes(reader.read(1)) == images[1], "a neighbour cannot be read"
+
+
+@BACKENDS
+@pytest.mark.parametrize("number", [6, 7, 1 << 31, (1 << 32) - 1])
+def test_shard_numbers_outside_the_split(mine: Path, backend: Any, number: int) -> None:
+    edit_column(mine, "shard", 2, number)
+    with readers.open(mine, backend=backend) as reader:
+        for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2]), lambda: reader.byte_range(2)]:
+            with pytest.raises(DatasetError, match=f"names shard {number}, the split has 6; .*packer index"):
+                call()
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "everything"),
+    [(0, 1, True), (36, 5, True), (36, 1 << 63, True), (5, 1 << 40, False), (5, 0, False)],
+)
+def test_key_offsets_that_are_wrong(mine: Path, index: int, value: int, everything: bool) -> None:
+    edit_column(mine, "key.offset", index, value)
+    reader = readers.open(mine)
+    with pytest.raises(DatasetError):
+        list(reader.keys)
+    if everything:
+        with pytest.raises(DatasetError, match=r"key\.npy.*string offsets must run from 0"):
+            reader.keys[20]
+    else:
+        with pytest.raises(DatasetError, match="string 4 has the offsets"):
+            reader.keys[4]
+        assert reader.keys[20] == "dog/dog_008"
+
+
+@pytest.mark.parametrize("column", ["key", "image.name"])
+@pytest.mark.parametrize("count", [35, 37])
+def test_string_columns_of_another_length(mine: Path, column: str, count: int) -> None:
+    """Good in themselves, but not for this split."""
+    strings = Strings.of(f"k{i}" for i in range(count))
+    np.save(mine / "train.index" / f"{column}.npy", strings.blob)
+    np.save(mine / "train.index" / f"{column}.offset.npy", strings.offsets)
+    with pytest.raises(DatasetError, match=rf"{column}\.offset\.npy: {count + 1} entries, expected 37"):
+        readers.open(mine).table.columns.index.check(["image"])
+
+
+def test_keys_that_are_not_utf8(mine: Path) -> None:
+    edit_column(mine, "key", 0, 0xFF)
+    reader = readers.open(mine)
+    with pytest.raises(DatasetError, match="string 0 is not UTF-8"):
+        reader.keys[0]
+    with pytest.raises(DatasetError, match="not UTF-8"):
+        list(reader.keys)
+    assert reader.keys[1] == "cat/cat_001"
+
+
+def test_file_names_that_are_not_valid(mine: Path) -> None:
+    edit_column(mine, "image.name", 0, ord("?"))
+    with pytest.raises(DatasetError, match=r"stored file name .* starts with neither"):
+        readers.open(mine).name(0)
