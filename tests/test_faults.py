@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg
-from packer.engines.local import run_shards
+from packer.workers import run_shards
 from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
