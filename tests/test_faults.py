@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from conftest import files_of, make_jpeg
-from packer.workers import run_shards
 from suites.children import crashes_at, end_of, forked, in_child
 
 import packer
@@ -25,6 +24,7 @@ import readers
 from cache.messages import Silent
 from packer.conversion.journal import Journal
 from packer.sources.folder import FolderSource
+from packer.workers import run_shards
 
 DEADLINE = 60.0
 SLOW = """
