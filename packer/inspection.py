@@ -23,12 +23,12 @@ from readers.order import Order, Sequential, Shuffled, block_shuffled
 from readers.order.quality import read_amplification, shuffle_quality
 from readers.sample import NO_LABEL
 
-__all__ = ["REQUESTS", "InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
+__all__ = ["InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
 # Bytes fetched by a read: a page of a local disk, and a request to a parallel file system or object store.
-REQUESTS = (4 << 10, 1 << 20)
+_REQUESTS = (4 << 10, 1 << 20)
 _WINDOWS = (16, 64, 256)
 _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 
@@ -214,5 +214,5 @@ def compare_orders(
 
 
 def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
-    amplification = {size: read_amplification(order, reader, request_bytes=size) for size in REQUESTS}
+    amplification = {size: read_amplification(order, reader, request_bytes=size) for size in _REQUESTS}
     return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)

@@ -36,7 +36,7 @@ from readers.staged_files import set_files
 if TYPE_CHECKING:
     from packer.conversion.run import ConvertResult
 
-__all__ = ["UploadResult", "committed", "convert_to_address", "default_work", "upload"]
+__all__ = ["UploadResult", "convert_to_address", "upload"]
 
 _GET_BYTES = 8 << 20
 _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
@@ -69,7 +69,7 @@ def upload(
     return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
 
 
-def committed(remote: Remote) -> bytes | None:
+def _committed(remote: Remote) -> bytes | None:
     """The dataset.json at an address; None where there is none. Raises cache.remote's errors."""
     try:
         return remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
@@ -90,7 +90,7 @@ class _Upload:
         manifest = set_files(self._directory).manifest
         files = [file for file in manifest.files if file.path != DATASET_FILE]
         text = read_regular(self._directory / DATASET_FILE, MAX_JSON_BYTES)
-        existing = committed(self._remote)
+        existing = _committed(self._remote)
         if existing is not None and existing != text:
             if not self._overwrite:
                 raise OutputError(
@@ -173,12 +173,12 @@ class _Upload:
         try:
             self._remote.store.put(DATASET_FILE, text, crc32c=sums, create=True)
         except UnsupportedError:  # a server without conditions
-            if committed(self._remote) not in (None, text):
+            if _committed(self._remote) not in (None, text):
                 raise _another(self._remote) from None
             self._remote.store.put(DATASET_FILE, text, crc32c=sums)
         except ExistsError as error:
             # This upload's, if the answer to a first try was lost.
-            if committed(self._remote) != text:
+            if _committed(self._remote) != text:
                 raise _another(self._remote) from error
 
     def _remove_old(self, old_text: bytes | None, new_paths: set[str]) -> int:
@@ -205,7 +205,7 @@ def _another(remote: Remote) -> OutputError:
     return OutputError(f"{remote.url}: another upload has written its set there meanwhile; choose another address")
 
 
-def default_work(remote: Remote) -> Path:
+def _default_work(remote: Remote) -> Path:
     """The directory of a set for an address, by default."""
     digest = hashlib.blake2b(str(remote.url).encode(), digest_size=4).hexdigest()
     return Path(f".packer-upload-{remote.url.name}-{digest}")
@@ -226,10 +226,10 @@ def convert_to_address(
     where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
     """
     remote = Remote(address)
-    existing = committed(remote)  # also shows at once that the bucket exists and can be read
+    existing = _committed(remote)  # also shows at once that the bucket exists and can be read
     if existing is not None and not overwrite:
         watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
-    directory = Path(work) if work is not None else default_work(remote)
+    directory = Path(work) if work is not None else _default_work(remote)
     result = _convert(convert, directory, overwrite)
     if dry_run:
         return replace(result, output=str(remote.url))

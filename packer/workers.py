@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, TypeVar
 from cache.errors import SourceError, WorkerError
 from cache.messages import Counter, Watcher
 
-__all__ = ["Counters", "InlineExecutor", "open_executor", "run_shards", "without_gc"]
+__all__ = ["run_shards", "without_gc"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _ALLOCATIONS = 100_000
 _counters: Any = None
 
 
-class Counters:
+class _Counters:
     """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
 
     def __init__(self, array: Any) -> None:
@@ -65,7 +65,7 @@ class _ShardCounter:
         return bool(self._array[0])
 
 
-class InlineExecutor(Executor):
+class _InlineExecutor(Executor):
     """Runs each task at once in this process: for a single worker, and for debugging."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -79,7 +79,7 @@ class InlineExecutor(Executor):
         return future
 
 
-def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, Counters]:
+def _open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, _Counters]:
     """An executor with `workers` processes (1: this one) and the counters its tasks report to.
 
     Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
@@ -95,15 +95,15 @@ def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tup
             else:
                 array = context.RawArray(ctypes.c_uint64, numbers)
             pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(array, os.getpid()))
-            return pool, Counters(array)
+            return pool, _Counters(array)
         except (OSError, ImportError) as error:  # ImportError: a system without semaphores
             note(
                 f"worker processes need a writable /dev/shm ({error}), so this process does all the work; mount "
                 f"a tmpfs there, or pass workers=1 to confirm this"
             )
-    counters = Counters((ctypes.c_uint64 * numbers)())
+    counters = _Counters((ctypes.c_uint64 * numbers)())
     _share(counters.array)
-    return InlineExecutor(), counters
+    return _InlineExecutor(), counters
 
 
 def run_shards(
@@ -126,8 +126,8 @@ def run_shards(
     """
     if count == 0:
         return []
-    executor, counters = open_executor(min(workers, count), count, watcher.note)
-    inline = isinstance(executor, InlineExecutor)
+    executor, counters = _open_executor(min(workers, count), count, watcher.note)
+    inline = isinstance(executor, _InlineExecutor)
     futures: list[Future[R]] = []
     try:
         if not inline:

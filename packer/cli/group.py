@@ -23,7 +23,7 @@ from cache.messages import printable
 from packer import __version__
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
 
-__all__ = ["cli", "learn_flags", "message_of", "run", "with_flags"]
+__all__ = ["cli", "run", "with_flags"]
 
 # Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
@@ -66,7 +66,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         found = super().resolve_command(ctx, args)
-        learn_flags(found[1])
+        _learn_flags(found[1])
         started()
         return found
 
@@ -113,7 +113,7 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
-        message = with_flags(message_of(error))
+        message = with_flags(_message_of(error))
         if type(error) is ValueError:  # an argument that the library rejects
             return _fail("UsageError", message, 2, as_json)
         return _fail(type(error).__name__, message, 1, as_json)
@@ -141,7 +141,7 @@ def _usage_text(error: click.ClickException) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def message_of(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """One message for an error: what, where, what to do."""
     if isinstance(error, PackerError):
         return str(error) or type(error).__name__
@@ -176,10 +176,10 @@ _ARGUMENT = re.compile(r"\b([a-z][a-z_]*)=('[^']*'|[A-Za-z0-9_]+)")
 _flags: dict[str, str] = {}
 
 
-def learn_flags(command: click.Command | None) -> None:
+def _learn_flags(command: click.Command | None) -> None:
     """Remember the options of a command and its subcommands."""
     for part in command.commands.values() if isinstance(command, click.Group) else ():
-        learn_flags(part)
+        _learn_flags(part)
     for option in command.params if command is not None else ():
         if isinstance(option, click.Option):
             _flags[str(option.name)] = max(option.opts, key=len)

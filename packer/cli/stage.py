@@ -32,7 +32,7 @@ from packer.cli.text import (
 )
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
-__all__ = ["command", "copies_lines"]
+__all__ = ["command"]
 
 
 class _Stage(click.Group):
@@ -183,7 +183,7 @@ def _stage_and_run(
 def _ls(target: str | None, as_json: bool) -> None:
     """List the staged copies of this node."""
     copies = staged_copies(target)
-    show_result(copies, as_json, lambda: copies_lines(copies) or ["no staged copies"])
+    show_result(copies, as_json, lambda: _copies_lines(copies) or ["no staged copies"])
 
 
 @command.command("clean")
@@ -198,7 +198,7 @@ def _clean(dataset: str | None, target: str | None, dry_run: bool, as_json: bool
     show_result(result, as_json, lambda: _cleaned(result, "would remove" if dry_run else "removed"))
 
 
-def copies_lines(copies: list[StagedCopy]) -> list[str]:
+def _copies_lines(copies: list[StagedCopy]) -> list[str]:
     """The copies as lines, one each."""
     return [
         f"{human_bytes(copy.bytes):>8s} of {human_bytes(copy.wanted_bytes):8s} {_use(copy):13s}  "

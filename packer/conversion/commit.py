@@ -28,12 +28,7 @@ from packer.sources.base import SourceListing
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE
 
-__all__ = [
-    "ReplacedSet",
-    "commit",
-    "replaced_set",
-    "write_dataset_info",
-]
+__all__ = ["commit", "replaced_set", "write_dataset_info"]
 
 _MOST_NAMES = 5
 
@@ -90,7 +85,7 @@ def _move_up(work: Folder, place: Folder, name: str) -> None:
 
 
 @output_errors()
-def replaced_set(journal: Journal) -> ReplacedSet | None:
+def replaced_set(journal: Journal) -> _ReplacedSet | None:
     """The set that this conversion replaces, or has begun to; None where there is none.
 
     Raises OutputError where its dataset.json cannot be read, or names what may not be removed.
@@ -98,7 +93,7 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
     for where in (journal.out, journal.folder / REPLACED_FOLDER):
         if os.path.lexists(where / DATASET_FILE):
             try:
-                return ReplacedSet(journal.place, read_dataset_info(where))
+                return _ReplacedSet(journal.place, read_dataset_info(where))
             except DatasetError as error:
                 raise OutputError(
                     f"{error}. So it is unknown what overwrite=True would remove; repair the set with  "
@@ -111,7 +106,7 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
     return None
 
 
-class ReplacedSet:
+class _ReplacedSet:
     """The parts of the set in `place`. kept: shards that stay, because packer did not write them."""
 
     def __init__(self, place: Folder, info: DatasetInfo) -> None:

@@ -36,16 +36,7 @@ from readers.shrink import shrunk
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "Prepared",
-    "adopted_image",
-    "check_image",
-    "decode_fully",
-    "prepare_image",
-    "reencode",
-    "remarks_of",
-    "target_size",
-]
+__all__ = ["adopted_image", "check_image", "decode_fully", "prepare_image", "reencode", "remarks_of"]
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
 # The warning about a number of images, of which the first is named.
@@ -65,7 +56,7 @@ _RAW_EXIF = "Raw profile type exif"
 _PROFILE_SPACE = slice(16, 20)
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """The bytes to pack, their header, the file name that fits them, and remarks: their kinds."""
 
     image: Buffer
@@ -74,15 +65,15 @@ class Prepared(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> Prepared:
+def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> _Prepared:
     """Check an image, and re-encode it as `options` say. key: of its sample. Raises BadSampleError."""
     header, remarks = check_image(image, options.decode)
     if options.check == "decode":
         decode_fully(image, options.decode)
     if options.reencode is None:
-        return Prepared(image, header, name, remarks)
+        return _Prepared(image, header, name, remarks)
     made, header, name = reencode(image, header, name, key, options.reencode)
-    return Prepared(made, header, name, remarks if made is image else ())
+    return _Prepared(made, header, name, remarks if made is image else ())
 
 
 def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...]]:
@@ -153,7 +144,7 @@ def decode_fully(image: Buffer, decode: str) -> None:
         raise BadSampleError(f"does not decode: {error}") from error
 
 
-def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
+def _target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
     """(width, height) after resizing; never larger than before, and never 0."""
     if options.max_side is not None:
         factor = options.max_side / max(width, height)
@@ -172,7 +163,7 @@ def reencode(
     key: of its sample. Raises BadSampleError.
     """
     height, width = upright_size(header.height, header.width, header.orientation)
-    size = target_size(width, height, options)
+    size = _target_size(width, height, options)
     kept = header.media if header.media in _PILLOW else "png"
     codec = kept if options.codec == "keep" else options.codec
     resizes = size != (width, height)

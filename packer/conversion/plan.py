@@ -123,10 +123,9 @@ class ConvertOptions:
 
 
 class PlannedShard(NamedTuple):
-    """One shard: its split, its position there, file name, and the samples it takes (indices into the listing)."""
+    """One shard: its split, file name, and the samples in it (indices into the listing)."""
 
     split: str
-    number: int
     name: str
     indices: npt.NDArray[np.int64] | range
     source_bytes: int
@@ -172,7 +171,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]
-            shards.append(PlannedShard(split, number, name, indices, int(sizes[first:stop].sum())))
+            shards.append(PlannedShard(split, name, indices, int(sizes[first:stop].sum())))
     return Plan(tuple(shards), specs, _fingerprint(listing, options))
 
 
