@@ -68,7 +68,7 @@ def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
     adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
     assert {path.name: path.stat().st_mtime_ns for path in packed.iterdir()} == before, "the shards' folder has changed"
     assert (adopted / "train-000000.tar").is_symlink()
-    # What the set beside the shards knows is kept: shards do not carry the folder of the tree.
+    # What the set of the shards knows is kept: shards do not carry the folder of the tree.
     with readers.open(adopted, "val") as reader:
         assert reader.classes == ("cat", "dog", "owl")
         assert reader.split_info.root == "val"

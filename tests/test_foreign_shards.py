@@ -299,7 +299,7 @@ def test_names_that_lead_out_or_occur_twice(tmp_path: Path) -> None:
     [
         (b"", "no samples"),
         (b"short", "ends inside the record at byte 0: truncated"),
-        (b"not a record at all", "the record at byte 0 has a wrong length checksum: damaged, or no TFRecord"),
+        (b"not a record at all", "the record at byte 0 has a wrong length checksum: damaged, or not a TFRecord"),
         (TFRECORD[:-3], "truncated"),
         (TFRECORD + b"\0" * 5, "ends inside the record at byte"),
         (record(b"\xff" * 40), "record 0 at byte 0: "),

@@ -1,4 +1,4 @@
-"""The three formats: the suite of `suites.formats`, and the lies that each format alone can tell."""
+"""The formats that packer writes: the suite of `suites.formats`, and false claims in files of each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BLOCK = 512
 
 
 def block(name: bytes, size: bytes | int, kind: bytes = b"0") -> bytes:
-    """A tar header with a right checksum, whatever it claims. size: the 12 bytes of the field, or a number."""
+    """A tar header with a right checksum. size: the 12 bytes of the field, or a number."""
     field = b"%011o\0" % size if isinstance(size, int) else size.ljust(12, b"\0")
     head = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind
     head += bytes(100) + b"ustar\x0000" + bytes(247)
@@ -84,7 +84,7 @@ class TestTar(FormatSuite):
             file.write(member(b"b.jpg", b"second") + member(b"c.jpg", JPEG) + bytes(2 * BLOCK))
         return path, {"b": b"second", "c": JPEG}
 
-    def found_after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
+    def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         """One whole block of zeros after the last member is an end that every tar program takes."""
         last = max(at + n for found in truth for at, n in found.ranges.values())
         end = len(data[: last + -last % BLOCK]) + BLOCK
@@ -116,13 +116,13 @@ class TestTar(FormatSuite):
             (b"\x80" + (1 << 80).to_bytes(11, "big"), "impossible number"),
             (b"\xff" * 12, "impossible number"),  # -1
             (b"\xff" * 10 + b"\xfc\x00", "impossible number"),  # -1024
-            (b"-0000000001", "no octal number"),
-            (b"-0000002000", "no octal number"),  # would lead back to this very header
-            (b"+0000000010", "no octal number"),
-            (b"0o000000010", "no octal number"),
-            (b"00000_00010", "no octal number"),
-            (b"00000000089", "no octal number"),
-            (b"12345 54321", "no octal number"),
+            (b"-0000000001", "not an octal number"),
+            (b"-0000002000", "not an octal number"),  # would lead back to this very header
+            (b"+0000000010", "not an octal number"),
+            (b"0o000000010", "not an octal number"),
+            (b"00000_00010", "not an octal number"),
+            (b"00000000089", "not an octal number"),
+            (b"12345 54321", "not an octal number"),
         ],
     )
     def test_lying_sizes(self, tmp_path: Path, size: bytes, match: str) -> None:
@@ -224,7 +224,7 @@ class TestTar(FormatSuite):
     )
     def test_name_members_that_are_none(self, tmp_path: Path, content: bytes) -> None:
         data = member(b"a.__name__", content) + member(b"a.jpg", b"x")
-        self.refused(self.hostile(tmp_path, data), "is no name|too large for a name")
+        self.refused(self.hostile(tmp_path, data), "is not a name|too large for a name")
 
     def test_stems_are_distinct_short_and_split_at_their_only_dot(self) -> None:
         keys = {*KEYS, *LOOKALIKES, *(f"{key}/x" for key in KEYS)}
@@ -282,7 +282,7 @@ class TestTFRecord(FormatSuite):
         assert offset > 5 * GIB and read_range(path, (offset, 6)) == b"second"
         path.unlink()
 
-    def found_after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
+    def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         """A file that ends between two records is a shorter file, as for every TFRecord reader."""
         ends, position = {0: 0}, 0
         for count in range(1, len(truth) + 1):
@@ -291,7 +291,7 @@ class TestTFRecord(FormatSuite):
         return truth[: ends[size]] if size in ends else None
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
-        """Harmless without check_payload: features nobody asks for, and the checksum of the data."""
+        """Harmless without check_payload: features that are not read, and the checksum of the data."""
         noticed, position = set[int](), 0
         for found in truth:
             length = struct.unpack_from("<Q", data, position)[0]
@@ -431,11 +431,11 @@ class TestHdf5(FormatSuite):
         assert [found.ranges["image"][0] for found in self.locate(path)] == offsets, "finish() and locate differ"
         return path, {"b": b"second", "c": JPEG}
 
-    def found_after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
+    def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         return None
 
     def flips(self, data: bytes) -> Iterable[int]:
-        """Most of a small file is unused space: take what is not zero, and what is beside it."""
+        """Most of a small file is unused space: take what is not zero, and its neighbours."""
         assert b"GCOL" not in data, "a global heap: one flipped bit in it makes the HDF5 library loop for ever"
         used = {i for i, byte in enumerate(data) if byte}
         return sorted({j for i in used for j in (i - 1, i, i + 1) if 0 <= j < len(data)})

@@ -34,7 +34,7 @@ from cache.errors import PackerError, SourceError
 NAMES = ("a/1.jpg", "a/2.jpg", "b/3.jpg", "b/notes.txt")
 MEMORY_BYTES = 1 << 30
 ENDS = ("packed", "refused")
-SECRET = b"nobody asked for this"
+SECRET = b"bytes of another file"
 JPEGS = [np.frombuffer(make_jpeg(seed), np.uint8) for seed in range(4)]
 
 

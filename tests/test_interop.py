@@ -1,4 +1,4 @@
-"""Other programs read our shards, and we adopt theirs: GNU tar, tarfile, webdataset, tfrecord, protobuf and h5py."""
+"""Other programs read packer's shards, which adopts theirs: GNU tar, tarfile, webdataset, tfrecord, protobuf, h5py."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_webdataset_reads_ours(packed: Callable[[str], Path], tree: Path) -> Non
 
 
 def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
-    """Keys that webdataset would split or skip arrive under a stem of their own; the real key is beside it."""
+    """Keys that webdataset would split or skip arrive under another stem; the real key is in a member of its own."""
     path, samples = tricky_shard(tmp_path, "tar")
     read = read_with_webdataset([str(path)])
     assert len(read) == len(samples), "webdataset drops samples, or mixes them"
@@ -158,8 +158,8 @@ def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
 
 
 @needs_tar
-def test_what_a_shard_says_of_its_set_is_seen_by_no_reader(packed: Callable[[str], Path]) -> None:
-    """It stands behind the end of the archive; only a tar that is told to read on finds it, and it is a member then."""
+def test_readers_of_samples_do_not_see_the_record_of_the_set(packed: Callable[[str], Path]) -> None:
+    """It stands behind the end of the archive; only a tar with -i reads on and finds it, and it is a member then."""
     shard = shards(packed("tar"), "train")[0]
     names = tar("tf", shard).splitlines()
     assert "__packer__" not in names
@@ -322,7 +322,7 @@ def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
 
 # --- HDF5 ---------------------------------------------------------------------------------------------------------
 def test_h5py_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
-    """The reading code that the format's documentation promises: no package of ours."""
+    """The reading code that the format's documentation promises: with h5py alone."""
     seen = {}
     for shard in shards(packed("hdf5"), "train"):
         with h5py.File(shard) as file:

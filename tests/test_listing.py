@@ -1,4 +1,4 @@
-"""Listing a tree: the same answer from one process and from several, whatever becomes of them."""
+"""Listing a tree: the same answer from one process and from several, also where they die."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def children() -> set[str]:
 
 
 def test_an_interrupt_leaves_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answers of these children do not fit a pipe, so they are writing when nobody reads any more."""
+    """The answers of these children do not fit a pipe, so they are writing when reading ends."""
     monkeypatch.setattr(readers.examine, "_FEWEST_FILES", 20_000)
     before = children()
     groups = [FolderFiles(str(tmp_path), [str(i) for i in range(60_000)])]

@@ -133,7 +133,7 @@ def test_labels(tmp_path: Path) -> None:
         (part(image(1, b"i", flag=5)), "has 5 labels, expected one"),
     ],
 )
-def test_files_that_lie_are_refused_by_both_commands(tmp_path: Path, data: bytes, match: str) -> None:
+def test_false_claims_are_refused_by_both_commands(tmp_path: Path, data: bytes, match: str) -> None:
     shard = write(tmp_path / "x.rec", [data], index=False)
     with pytest.raises(FormatError, match=match):
         packer.index([shard], workers=1)
@@ -154,7 +154,7 @@ def test_files_that_lie_are_refused_by_both_commands(tmp_path: Path, data: bytes
         (b"0\t" + b"9" * 5000, "line 1 is"),
     ],
 )
-def test_an_idx_that_lies_is_named(tmp_path: Path, index: bytes, match: str) -> None:
+def test_a_false_idx_is_named(tmp_path: Path, index: bytes, match: str) -> None:
     shard = write(tmp_path / "x.rec", records())
     (tmp_path / "x.idx").write_bytes(index)
     with pytest.raises(FormatError, match=match):

@@ -201,7 +201,7 @@ def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
         "__MACOSX/a/1.jpg": "metadata of macOS",
         "a/pipe.jpg": "a named pipe",
         "a/null.jpg": "a device",
-        "label": "no file (tar type 'V')",
+        "label": "not a file (tar type 'V')",
     }
     with pytest.raises(SourceError, match=r"no files found; 1 left out, such as '/x\.jpg': an absolute name"):
         listed(write(tmp_path / "y.tar", tar_of(("/x.jpg", PICTURES[0]))))
@@ -403,5 +403,5 @@ def test_bombs_in_a_zip(tmp_path: Path) -> None:
 def test_truncated_zips(tmp_path: Path) -> None:
     whole = zip_of(ONE, TWO)
     for cut in (0, 1, 4, 30, len(whole) // 2, entries(whole)[1], len(whole) - 23, len(whole) - 1):
-        with pytest.raises(SourceError, match=r"x\.zip: no zip archive, or truncated"):
+        with pytest.raises(SourceError, match=r"x\.zip: not a zip archive, or truncated"):
             listed(write(tmp_path / "x.zip", whole[:cut]))

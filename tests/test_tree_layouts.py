@@ -43,13 +43,13 @@ CASES = {
     "COCO, images alone": (("val2017/1.jpg",), "COCO", "packer convert {root}/val2017 --split val;"),
     "VOC": (VOC, "Pascal VOC", "packer convert {root}/JPEGImages;"),
     "VOC in its kit": (tuple(f"VOCdevkit/VOC2012/{n}" for n in VOC), "VOC", "{root}/VOCdevkit/VOC2012/JPEGImages;"),
-    "YOLO": (YOLO, "'images' lies beside 'labels'", "packer convert {root}/images;"),
+    "YOLO": (YOLO, "'images' is next to 'labels'", "packer convert {root}/images;"),
     "YOLO in splits": (
         ("train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg", "valid/labels/2.txt"),
-        "'images' lies beside 'labels'",
+        "'images' is next to 'labels'",
         "packer convert {root}/train/images;",
     ),
-    "masks": (("set/images/1.jpg", "set/masks/1.png"), "'images' lies beside 'masks'", "{root}/set/images;"),
+    "masks": (("set/images/1.jpg", "set/masks/1.png"), "'images' is next to 'masks'", "{root}/set/images;"),
     "Tiny ImageNet": (TINY, "Tiny ImageNet", "packer convert {root}/train --split train;"),
 }
 

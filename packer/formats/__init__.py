@@ -1,4 +1,4 @@
-"""The container formats: a registry of entries, each of them one file. Importing this loads none of these.
+"""The container formats: a registry of entries, each implemented by one module, which is loaded on use.
 
 Another package adds a format through the entry point `packer.formats` (see `packer.registry`).
 """
@@ -34,10 +34,10 @@ _GZIP = b"\x1f\x8b"
 class FormatEntry(Entry):
     """A container format.
 
-    aliases: what people call it otherwise.
-    name_part: is in the names of its files, which need not end in a suffix.
-    without_suffix: whether a file without any suffix is taken for one, where its content says nothing.
-    may_be: whether a file that is only called like these could be one, by its first bytes.
+    aliases: other names of it.
+    name_part: a part of the names of its files, which need not end in a suffix.
+    without_suffix: whether a file without any suffix is taken for one, where its content is not recognised.
+    may_be: whether a file that has only the name of one could be one, by its first bytes.
     writes: whether `packer convert` can write it.
     """
 
@@ -126,9 +126,9 @@ def format_aliases() -> str:
 
 
 def format_of_file(path: Path) -> Format:
-    """The format of a shard, by its content, and where that says nothing, by its name.
+    """The format of a shard, by its content, and where that is not recognised, by its name.
 
-    Raises FormatError where it is none that we know, and says what it is where that is plain.
+    Raises FormatError for an unknown format, and NotFlatError for a compressed file.
     """
     with Window(path) as window:
         head = window.read(0, min(HEAD_BYTES, window.size))
@@ -145,12 +145,12 @@ def format_of_file(path: Path) -> Format:
 
 
 def format_of_head(head: bytes, name: str) -> FormatEntry | None:
-    """The format of a file that begins with `head` and is called `name`; None for none that is known."""
+    """The format of a file that begins with `head` and is called `name`; None for an unknown one."""
     found = REGISTRY.of_content(head)
     if found is not None:
         return found
     for entry in REGISTRY:
-        called_so = entry.is_name(name) or (entry.without_suffix and "." not in name)
-        if called_so and (entry.may_be is None or entry.may_be(head)):
+        named_so = entry.is_name(name) or (entry.without_suffix and "." not in name)
+        if named_so and (entry.may_be is None or entry.may_be(head)):
             return entry
     return None

@@ -1,17 +1,18 @@
-"""What a format promises: it locates the samples of a shard that anybody wrote, and, most of them, writes shards.
+"""What a format promises: it locates the samples of any shard, and most formats write shards, too.
 
-The law, tested for each format that writes: what the writer says it wrote is what `locate` finds in the file, and
-reading a range gives the payload. That is why shards can be adopted without a copy and any index can be rebuilt.
+The law, tested for each format that writes: what the writer reports is what `locate` finds in the file, and reading a
+range gives the payload. So shards can be adopted without a copy, and any index can be rebuilt.
 
 `locate` is the one place where a foreign layout is understood: `packer index` adopts what it finds, and `packer
 convert` packs it (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion asks
 with `lenient`, which also finds what has no flat byte range.
 
-A format is one file with one subclass of `Format`, and an entry in the registry of `packer.formats`.
+A format is a module with one subclass of `Format`, and an entry in the registry of `packer.formats`.
 """
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from cache.errors import BadNameError, FormatError
 from packer.formats.files import Window
@@ -42,6 +46,7 @@ __all__ = [
     "is_field",
     "key_by_number",
     "locate_options",
+    "png_of",
     "without_offset",
 ]
 
@@ -77,7 +82,7 @@ class PackedSample(NamedTuple):
 
 
 class Payloads:
-    """Where the payloads of a field lie in a shard, and their CRC32C: an entry a sample; ABSENT, 0 and 0 for none."""
+    """Offset, length and CRC32C of the payloads of a field: an entry a sample; ABSENT, 0 and 0 for none."""
 
     __slots__ = ("crc32c", "length", "offset")
 
@@ -107,7 +112,7 @@ class Located(NamedTuple):
     fault: why the sample cannot be read, under `lenient`.
     left_out: why what `key` names in the file is not a sample, under `lenient`.
     place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
-    it, and about how many bytes it has.
+    it, and its approximate size.
     """
 
     key: str
@@ -155,7 +160,7 @@ def without_offset(stored: int, options: LocateOptions) -> int:
 
 
 def is_field(name: str) -> bool:
-    """Whether what a foreign shard calls a field can be the name of one in every container."""
+    """Whether the name that a foreign shard gives a field can be the name of one in every container."""
     try:
         return FieldName(name) == name.lower()
     except BadNameError:
@@ -202,16 +207,27 @@ class Arena:
         return self._block[start : start + size]
 
 
+def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """8-bit pixels [height, width] or [height, width, channels] as PNG, which is lossless."""
+    from PIL import Image
+
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    memory = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(memory, "PNG")
+    return memory.getvalue()
+
+
 class ShardWriter(Protocol):
     """Writes one shard. Payloads given to `add` must stay valid and unchanged until `flush` or `finish` returns."""
 
     def add(self, sample: PackedSample) -> None: ...
 
     def flush(self) -> None:
-        """Hand everything added so far to the operating system."""
+        """Write everything added so far."""
 
     def finish(self) -> WrittenShard:
-        """Complete the file, have it on the disk (fsync), and close it."""
+        """Complete the file, sync it to the disk, and close it."""
 
     def abort(self) -> None:
         """Close and remove the unfinished file."""
@@ -225,13 +241,13 @@ class PlaceReader(Protocol):
 
 
 class Format(ABC):
-    """One container format. Only `locate` has to be there; what can be written has `shard_name` and `open_writer`."""
+    """One container format. `locate` is required; a format that can be written has `shard_name` and `open_writer`."""
 
     name: str
     exports: ClassVar[Mapping[str, str]] = {}
-    """What other libraries call the index that they want of such a shard: target -> its suffix."""
+    """The index files that other libraries read for such shards: target -> suffix."""
     unindexed: ClassVar[Mapping[str, str]] = {}
-    """What to do for targets that read such shards without an index."""
+    """Targets that read such shards without an index: target -> how."""
 
     @abstractmethod
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
@@ -250,20 +266,20 @@ class Format(ABC):
         return None
 
     def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
-        """The splits that a file made elsewhere names for its samples; none: it is one split, whatever it is called."""
+        """The splits that a file made elsewhere names for its samples; () where it names none."""
         return ()
 
     def index_head(self, target: str, samples: int) -> str:
-        """What stands above the lines of an index for `target`."""
+        """The lines that precede those of the samples in an index for `target`."""
         return ""
 
     def index_lines(self, target: str, window: Window) -> Iterator[str]:
-        """A line for each sample, of an index for one of `exports`. Raises FormatError where it cannot be spelled."""
+        """A line for each sample, of an index for one of `exports`. Raises FormatError where it cannot be written."""
         raise FormatError(f"{window.path}: {target} has no index of {self.name} shards")
 
     def open_places(self, path: Path) -> AbstractContextManager[PlaceReader]:
         """A reader of the images that `locate` gave with a place."""
-        raise FormatError(f"{path}: {self.name} has no samples but flat ones")
+        raise FormatError(f"{path}: {self.name} has flat samples only")
 
 
 class WalkedFormat(Format):

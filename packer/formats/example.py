@@ -6,7 +6,7 @@
     *List    { repeated value = 1 }                      int64 values packed or not
 
 (tensorflow/core/example/{example,feature}.proto; the wire format is that of protobuf's encoding guide.) A length-
-delimited value is one byte range of the record, which is how a sample in a TFRecord has a flat address.
+delimited value is one byte range of the record, so a sample in a TFRecord has a flat address.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Feature(NamedTuple):
 def walk(data: memoryview) -> dict[str, Feature]:
     """Every feature of a serialised Example. The last of a repeated name wins, as in protobuf maps.
 
-    Raises FormatError where the bytes are no Example.
+    Raises FormatError where the bytes are not an Example.
     """
     found: dict[str, Feature] = {}
     for number, wire, start, stop in _fields(data, 0, len(data)):

@@ -87,7 +87,7 @@ class Window:
 class GatherFile:
     """A new file at `path` (which must not exist), written from position `start` on.
 
-    position: where the next piece will lie. checksum: of the file, kept by whoever appends.
+    position: offset of the next piece. checksum: of the file; the caller of `append` updates it.
     """
 
     __slots__ = ("_announced", "_bytes", "_pieces", "checksum", "descriptor", "path", "position")
@@ -112,7 +112,7 @@ class GatherFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is queued, forget it."""
+        """Write what is queued."""
         pieces = self._pieces
         if not pieces:
             return
@@ -137,7 +137,7 @@ class GatherFile:
             pieces = [memoryview(pieces[0])[written:], *pieces[1:]]
 
     def sync_and_close(self) -> None:
-        """Flush, have the file on the disk, close it."""
+        """Flush the file, sync it to the disk, and close it."""
         self.flush()
         sync_file(self.descriptor)
         self.close()

@@ -1,6 +1,6 @@
-"""HDF5 files made elsewhere: how images are stored in them, and what is known of each.
+"""HDF5 files made elsewhere: how they store images, labels and names.
 
-    ranges        1-D uint8 with all encoded images, beside it "offsets" (n + 1, or n), and for n offsets "lengths"
+    ranges        1-D uint8 with all encoded images; in its group "offsets" (n + 1, or n), and for n offsets "lengths"
     elements      1-D variable-length uint8, an encoded image each
     pixels        uint8 [n, H, W], [n, H, W, C] or [n, C, H, W] with C of 1, 3 or 4: raw pixels
     items         a data set for each image: 1-D uint8 or an opaque scalar with an encoded one, or pixels [H, W, C]
@@ -9,9 +9,9 @@
 reads, and raw pixels become PNG. The data set of all images is named by `image_key`, or has one of IMAGE_NAMES, or is
 the only one of a fitting type. Top-level groups that are called like splits are the splits.
 
-Labels: a data set of n whole numbers beside the images, or in the group above. Of items: their attribute "label", or
-such a data set for the items in the order of their names (by number where all names are numbers), or else their groups,
-as if these were the folders of an image tree. Keys and names: a data set of n distinct strings, where there is one.
+Labels: a data set of n whole numbers in the group of the images, or in its parent. Of items: their attribute "label",
+or such a data set for the items in the order of their names (by number where all names are numbers), or else their
+groups, as if these were the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
 """
 
 from __future__ import annotations
@@ -155,11 +155,11 @@ def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None
         if not options.lenient:
             raise
         check_claim(images, path)
-    offsets, lengths_table = _table_beside(images, OFFSET_NAMES), _table_beside(images, LENGTH_NAMES)
+    offsets, lengths_table = _table_near(images, OFFSET_NAMES), _table_near(images, LENGTH_NAMES)
     if offsets is None:
         raise FormatError(
-            f"{path}: {images.name} has no table of offsets beside it (one of {', '.join(OFFSET_NAMES)}), so the "
-            f"images in it cannot be told apart"
+            f"{path}: {images.name} has no table of offsets in its group (one of {', '.join(OFFSET_NAMES)}), so the "
+            f"images in it cannot be separated"
         )
     starts = read_table(offsets, path).astype(np.uint64)
     size = np.uint64(images.shape[0])
@@ -189,21 +189,21 @@ def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, li
     return None, [(i,) for i in range(n)], [share] * n
 
 
-def _table_beside(images: Any, names: tuple[str, ...]) -> Any:
+def _table_near(images: Any, names: tuple[str, ...]) -> Any:
     """A one-dimensional data set with one of these names in the same group as `images`."""
     found = (images.parent.get(name) for name in names)
     return next((item for item in found if isinstance(item, h5py.Dataset) and item.ndim == 1), None)
 
 
 def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list[int]:
-    """n labels, of the data set that was named, or one beside the images, or one in `group`; else NO_LABEL."""
+    """n labels, of the named data set, or one in the group of the images, or one in `group`; else NO_LABEL."""
     file, path = images.file, Path(images.file.filename)
     if options.label_key:
         table = group.get(options.label_key)
         if not isinstance(table, h5py.Dataset):
             raise FormatError(f"{path}: no data set {options.label_key!r}; it has {_listed(file)}")
     else:
-        table = _table_beside(images, LABEL_NAMES)
+        table = _table_near(images, LABEL_NAMES)
         if table is None:
             found = (group.get(name) for name in LABEL_NAMES)
             table = next((item for item in found if isinstance(item, h5py.Dataset)), None)
@@ -221,7 +221,7 @@ def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list
 
 def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
     """Keys and file names of n samples, from the file where it has distinct ones."""
-    table = _table_beside(images, KEY_NAMES)
+    table = _table_near(images, KEY_NAMES)
     if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:
         check_claim(table, path)
         names = read_strings(table)
@@ -322,8 +322,8 @@ def _item_labels(items: Sequence[Any], group: Any, path: Path, options: LocateOp
             NO_LABEL if value is None else without_offset(_whole_number(value, item, path), options)
             for value, item in zip(found, items, strict=True)
         ]
-    for beside in (group, group.parent):
-        labels = _labels_for(items[0], beside, len(items), options)
+    for parent in (group, group.parent):
+        labels = _labels_for(items[0], parent, len(items), options)
         if any(label != NO_LABEL for label in labels):
             return labels
     return None

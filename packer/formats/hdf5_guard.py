@@ -9,7 +9,6 @@ and reads the small tables in their groups and the images that are not flat.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError, FormatError, NotFlatError, PackerError
+from packer.formats.base import png_of
 
 __all__ = [
     "Hdf5Places",
@@ -189,7 +189,7 @@ class Hdf5Places:
         try:
             if layout == "item":
                 value = np.asarray(self._data_set(name)[()])
-                return _png(value) if value.ndim == 3 else value.tobytes()
+                return png_of(value) if value.ndim == 3 else value.tobytes()
             data = self._data_sets.get(name)
             if data is None:
                 data = self._data_sets[name] = self._data_set(name)
@@ -198,7 +198,7 @@ class Hdf5Places:
             array = data[where[0]]
             if layout == "elements":
                 return bytes(array.tobytes())
-            return _png(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
+            return png_of(np.moveaxis(array, 0, -1) if layout == "pixels-first" else array)
         except PackerError:
             raise
         except _DAMAGED as error:
@@ -209,14 +209,3 @@ class Hdf5Places:
         if elsewhere := _elsewhere(data, self._path):
             raise NotFlatError(elsewhere)
         return data
-
-
-def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """8-bit pixels [height, width] or [height, width, channels] as PNG, which is lossless."""
-    from PIL import Image
-
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
-    memory = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(memory, "PNG")
-    return memory.getvalue()

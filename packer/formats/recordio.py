@@ -5,8 +5,8 @@
     data     u32le flag · f32le label · u64le id · u64le id2 · flag × f32le labels · image    (mxnet.recordio.IRHeader)
     x.idx    a line a record: its number, a tab, the byte it begins at
 
-A sample is called by the number of its record. A record in parts has no flat byte range, since the magic number was
-taken out of its data; it can be converted. The .idx is not needed; one that says otherwise than the .rec is an error.
+The key of a sample is the number of its record. A record in parts has no flat byte range, since the magic number was
+taken out of its data; it can be converted. The .idx is not needed; one that differs from the .rec is an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RecordIOFormat(WalkedFormat):
             if known is not None and position not in known:
                 raise FormatError(
                     f"{window.path}: the record at byte {position} is not in {window.path.with_suffix('.idx').name}: "
-                    f"one of the two is damaged, or of another file; move the .idx away to go by the .rec alone"
+                    f"one of the two is damaged, or of another file; move the .idx away to use the .rec alone"
                 )
             parts = _parts(window, position)
             start, length = parts[0]
@@ -74,12 +74,12 @@ class RecordIOFormat(WalkedFormat):
             )
 
     @contextmanager
-    def open_places(self, path: Path) -> Iterator[_Places]:
+    def open_places(self, path: Path) -> Iterator[_PartsReader]:
         with Window(path) as window:
-            yield _Places(window)
+            yield _PartsReader(window)
 
 
-class _Places:
+class _PartsReader:
     """Reads records that are in parts; a place is the byte a record begins at, and how long its header is."""
 
     def __init__(self, window: Window) -> None:
@@ -154,7 +154,7 @@ def _header(data: bytes, size: int, where: str) -> tuple[int, int]:
 
 
 def _positions(records: Window) -> set[int] | None:
-    """Where the records begin by the .idx beside a .rec; None where there is none."""
+    """Where the records begin according to the .idx of a .rec; None without an .idx."""
     index = records.path.with_suffix(".idx")
     if not index.is_file():
         return None

@@ -8,15 +8,15 @@
 
 WebDataset splits a name at the first dot of its last component, so a stem must have no dot there; blanks would
 break DALI's index, and names over 100 bytes need header extensions that several readers lack. Such a key gets a
-stem of its own (percent-escaped, or its BLAKE2b hash) and a `__name__` member that tells the real one. A file whose
+stem of its own (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the real one. A file whose
 name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt. Behind
-the end of the archive stands what the shard says of its set, where no reader of samples looks:
+the end of the archive, where no reader of samples looks, is a record of the set that the shard belongs to:
 
     … members · two blocks of zeros · header of "__packer__" · the record · zeros up to a full tar record
 
 Tar programs stop at the zeros. The record has two lines: a JSON object with split, fields, classes, label_offset and
 shards (how many the split has); and {"crc32c": "0a1b2c3d", "position": 12345}, the CRC32C of the first and the byte at
-which the header is, so that a shard in which another shard is a member is not taken for that one.
+which the header is, so that a shard which has another shard as a member is not taken for that one.
 """
 
 from __future__ import annotations
@@ -265,13 +265,13 @@ def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
 
 
 class _Group:
-    """The members of one sample. Labels and names are read as they come, since a stream cannot go back."""
+    """The members of one sample. Labels and names are read in passing, since a stream cannot be rewound."""
 
     def __init__(self, stem: str, window: Window, options: LocateOptions) -> None:
         self.stem, self.members = stem, dict[str, Member]()
         self._window, self._options = window, options
         self._label, self._key = NO_LABEL, stem
-        self._names: dict[str, str] | None = None  # of a sample that says them
+        self._names: dict[str, str] | None = None  # of a sample with a `__name__` member
 
     def add(self, member: Member, extension: str) -> None:
         if extension in self.members:
@@ -336,7 +336,7 @@ def _read_name(window: Window, member: Member) -> tuple[str, dict[str, str]]:
         if not all(map(_is_utf8, (key, *names.values()))):
             raise ValueError("key and names must be encodable as UTF-8")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{window.path}: {member.name!r} at byte {member.offset} is no name: {error}") from error
+        raise FormatError(f"{window.path}: {member.name!r} at byte {member.offset} is not a name: {error}") from error
     return key, names
 
 
@@ -357,7 +357,7 @@ def _end_with_record(position: int, spec: ShardSpec) -> bytes:
 
 
 def _read_record(path: Path) -> ShardSpec | None:
-    """What a shard says of its set; None where it says nothing. Raises FormatError where the record is damaged."""
+    """The record of its set in a shard; None without one. Raises FormatError where it is damaged."""
     with Window(path) as window:
         tail_start = max(0, window.size - _TAIL_BYTES)
         tail = window.read(tail_start, window.size - tail_start).rstrip(b"\0")
@@ -388,7 +388,7 @@ def _spec(content: Any) -> ShardSpec:
     if not fields or not set(fields.values()) <= set(FIELD_KINDS):
         raise ValueError(f"fields are {fields!r:.80}")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise ValueError("classes are no list of names")
+        raise ValueError("classes are not a list of names")
     if not isinstance(offset, int) or abs(offset) >= 1 << 31 or not isinstance(shards, int) or shards < 0:
         raise ValueError(f"label_offset is {offset!r:.40}, shards is {shards!r:.40}")
     return ShardSpec(SplitName(content["split"]), fields, tuple(classes), offset, shards)

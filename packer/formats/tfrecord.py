@@ -86,7 +86,7 @@ class TFRecordWriter:
             for name, kind in spec.fields.items()
         )
         self._payloads = {name: Payloads() for name in spec.fields}
-        # Until `finish`, the CRC32C is that of the record up to the payload's end; beside it, that up to its start.
+        # Until `finish`, the CRC32C is that of the record up to the payload's end; _before has that up to its start.
         self._columns = tuple(self._payloads.values())
         self._before = tuple(array("I") for _ in self._columns)
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
@@ -95,7 +95,7 @@ class TFRecordWriter:
 
     def add(self, sample: PackedSample) -> None:
         head = self._image_features(sample.header) + self._class_features(sample.label)
-        key_is_told = False
+        key_follows = False
         parts: list[tuple[int, bytes, Buffer]] = []
         last: Buffer | None = None
         for number, (field, name_feature, payload_feature) in enumerate(self._fields):
@@ -106,11 +106,11 @@ class TFRecordWriter:
                 self._columns[number].append(ABSENT, 0, 0)
                 self._before[number].append(0)
             if field == "image":
-                key_is_told = bool(name) and key_of_name(name) == sample.key
+                key_follows = bool(name) and key_of_name(name) == sample.key
                 last = payload
             elif payload is not None:
                 parts.append((number, open_bytes_feature(payload_feature, len(payload)), payload))
-        if not key_is_told:
+        if not key_follows:
             head += bytes_feature("image/key", sample.key.encode())
         if last is not None:
             parts.append((self._image_number, open_bytes_feature("image/encoded", len(last)), last))
@@ -217,7 +217,7 @@ class TFRecordFormat(WalkedFormat):
 
 
 def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, str]]:
-    """(start of the data, its length, what is wrong with it or "") of each record, the checksum of its length verified.
+    """(start of the data, its length, its fault or "") of each record, the checksum of its length verified.
 
     check_payload: verify that of the data too.
     """
@@ -233,7 +233,7 @@ def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, st
                     f"{window.path} --to tfrecord"
                 )
             raise FormatError(
-                f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or no TFRecord "
+                f"{window.path}: the record at byte {position} has a wrong length checksum: damaged, or not a TFRecord "
                 f"(a zlib-compressed one must be unpacked first)"
             )
         if start + length + 4 > window.size:
@@ -255,10 +255,10 @@ def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, st
 
 
 def _sample(data: memoryview, start: int, options: LocateOptions, required: bool) -> Located:
-    """The sample in a record whose data lies at `start`; its key is "" where the record has none.
+    """The sample in a record whose data begins at `start`; its key is "" where the record has none.
 
-    Raises FormatError where that is not an Example, or its label not one whole number, or where an image is `required`
-    and there is none.
+    Raises FormatError where the data is not an Example, where its label is not one whole number, or where an image is
+    `required` and there is none.
     """
     features = walk(data)
     image = (options.image_key,) if options.image_key else IMAGE_FEATURES
@@ -266,8 +266,8 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     if options.label_key and options.label_key not in features:
         raise FormatError(f"no feature {options.label_key!r}; it has {', '.join(sorted(features))}")
     image_key = _first(features, image)
-    ours = "image/key" in features or "image/filename" in features  # a record of ours may lack its image
-    if required and not image_key and (options.image_key or not ours):
+    is_own = "image/key" in features or "image/filename" in features  # a record by packer may lack its image
+    if required and not image_key and (options.image_key or not is_own):
         raise FormatError(
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
             f"image_key='KEY'"

@@ -1,4 +1,4 @@
-"""USTAR member headers: build the ones we write, walk the ones that anybody wrote.
+"""USTAR member headers: those of packer are built here, and those of any tar program are read.
 
 A header is 512 bytes (POSIX.1-1988, pax(1) "ustar Interchange Format"):
 
@@ -24,6 +24,7 @@ __all__ = [
     "MAX_SIZE_BYTES",
     "Member",
     "end_of_archive",
+    "header_sum",
     "member_header",
     "walk",
 ]
@@ -106,9 +107,14 @@ def walk(window: Window) -> Iterator[Member]:
     raise FormatError(f"{window.path}: ends at byte {window.size} without the two blocks of zeros: truncated?")
 
 
+def header_sum(block: bytes) -> int:
+    """The checksum of a header: the sum of its bytes, with its own field taken as blanks."""
+    return sum(block) - sum(block[148:156]) + 8 * ord(" ")
+
+
 def _check_sum(block: bytes, path: Path, position: int) -> None:
     stated = _number(block[148:156], path, position)
-    total = sum(block) - sum(block[148:156]) + 8 * ord(" ")
+    total = header_sum(block)
     if stated != total:
         raise FormatError(f"{path}: header checksum at byte {position} is {stated}, expected {total}: not a tar?")
 
@@ -121,13 +127,13 @@ def _number(field: bytes, path: Path, position: int) -> int:
         return value
     text = field.strip(b" \0")
     if text.strip(b"01234567"):  # int() would take signs too, and a negative size leads backwards
-        raise FormatError(f"{path}: {text!r} is no octal number in the header at byte {position}")
+        raise FormatError(f"{path}: {text!r} is not an octal number in the header at byte {position}")
     return int(text, 8) if text else 0
 
 
 def _pax_size(text: str, path: Path, position: int) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise FormatError(f"{path}: PAX size {text!r:.40} before byte {position} is no size")
+        raise FormatError(f"{path}: PAX size {text!r:.40} before byte {position} is not a size")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Where samples come from: a registry of entries, chosen by what a path is. Importing this loads none of them.
+"""Where samples come from: a registry of entries, chosen by what a path is; their modules are loaded on use.
 
 Another package adds a source through the entry point `packer.sources` (see `packer.registry`).
 """
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from cache.errors import SourceError
 from packer.formats import REGISTRY as FORMATS
+from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.base import Source
 from packer.sources.tree_layouts import LAYOUTS
@@ -29,9 +30,9 @@ class SourceEntry(Entry):
     """A kind of source. `home` is a class, or a function, that takes the path and the options.
 
     options: the arguments of `open_source` that it takes.
-    folders: whether any directory is one that no other entry takes.
-    inside: a directory with a file of this name in it, if that file's content is right, is one.
-    by_name: whether the name alone says so, since the content cannot.
+    folders: whether it takes every directory that no other entry takes.
+    inside: it takes a directory with a file of this name, if the content of that file is right.
+    by_name: whether it is recognised by the name alone, since the content is text.
     compressed: whether a compressed file is one by what it unpacks to.
     """
 
@@ -78,11 +79,10 @@ def _kind(title: str) -> str:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether the header of a first tar member is right, by its checksum: the sum of its bytes, its own as blanks."""
+    """Whether a first tar member has the right checksum."""
     field = head[148:156].strip(b" \0")
-    if len(head) < HEAD_BYTES or not field.isdigit() or field.strip(b"01234567"):
-        return False
-    return int(field, 8) == sum(head) - sum(head[148:156]) + 8 * ord(" ")
+    is_octal = len(head) >= HEAD_BYTES and field.isdigit() and not field.strip(b"01234567")
+    return is_octal and int(field, 8) == header_sum(head)
 
 
 REGISTRY = Registry(
@@ -164,7 +164,7 @@ def open_source(
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
     (`packer.sources.tree_layouts`).
     more: options of sources that other packages add.
-    Raises SourceError where there is nothing, something of no kind we know, or an option for another kind.
+    Raises SourceError for a missing or unknown file, or for an option of another kind of source.
     """
     root = Path(path)
     if layout not in LAYOUTS:
@@ -176,18 +176,14 @@ def open_source(
         known = ", ".join(entry.title for entry in REGISTRY)
         raise SourceError(f"{root}: no kind of source that packer knows: {known}")
     usual: dict[str, Any] = {"label_offset": 0, "layout": "auto"}
-    given: dict[str, Any] = {
+    asked = more | {
         "path_column": path_column,
         "label_column": label_column,
         "fields": fields or None,
         "folder": folder,
-        "image_key": image_key,
-        "label_key": label_key,
-        "label_offset": label_offset,
-        "layout": layout,
-        **more,
     }
-    given = {name: value for name, value in given.items() if value != usual.get(name)}
+    asked |= {"image_key": image_key, "label_key": label_key, "label_offset": label_offset, "layout": layout}
+    given = {name: value for name, value in asked.items() if value != usual.get(name)}
     for name in given.keys() - entry.options - {"layout"}:
         takers = " or ".join(other.title.partition(" (")[0] for other in REGISTRY if name in other.options)
         raise SourceError(f"{root}: {name} can be given for {takers or 'no source'} only, and this is {entry.title}")
@@ -223,7 +219,7 @@ def _without_compression(name: str) -> str:
 
 
 def plain_name(path: Path) -> str:
-    """The name of a source without the suffixes that tell its kind: x.tar.gz, x.csv and x.h5 are x."""
+    """The name of a source without the suffixes of its kind: x.tar.gz, x.csv and x.h5 are x."""
     name = _without_compression(path.name)
     stem, dot, suffix = name.rpartition(".")
     known = (*REGISTRY.suffixes(), *FORMATS.suffixes())

@@ -1,7 +1,7 @@
-"""What a source promises: a quick listing of its samples, and their bytes, read in the worker.
+"""What a source promises: a quick listing of its samples, and their bytes, which a worker reads.
 
-`list` looks at names and sizes only and runs once. `open` gives, in each worker, something that reads the samples of
-a slice of that listing into the worker's arena. A source object is small and picklable.
+`list` looks at names and sizes only and runs once. `open` gives each worker a reader of the samples of a slice of that
+listing, which reads into the worker's arena. A source object is small and picklable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tree of image files (`readers.tree` says which layouts). What is an image is decided by content, in the worker."""
+"""Trees of image files, on the disk or in an archive. What is an image is decided by content, in the worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FolderSource:
     """The files below `root`."""
 
     def __init__(self, root: str | os.PathLike[str], layout: str = "auto") -> None:
-        """layout: "tree" takes folders for classes whatever they look like; see `packer.sources.tree_layouts`."""
+        """layout: "tree" takes all folders for classes; see `packer.sources.tree_layouts`."""
         self.root, self.layout = Path(root), layout
 
     @property
@@ -61,7 +61,7 @@ class FolderSource:
 
 
 def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str, str]]) -> TreeFiles:
-    """Look at very large files now: what is no image is neither planned nor given room."""
+    """Leave out very large files that are not images now, so that they are neither planned nor given room."""
     strays = []
     for i in np.flatnonzero(files.column(0) > _LARGE_BYTES).tolist():
         path = files[i].path
@@ -172,8 +172,8 @@ def read_head(path: str, count: int) -> bytes:
 def read_file(path: str, expected_bytes: int, arena: Arena) -> memoryview:
     """The content of a file that was listed with `expected_bytes` (-1: could not be examined).
 
-    The arena must have room for expected_bytes + 1. Raises BadSampleError where the file cannot be read, or is of
-    another size by now: somebody is writing to it.
+    The arena must have room for expected_bytes + 1. Raises BadSampleError where the file cannot be read, or has
+    another size by now, since another process writes to it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -236,7 +236,7 @@ def list_members(
 ) -> SourceListing:
     """The listing of the tree that `members` (plain names) form, in the order of their positions.
 
-    Raises SourceError for no members, for two of the same name, and for whatever `list_tree` refuses.
+    Raises SourceError for no members, for two of the same name, and where `list_tree` does.
     """
     if not members:
         such = f"; {len(left_out)} left out, such as {left_out[0][0]!r}: {left_out[0][1]}" if left_out else ""
@@ -249,16 +249,12 @@ def list_members(
                 f"the later one"
             )
         names.add(member.name)
-    members = sorted(_without_common_folder(members, left_out), key=_position)
+    members = sorted(_without_common_folder(members, left_out), key=lambda member: int(member.place[0]))
     files = TreeFiles.of([member.name for member in members], [member.bytes for member in members])
     listing = list_tree(files, split, str(root), left_out, layout)
     for name, part in listing.splits.items():
         listing.splits[name] = _in_order(cast(TreeListing, part), members)
     return listing
-
-
-def _position(member: ArchiveMember) -> int:
-    return int(member.place[0])
 
 
 def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListing:
@@ -271,9 +267,9 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-    """Take away the folder that holds all images, unless it is a split; files beside that folder are left out.
+    """Take away the folder that holds all images, unless it is a split; files outside of it are left out.
 
-    Images are told by their suffix here; where no name has one, every member counts.
+    Images are recognised by their suffix here; where no name has one, every member counts.
     """
     images = [member for member in members if has_image_suffix(member.name)] or members
     tops = {member.name.partition("/")[0] if "/" in member.name else "" for member in images}
@@ -285,5 +281,5 @@ def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[st
         if member.name.startswith(top + "/"):
             inside.append(member._replace(name=member.name[len(top) + 1 :]))
         else:
-            left_out.append((member.name, f"beside the folder {top!r} of all images"))
+            left_out.append((member.name, f"outside the folder {top!r} of all images"))
     return inside

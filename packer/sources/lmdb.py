@@ -22,7 +22,6 @@ pixels are uint8 [channels, height, width], blue first, as OpenCV has them.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
-from packer.formats.base import Arena
+from packer.formats.base import Arena, png_of
 from packer.formats.example import varint_at
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
@@ -278,13 +277,8 @@ class _Datum(NamedTuple):
                 f"it has {len(data)} bytes of pixels, expected {self.channels} x {self.height} x {self.width} with 1 "
                 f"or 3 channels"
             )
-        from PIL import Image
-
         planes = np.frombuffer(data, np.uint8).reshape(self.channels, self.height, self.width)
-        pixels = planes[0] if self.channels == 1 else planes[::-1].transpose(1, 2, 0)
-        memory = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(pixels)).save(memory, "PNG")
-        return memory.getvalue()
+        return png_of(planes[::-1].transpose(1, 2, 0))
 
 
 def _parse(environment: _Environment, value: _Value) -> _Datum:

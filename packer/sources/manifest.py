@@ -15,7 +15,7 @@ path relative to that folder; a file outside of it is named by its path without 
 that nothing in a packed set ever leads out of it. Two rows of a split must not have the same name.
 
 Files are looked at (size, time) when the source is listed, and read in the workers; one that is missing is a
-bad sample there, whether it is the image or a further file of it.
+bad sample there, be it the image or a further file of it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ class _Listing:
         self._table, self._columns, self._folder, self._split = table, columns, folder, split
         self._splits: dict[str, ListingBuilder] = {}
         self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
-        self._positions: dict[str, list[int]] = {}  # split -> position of each of its samples in the table
 
     def listing(self) -> SourceListing:
         labels: list[Any] = []
@@ -126,12 +125,13 @@ class _Listing:
             )
         # Over all splits, also those that were not asked for: a label means the same in each.
         numbers, classes, warnings = number_labels(labels, lines, self._table)
+        labels_of_rows = np.array(numbers, np.int64)
         listing = SourceListing({}, self._fields(), classes, warnings=warnings)
         for name, builder in self._splits.items():
             if self._split not in (None, name):
                 continue
             part = builder.build()
-            part.labels = np.array([numbers[i] for i in self._positions[name]], np.int64)
+            part.labels = labels_of_rows[part.labels]
             check_names((name for names in part.names for name in names if name), str(self._table.path))
             part.keys = unique_keys(part.names.columns[0])
             listing.splits[name] = part
@@ -159,8 +159,8 @@ class _Listing:
                 f"{self._table.path}: {self._table.unit}s {first} and {line} have the same image "
                 f"{names[0]!r}; a set holds a sample once"
             )
-        self._positions.setdefault(split, []).append(position)
-        part.add(names if not self._columns.metadata else (*names, ""), *self._place(paths, row))
+        # The label follows when those of all rows are known; until then, it is the position of the row.
+        part.add(names if not self._columns.metadata else (*names, ""), *self._place(paths, row), label=position)
 
     def _place(self, paths: Sequence[str | None], row: Row) -> tuple[Place, int, int]:
         """Where the payloads of a row are, their bytes, and a mark of change."""
@@ -344,9 +344,7 @@ def is_field_name(name: str) -> bool:
 
 
 def name_in_folder(path: str, folder: str) -> str:
-    """The name of a file relative to `folder` (absolute, normalised) where it lies below, else its
-    `safe_name`.
-    """
+    """The name of a file relative to `folder` (absolute, normalised) if it is below, else its `safe_name`."""
     whole = posixpath.normpath(posixpath.join(folder, path))
     prefix = folder.rstrip("/") + "/"
     return whole[len(prefix) :] if whole.startswith(prefix) else safe_name(path)

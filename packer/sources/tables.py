@@ -287,7 +287,7 @@ def _means_none(value: Any) -> bool:
 
 
 def _as_number(value: Any) -> int | None:
-    """The class number that a label is, None where it is no whole number."""
+    """The class number that a label is, None where it is not a whole number."""
     if is_missing(value):
         return NO_LABEL
     if isinstance(value, str):

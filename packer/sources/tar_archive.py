@@ -124,7 +124,7 @@ class _Members:
         elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
             self._links.append((name, member))
         elif kind != _FOLDER and kind not in _REGULAR:
-            self._others.append((name, _SPECIAL.get(kind, f"no file (tar type {kind!r})")))
+            self._others.append((name, _SPECIAL.get(kind, f"not a file (tar type {kind!r})")))
 
     def names(self) -> list[str]:
         return [name for name, _ in self._data]

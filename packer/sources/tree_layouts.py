@@ -1,14 +1,14 @@
-"""Trees of images whose folders are not classes: recognised by their names, refused or warned about.
+"""Trees of images whose folders are not classes: recognised by their names, and refused or warned about.
 
-    ILSVRC root     Data/CLS-LOC (beside Annotations, ImageSets): the classes lie two folders below
-    COCO            annotations beside train2017, val2017: labels lie in JSON, an image has many
-    Pascal VOC      JPEGImages beside Annotations: labels lie in XML; masks are images of their own
-    YOLO and such   images beside labels, annotations or masks, at the place of the classes
-    Tiny ImageNet   val/images beside classes in train: labels lie in a text file
+    ILSVRC root     Data/CLS-LOC (and Annotations, ImageSets): the classes are two folders below
+    COCO            annotations, train2017, val2017: labels are in JSON files, several an image
+    Pascal VOC      JPEGImages, Annotations: labels are in XML files; masks are images of their own
+    YOLO and such   images, and labels, annotations or masks, where classes would be
+    Tiny ImageNet   val/images, and classes in train: labels are in a text file
 
 What is certainly wrong is a SourceError that says what to run instead; what may be right is a warning: a single class,
-a class called as folders of annotations are, images without a label beside images with one. layout="tree" takes the
-folders for classes without a word.
+a class called as folders of annotations are, images without a label next to images with one. layout="tree" takes
+the folders for classes without a warning.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _base(folder: str) -> str:
     return folder.rpartition("/")[2]
 
 
-def _beside(folder: str, name: str) -> str:
+def _sibling(folder: str, name: str) -> str:
     above = folder.rpartition("/")[0]
     return f"{above}/{name}" if above else name
 
@@ -88,29 +88,29 @@ Found: TypeAlias = "tuple[str, str] | None"  # what the tree looks like, and the
 def _ilsvrc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
         if folder == "Data/CLS-LOC" or folder.endswith("/Data/CLS-LOC"):
-            return "looks like the root of ILSVRC (ImageNet), whose classes lie in Data/CLS-LOC", folder
+            return "looks like the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC", folder
     return None
 
 
 def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
         match = _YEAR.fullmatch(_base(folder))
-        if match and (_beside(folder, "annotations") in folders or _base(folder) in classes):
-            what = f"looks like COCO ({_base(folder)}), whose labels are many an image and lie in JSON files"
+        if match and (_sibling(folder, "annotations") in folders or _base(folder) in classes):
+            what = f"looks like COCO ({_base(folder)}), with several labels an image, in JSON files"
             return what, f"{folder} --split {match[1]}"
     return None
 
 
 def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
-        if _base(folder) == "JPEGImages" and {_beside(folder, "Annotations"), _beside(folder, "ImageSets")} & folders:
-            what = "looks like Pascal VOC, whose labels lie in Annotations, and whose masks are no images to train on"
+        if _base(folder) == "JPEGImages" and {_sibling(folder, "Annotations"), _sibling(folder, "ImageSets")} & folders:
+            what = "looks like Pascal VOC, whose labels are in Annotations, and whose masks are not images to train on"
             return f"{what} (to pack masks with their images, write a .csv with the columns path and mask)", folder
     return None
 
 
 def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
-    """Images beside what belongs to them, at the place of the classes, or below the only folder there."""
+    """Images next to what belongs to them, where classes would be, or below the only folder there."""
     for part in splits.values():
         tops = _tops(part)
         base = part.root
@@ -120,7 +120,7 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence
         pictures = [top for top in tops if top.lower() in _PICTURES]
         companions = [top for top in tops if top.lower() in _COMPANIONS]
         if pictures and companions:
-            what = f"looks like a set for detection or segmentation: {pictures[0]!r} lies beside {companions[0]!r}"
+            what = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
             tip = "(to pack further files with their images, write a .csv with a column for each)"
             return f"{what}, and neither is a class {tip}", f"{base}/{pictures[0]}".lstrip("/")
     return None
@@ -133,7 +133,7 @@ def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: 
             others = next((other for other, its in classes_of.items() if len(its) > 1), None)
             if others is not None:
                 folder = f"{splits[name].root}/{found[0]}"
-                what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels lie in a text file"
+                what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
                 return f"{what}: write a .csv of paths, labels and splits", f"{splits[others].root} --split {others}"
     return None
 
@@ -149,7 +149,7 @@ def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: st
     labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
         folder = next(Path(part.root, classes[0]) for part in splits.values())
-        yield f"one class only, {classes[0]!r}; if that folder is no class, {_command(where, str(folder))}"
+        yield f"one class only, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
         yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
@@ -157,9 +157,9 @@ def _warnings(splits: Mapping[str, TreeSplit], classes: Sequence[str], where: st
         if not count or not labelled:
             continue
         if count == len(labels[name]):
-            yield f"no image of {name} has a label (they lie in no folder of a class), but those of others have"
+            yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
         else:
-            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, beside labelled ones"
+            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
     yield from _class_warnings(labels, classes, whole)
 
 

@@ -64,7 +64,7 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
         with zipfile.ZipFile(root) as archive:
             entries = archive.infolist()
     except _BROKEN as error:
-        raise SourceError(f"{root}: no zip archive, or truncated (its directory comes last): {error}") from error
+        raise SourceError(f"{root}: not a zip archive, or truncated (its directory comes last): {error}") from error
     _check_layout(entries, root)
     found = []
     for entry in entries:

@@ -140,7 +140,7 @@ class FormatSuite:
         """A sparse shard whose last samples start past 4 GiB: its path, and those samples' images by key."""
         raise NotImplementedError
 
-    def found_after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
+    def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         """What `locate` should find in the first `size` bytes of a shard; None: it must raise FormatError."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class FormatSuite:
                     assert (length, crc) == (0, 0), f"{field} of {packed.key!r} is absent, finish() states a payload"
                     continue
                 assert (length, crc) == (len(payload), crc32c(payload)), f"finish() misstates {field} of {packed.key!r}"
-                assert found.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} lies elsewhere"
+                assert found.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} is elsewhere"
                 assert read_range(path, found.ranges[field]) == payload, f"{field} of {packed.key!r} reads otherwise"
         return located
 
@@ -372,7 +372,7 @@ class FormatSuite:
         wrong = []
         for size in range(len(data) - 1, -1, -1):
             os.truncate(path, size)
-            if self.outcome(path) != self.found_after_cut(truth, data, size):
+            if self.outcome(path) != self.after_cut(truth, data, size):
                 wrong.append(size)
         assert wrong == [], f"cuts of {len(data)} bytes that locate gets wrong"
 
