@@ -147,7 +147,7 @@ def run_shards(
         return [future.result() for future in futures]
     except BrokenExecutor as error:
         raise WorkerError(
-            "a worker process was killed, perhaps because the system ran out of memory; run the same command again "
+            "a worker process died, perhaps because the system ran out of memory; run the same command again "
             "(fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
