@@ -220,24 +220,24 @@ class ByteLocks:
 
     def try_exclusive(self, byte: int) -> bool:
         """Take the byte exclusively, or turn a shared lock into that atomically; False leaves all as it was."""
-        return self._set(fcntl.F_WRLCK, byte)
+        return self.set(_request(fcntl.F_WRLCK, byte))
 
     def try_shared(self, byte: int) -> bool:
         """Take the byte together with others, or turn an exclusive lock into a shared one."""
-        return self._set(fcntl.F_RDLCK, byte)
+        return self.set(_request(fcntl.F_RDLCK, byte))
 
     def release(self, byte: int) -> None:
-        self._set(fcntl.F_UNLCK, byte)
+        self.set(_request(fcntl.F_UNLCK, byte))
 
     def is_locked(self, byte: int) -> bool:
         """Whether another description has a lock on the byte."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        answer = fcntl.fcntl(self.number, fcntl.F_OFD_GETLK, asked)
+        answer = fcntl.fcntl(self.number, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK, byte))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
-    def _set(self, kind: int, byte: int) -> bool:
+    def set(self, request: bytes) -> bool:
+        """Whether a packed `struct flock` could be set."""
         try:
-            fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, request)
         except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another description has it
             return False
         return True
@@ -272,7 +272,9 @@ class ByteMutex:
     """
 
     def __init__(self, lock: ByteLocks, byte: int) -> None:
-        self._lock, self._byte = lock, byte
+        self._lock = lock
+        self._take = _request(fcntl.F_WRLCK, byte)  # packed once: each put needs two
+        self._give = _request(fcntl.F_UNLCK, byte)
         self._threads = threading.Lock()
         self._skip_until = 0.0
 
@@ -282,14 +284,14 @@ class ByteMutex:
             return False
         acquired = False
         try:
-            acquired = self._lock.try_exclusive(self._byte) or self._wait()
+            acquired = self._lock.set(self._take) or self._wait()
         finally:
             if not acquired:
                 self._threads.release()
         return acquired
 
     def release(self) -> None:
-        self._lock.release(self._byte)
+        self._lock.set(self._give)
         self._threads.release()
 
     def _wait(self) -> bool:
@@ -298,11 +300,15 @@ class ByteMutex:
             return False
         while time.monotonic() < now + _PATIENCE_SECONDS:
             time.sleep(pause)
-            if self._lock.try_exclusive(self._byte):
+            if self._lock.set(self._take):
                 return True
             pause = min(pause + 0.0001, 0.005)
         self._skip_until = time.monotonic() + _SKIP_SECONDS
         return False
+
+
+def _request(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
 
 
 def _flock(descriptor: int, shared: bool) -> bool:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
 from cache.node import rank_and_world_size
-from readers.augment.draws import Draws
+from readers.augment.recipe import Draws
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
 from readers.order.schedule import Tail

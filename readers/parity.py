@@ -1,7 +1,7 @@
 """How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer-vision[torch]'`.
 
-Training on one and evaluating with another is a change of data that no loss curve shows. Every decoder and resizer
-that can be had here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
+Training on one and evaluating with another changes the data in a way that no loss curve shows. Every decoder and
+resizer that runs here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +28,29 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.parity") from error
 
 from readers.augment.cpu import Renderer
-from readers.augment.fused import BatchRenderer, triton_runs
-from readers.decode.backend import Decoder
-from readers.decode.choice import DECODERS, open_decoder
-from readers.decode.picture import Picture, upright_tensor
-from readers.decode.route import decode_batch, device_takes
+from readers.augment.fused import BatchRenderer, Engine, triton_runs
+from readers.decode.batch import DECODERS, Decoder, decode_batch, device_takes, open_decoder
+from readers.decode.device import Picture, upright_tensor
 from readers.headers import read_header
 
 __all__ = ["Parity", "compare_with_pillow"]
 
 _BATCH = 16
 _Pixels: TypeAlias = npt.NDArray[np.uint8]
-# Encoded images, what Pillow makes of each, jobs, what Pillow makes of each box.
-_Batch: TypeAlias = tuple[list[Buffer], list[_Pixels], list[Job], list[_Pixels]]
+
+
+class _Batch(NamedTuple):
+    """Encoded images, Pillow's pixels of each, jobs, and Pillow's pixels of each box."""
+
+    encoded: list[Buffer]
+    decoded: list[_Pixels]
+    jobs: list[Job]
+    boxes: list[_Pixels]
+
+
+# Our pixels, Pillow's, and whether the decoder itself took the image.
+_Compared: TypeAlias = Iterator[tuple[_Pixels, _Pixels, bool]]
+_Contender: TypeAlias = tuple[str, str, Callable[[_Batch], _Compared]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +75,6 @@ class Parity:
         return asdict(self)
 
 
-class _Tally:
-    def __init__(self, what: str, name: str) -> None:
-        self.what, self.name, self.by_device = what, name, 0
-        self._means: list[float] = []
-        self._values: list[int] = []
-        self._largest = 0
-
-    def add(self, found: _Pixels, pillow: _Pixels) -> None:
-        if found.shape != pillow.shape:
-            raise BadSampleError(f"{self.name}: expected {pillow.shape} pixels as Pillow's, found {found.shape}")
-        apart = np.abs(found.astype(np.int16) - pillow)
-        self._means.append(float(apart.mean()))
-        self._values.append(apart.size)
-        self._largest = max(self._largest, int(apart.max()))
-
-    def result(self) -> Parity:
-        mean = float(np.average(self._means, weights=self._values)) if self._means else 0.0
-        worst = max(self._means, default=0.0)
-        return Parity(self.what, self.name, len(self._means), self.by_device, mean, worst, self._largest)
-
-
 def compare_with_pillow(
     reader: Reader, *, samples: int = 200, size: int = 224, seed: int = 0, device: torch.device | str = "cpu"
 ) -> list[Parity]:
@@ -95,36 +85,50 @@ def compare_with_pillow(
     """
     if samples < 1 or not len(reader):
         raise ValueError(f"{samples} of {len(reader)} samples leave nothing to compare")
-    place = torch.device(device)
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.choice(len(reader), min(samples, len(reader)), replace=False))
-    comparisons, missing = _comparisons(place)
+    contenders, missing = _contenders(torch.device(device))
+    rows: list[list[tuple[float, int, int, bool]]] = [[] for _ in contenders]
     for start in range(0, len(chosen), _BATCH):
         batch = _batch(reader, chosen[start : start + _BATCH], size, seed)
-        for compare, tally in comparisons:
-            compare(batch, tally)
-    return [tally.result() for _, tally in comparisons] + missing
+        for (_, name, compare), found in zip(contenders, rows, strict=True):
+            for ours, pillows, by_device in compare(batch):
+                if ours.shape != pillows.shape:
+                    raise BadSampleError(f"{name}: expected {pillows.shape} pixels as Pillow's, found {ours.shape}")
+                apart = np.abs(ours.astype(np.int16) - pillows)
+                found.append((float(apart.mean()), apart.size, int(apart.max()), by_device))
+    return [_parity(what, name, found) for (what, name, _), found in zip(contenders, rows, strict=True)] + missing
 
 
-def _comparisons(device: torch.device) -> tuple[list[tuple[Callable[[_Batch, _Tally], None], _Tally]], list[Parity]]:
-    found: list[tuple[Callable[[_Batch, _Tally], None], _Tally]] = []
+def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
+    """rows: the mean difference of each image, its number of values, the largest difference, whether on the device."""
+    if not rows:
+        return Parity(what, name)
+    means, values, largest, by_device = zip(*rows, strict=True)
+    mean = float(np.average(means, weights=values))
+    return Parity(what, name, len(rows), sum(by_device), mean, max(means), max(largest))
+
+
+def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
+    """Everything that runs here, and why the others do not."""
+    found: list[_Contender] = []
     missing = []
-    for name in DECODERS[1:]:
+    for decoder_name in DECODERS[1:]:
         try:
-            decoder = open_decoder(name, device)
+            decoder = open_decoder(decoder_name, device)
         except MissingExtraError as error:
-            missing.append(Parity("decoder", name, reason=str(error)))
+            missing.append(Parity("decoder", decoder_name, reason=str(error)))
         else:
-            found.append((_decoding(decoder), _Tally("decoder", decoder.name)))
-    found.append((_resize_on_the_cpu, _Tally("resizer", "cpu")))
-    found.append((_resizing(BatchRenderer(device, dtype=torch.uint8, engine="torch")), _Tally("resizer", "torch")))
-    if triton_runs(device):
-        kernel = BatchRenderer(device, dtype=torch.uint8, engine="triton")
-        found.append((_resizing(kernel), _Tally("resizer", "triton")))
-    else:
-        reason = "needs triton, and a GPU or TRITON_INTERPRET=1"
-        missing.append(Parity("resizer", "triton", reason=reason))
-    found.append((_both_on_the_cpu, _Tally("both", "cpu")))
+            found.append(("decoder", decoder.name, partial(_decode, decoder)))
+    found.append(("resizer", "cpu", partial(_render, decoded=True)))
+    engines: tuple[Engine, ...] = ("torch", "triton")
+    for engine in engines:
+        if engine == "triton" and not triton_runs(device):
+            missing.append(Parity("resizer", engine, reason="needs triton, and a GPU or TRITON_INTERPRET=1"))
+        else:
+            renderer = BatchRenderer(device, dtype=torch.uint8, engine=engine)
+            found.append(("resizer", engine, partial(_resize, renderer)))
+    found.append(("both", "cpu", partial(_render, decoded=False)))
     return found, missing
 
 
@@ -144,7 +148,7 @@ def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int)
     for pixels, ((top, left, height, width, *_), *_) in zip(decoded, jobs, strict=True):
         box = Image.fromarray(pixels).crop((left, top, left + width, top + height))
         boxes.append(np.asarray(box.resize((size, size), Image.Resampling.BILINEAR)))
-    return encoded, decoded, jobs, boxes
+    return _Batch(encoded, decoded, jobs, boxes)
 
 
 def _by_pillow(data: Buffer) -> _Pixels | None:
@@ -157,44 +161,27 @@ def _by_pillow(data: Buffer) -> _Pixels | None:
         return None
 
 
-def _decoding(decoder: Decoder) -> Callable[[_Batch, _Tally], None]:
-    def compare(batch: _Batch, tally: _Tally) -> None:
-        for found, data, pillow in zip(decode_batch(batch[0], decoder), batch[0], batch[1], strict=True):
-            if isinstance(found, Picture):
-                tally.by_device += device_takes(read_header(data))
-                tally.add(upright_tensor(found).permute(1, 2, 0).cpu().numpy(), pillow)
-
-    return compare
+def _decode(decoder: Decoder, batch: _Batch) -> _Compared:
+    decoded = decode_batch(batch.encoded, decoder)
+    for found, data, pillows in zip(decoded, batch.encoded, batch.decoded, strict=True):
+        if isinstance(found, Picture):
+            yield upright_tensor(found).permute(1, 2, 0).cpu().numpy(), pillows, device_takes(read_header(data))
 
 
-def _resizing(renderer: BatchRenderer) -> Callable[[_Batch, _Tally], None]:
-    def compare(batch: _Batch, tally: _Tally) -> None:
-        _, decoded, jobs, boxes = batch
-        if boxes:
-            tensors = (torch.from_numpy(pixels.copy()).to(renderer.device) for pixels in decoded)
-            pictures = [Picture(tensor.permute(2, 0, 1)) for tensor in tensors]
-            made = renderer.render(pictures, jobs, (boxes[0].shape[0], boxes[0].shape[1]))
-            _add_all(tally, made.permute(0, 2, 3, 1).cpu().numpy(), boxes)
-
-    return compare
+def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
+    if batch.boxes:
+        tensors = (torch.from_numpy(pixels.copy()).to(renderer.device) for pixels in batch.decoded)
+        pictures = [Picture(tensor.permute(2, 0, 1)) for tensor in tensors]
+        height, width, _ = batch.boxes[0].shape
+        made = renderer.render(pictures, batch.jobs, (height, width)).permute(0, 2, 3, 1).cpu().numpy()
+        yield from ((ours, pillows, False) for ours, pillows in zip(made, batch.boxes, strict=True))
 
 
-def _resize_on_the_cpu(batch: _Batch, tally: _Tally) -> None:
-    _add_all(tally, _rendered([with_header(pixels) for pixels in batch[1]], batch), batch[3])
-
-
-def _both_on_the_cpu(batch: _Batch, tally: _Tally) -> None:
-    _add_all(tally, _rendered(batch[0], batch), batch[3])
-
-
-def _rendered(images: Sequence[Buffer], batch: _Batch) -> Iterator[_Pixels]:
-    renderer, (_, decoded, jobs, boxes) = Renderer(), batch
-    for image, pixels, job, box in zip(images, decoded, jobs, boxes, strict=True):
+def _render(batch: _Batch, *, decoded: bool) -> _Compared:
+    """On the CPU. decoded: from Pillow's pixels; else from the encoded images."""
+    renderer = Renderer()
+    images = [with_header(pixels) for pixels in batch.decoded] if decoded else batch.encoded
+    for image, pixels, job, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):
         out = torch.empty((1, *box.shape), dtype=torch.uint8).permute(0, 3, 1, 2)
         renderer.render(image, job, (pixels.shape[0], pixels.shape[1]), out)
-        yield out[0].permute(1, 2, 0).numpy()
-
-
-def _add_all(tally: _Tally, found: Any, pillow: Sequence[_Pixels]) -> None:
-    for ours, theirs in zip(found, pillow, strict=True):
-        tally.add(ours, theirs)
+        yield out[0].permute(1, 2, 0).numpy(), box, False

@@ -95,6 +95,12 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree_of(tmp_path_factory.mktemp("tree") / "images", files)
 
 
+@pytest.fixture(scope="session")
+def source(tree: Path, pack: Callable[..., Path]) -> Path:
+    """`tree` as a packed set of 9 and 3 shards; nobody may write to it."""
+    return pack(tree, samples_per_shard=4)
+
+
 def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
     """Write files, by relative path, below a folder."""
     for name, data in files.items():

@@ -6,12 +6,12 @@ known by its having begun.
     refused         Pillow reads it, we do not, or packing does not take it
     differs         other pixels than Pillow's
     by name         it has no 8-bit RGB form, and we say so; Pillow's would be wrong
-    neither         damaged, or no image
+    neither         damaged, or not an image
     ours alone      we read it, Pillow does not
-    not ours        Pillow reads it, in a format that is none of ours
-    crashed         an exception that is no BadSampleError
+    not ours        Pillow reads it, in a format that is not supported
+    crashed         an exception other than BadSampleError
 
-What "Pillow's pixels" are: `exif_transpose`, then `convert("RGB")`; of grey with more than 8 bits, where that turns
+"Pillow's pixels" are: `exif_transpose`, then `convert("RGB")`; of grey with more than 8 bits, where that turns
 nearly all to white, the upper 8 bits.
 """
 
@@ -32,8 +32,8 @@ from PIL import Image, ImageOps
 from cache.errors import BadSampleError
 from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
-from readers.decode.orient import upright_size
 from readers.headers import read_header, sniff
+from readers.headers.base import upright_size
 
 LIMIT_BYTES = 2 << 30
 OURS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF"}
@@ -41,7 +41,7 @@ _BITS_PER_SAMPLE, _PLANAR = 258, 284
 
 
 def by_pillow(data: bytes) -> tuple[str, Any]:
-    """(format, pixels); pixels None where there is no 8-bit RGB form. Raises what Pillow raises."""
+    """(format, pixels); pixels None without an 8-bit RGB form. Raises what Pillow raises."""
     with Image.open(io.BytesIO(data)) as image:
         tags = getattr(image, "tag_v2", {})
         bits = max(tags.get(_BITS_PER_SAMPLE, (8,)), default=8)

@@ -14,9 +14,8 @@ import pytest
 import simplejpeg
 import torch
 
-from readers.decode.orient import upright
-from readers.headers import parse_header
-from readers.headers.jpeg import exif_orientation
+from readers.decode.region import upright
+from readers.headers import exif_orientation, parse_header
 
 __all__ = ["Double", "hide", "install"]
 
@@ -37,9 +36,9 @@ class Double:
         self.calls.append(len(source))
         if self.fault is not None:
             raise self.fault
-        return [self._one(bytes(encoded.numpy())) for encoded in source]
+        return [self.decode_one(bytes(encoded.numpy())) for encoded in source]
 
-    def _one(self, data: bytes) -> torch.Tensor:
+    def decode_one(self, data: bytes) -> torch.Tensor:
         header = parse_header(data)
         if data in self.refuse or header.components == 4 or header.process != 0xC0:
             raise RuntimeError("nvjpegDecode failed: 5")

@@ -27,9 +27,9 @@ SIZE = (230, 310)
 XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 
 
-def picture(height: int = SIZE[0], width: int = SIZE[1]) -> Image.Image:
+def picture(height: int = SIZE[0], width: int = SIZE[1], seed: int = 1) -> Image.Image:
     """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -70,7 +70,7 @@ def with_segments(jpeg: bytes, *contents: bytes) -> bytes:
 
 
 def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<") -> bytes:
-    """EXIF with this one entry, a number of a TIFF type (or a text, for the types that are no numbers)."""
+    """EXIF with this one entry, a number of a TIFF type (or a text, for the other types)."""
     codes = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q", 5: "II", 10: "ii"}
     numbers = (orientation, 1) if kind in (5, 10) else (orientation,)
     one = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])
@@ -81,8 +81,7 @@ def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<")
 
 
 def xmp(orientation: int, *, attribute: bool = True) -> bytes:
-    """An XMP packet that tells the orientation, in one of the two ways to write it."""
-    told = (
-        f' tiff:Orientation="{orientation}"/>' if attribute else f"><tiff:Orientation>{orientation}</tiff:Orientation>"
-    )
-    return f"<x:xmpmeta><rdf:Description{told}</x:xmpmeta>".encode()
+    """An XMP packet with the orientation, in one of the two ways to write it."""
+    element = f"><tiff:Orientation>{orientation}</tiff:Orientation>"
+    written = f' tiff:Orientation="{orientation}"/>' if attribute else element
+    return f"<x:xmpmeta><rdf:Description{written}</x:xmpmeta>".encode()

@@ -1,6 +1,5 @@
-"""What the Triton kernel makes, against torch's resize and the CPU's renderer. Not collected by itself: it runs in a
-process of its own under Triton's interpreter, which has to be chosen before triton is imported (see
-test_fused.py)."""
+"""The Triton kernel against torch's resize and the CPU's renderer. Not collected: `test_fused.py` runs it in a process
+of its own under Triton's interpreter, which has to be chosen before triton is imported."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from readers.augment import (
 )
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job
-from readers.decode.picture import Picture, upright_tensor
+from readers.decode.device import Picture, upright_tensor
 from readers.loader import ImageLoader
 
 CPU = torch.device("cpu")
@@ -94,7 +93,7 @@ def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype)
 
 
 def test_the_formula_is_that_of_interpolate() -> None:
-    """In float64 and without rounding between the passes, so that nothing of ours is on the other side."""
+    """In float64 and without rounding between the passes, so that the reference shares no code with the kernel."""
     image = pictures([(61, 83)])[0]
     ours = render("triton", [image], [job((5, 9, 50, 70), (20, 31), (0, 0))], (20, 31))[0]
     box = image.pixels[:, 5:55, 9:79].to(torch.float64)[None]
@@ -169,7 +168,6 @@ def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     reader = readers.open_folder(tmp_path)
     options: dict[str, Any] = {"augment": [RandomResizedCrop(40, (0.5, 1.0)), RandomHorizontalFlip()], "seed": 2}
     ours = ImageLoader(reader, 4, decoder="torchcodec", **options)
-    assert ours._path is not None and ours._path.renderer.engine == "triton"
     for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **options), strict=True):
         assert torch.equal(labels, others) and images.stride() == expected.stride()
         assert difference(images, expected)[0] <= 1

@@ -1,17 +1,19 @@
-"""Plans are functions of (seed, epoch, position); what is rendered from them is what Pillow makes of the same boxes."""
+"""Draws and plans are functions of (seed, epoch, position); executors make of a plan what Pillow makes of its boxes."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from augment_cases import Pixels, by_pillow, on_a_device, on_the_cpu, photo, plan_for
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image
 
 from readers.augment import (
     CELEBA_CROP,
@@ -20,31 +22,25 @@ from readers.augment import (
     CenterCrop,
     ColorJitter,
     Crop,
+    CutMix,
     GaussianBlur,
+    MixUp,
     Normalize,
     Op,
-    Plan,
+    RandAugment,
     RandomCrop,
+    RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
     Recipe,
     Resize,
+    TrivialAugmentWide,
     celeba,
 )
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.draws import Draws
-
-Pixels = np.ndarray[Any, np.dtype[Any]]
-
-
-def photo(seed: int, height: int, width: int, grain: int = 12) -> Image.Image:
-    """Smooth enough to be like a photograph: resizers differ on noise more than on anything anybody trains on."""
-    rng = np.random.default_rng(seed)
-    small = Image.fromarray(rng.integers(0, 256, (height // grain + 2, width // grain + 2, 3), np.uint8))
-    return small.resize((width, height), Image.Resampling.BICUBIC)
-
+from readers.augment.recipe import Draws
 
 GOLDEN_DRAWS = [
     [0.06129853269258523, 0.7862675594894247],
@@ -53,44 +49,6 @@ GOLDEN_DRAWS = [
 ]
 SHAPES = [(375, 500), (500, 333), (64, 64), (40, 900), (601, 803), (1200, 1600)]
 IMAGES = [photo(i, *shape) for i, shape in enumerate(SHAPES)]
-
-
-def png(image: Image.Image) -> bytes:
-    out = io.BytesIO()
-    image.save(out, "PNG", compress_level=1)
-    return out.getvalue()
-
-
-def plan_for(ops: list[Op], images: list[Image.Image] = IMAGES, epoch: int = 0) -> Plan:
-    sizes = np.array([(image.height, image.width) for image in images])
-    return Recipe(ops).plan(7, epoch, np.arange(len(images)), sizes[:, 0], sizes[:, 1])
-
-
-def by_pillow(image: Image.Image, plan: Plan, i: int) -> Image.Image:
-    b = plan.boxes
-    box = (b.left[i], b.top[i], b.left[i] + b.width[i], b.top[i] + b.height[i])
-    image = image.crop(box).resize((b.resized_width[i], b.resized_height[i]), Image.Resampling.BILINEAR)
-    top, left = b.crop_top[i], b.crop_left[i]
-    image = image.crop((left, top, left + b.out_width[i], top + b.out_height[i]))
-    image = ImageOps.mirror(image) if plan.hflip[i] else image
-    return ImageOps.flip(image) if plan.vflip[i] else image
-
-
-def render(
-    ops: list[Op], images: list[Image.Image], dtype: torch.dtype = torch.uint8, planar: bool = False
-) -> torch.Tensor:
-    recipe, plan = Recipe(ops), plan_for(ops, images)
-    height, width = recipe.out_size or (int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0]))
-    shape = (len(images), 3, height, width) if planar else (len(images), height, width, 3)
-    out = torch.empty(shape, dtype=dtype)
-    out = out if planar else out.permute(0, 3, 1, 2)
-    renderer, finish, jobs = Renderer(), Finish(dtype, planar, recipe.normalize), plan.jobs()
-    pixels = renderer.chunk(len(images), height, width)
-    rows = pixels.split(1)
-    for image, job, row in zip(images, jobs, rows, strict=True):
-        renderer.render(png(image), job, (image.height, image.width), row)
-    finish.store(pixels, rows, jobs, out)
-    return (pixels.clone() if finish.in_place else out).permute(0, 2, 3, 1)
 
 
 # --- draws --------------------------------------------------------------------------------------------------------
@@ -104,8 +62,7 @@ def test_draws_do_not_depend_on_company_or_order() -> None:
 
 def test_draws_are_frozen() -> None:
     """A change here would change every augmentation of every resumed run."""
-    found = Draws(0, 0, np.array([0, 1, 10**12])).uniform(0, 2)
-    assert found.tolist() == GOLDEN_DRAWS
+    assert Draws(0, 0, np.array([0, 1, 10**12])).uniform(0, 2).tolist() == GOLDEN_DRAWS
 
 
 def test_draws_look_random() -> None:
@@ -125,26 +82,25 @@ def test_draws_look_random() -> None:
     st.integers(0, 2**40),
     st.sampled_from([(0.08, 1.0), (0.5, 0.5), (1.0, 1.0)]),
 )
-def test_random_boxes_lie_inside(shapes: list[tuple[int, int]], seed: int, scale: tuple[float, float]) -> None:
+def test_random_boxes_are_inside(shapes: list[tuple[int, int]], seed: int, scale: tuple[float, float]) -> None:
     sizes = np.array(shapes)
     recipe = Recipe([RandomResizedCrop(64, scale=scale)])
     boxes = recipe.plan(seed, 0, np.arange(len(shapes)), sizes[:, 0], sizes[:, 1]).boxes
     assert not boxes.bad
-    assert (boxes.top >= 0).all() and (boxes.left >= 0).all() and (boxes.height > 0).all() and (boxes.width > 0).all()
-    assert (boxes.top + boxes.height <= sizes[:, 0]).all() and (boxes.left + boxes.width <= sizes[:, 1]).all()
     for start, length, limit in ((boxes.top, boxes.height, sizes[:, 0]), (boxes.left, boxes.width, sizes[:, 1])):
+        assert (start >= 0).all() and (length > 0).all() and (start + length <= limit).all()
         assert (start % boxes.reduce == 0).all()
         assert ((length % boxes.reduce == 0) | (start + length == limit)).all()
         assert (length >= boxes.reduce * 64).all() or (boxes.reduce == 1).any()
 
 
-def test_random_boxes_are_distributed_as_asked() -> None:
+def test_random_boxes_follow_scale_and_ratio() -> None:
     n = 20_000
     side = np.full(n, 1000)
     boxes = Recipe([RandomResizedCrop(900, ratio=(0.5, 2.0))]).plan(3, 0, np.arange(n), side, side).boxes
     area, ratio = boxes.height * boxes.width / 1e6, boxes.width / boxes.height
     assert area.min() > 0.079 and area.max() <= 1.0 and ratio.min() > 0.49 and ratio.max() < 2.02
-    small = area < 0.4  # boxes that fit whatever their ratio: area is uniform, the ratio's logarithm too
+    small = area < 0.4  # boxes that fit at any ratio: area is uniform, and so is the ratio's logarithm
     counts = np.histogram(area[small], 8, (0.08, 0.4))[0]
     assert np.ptp(counts) < 6 * np.sqrt(counts.mean())
     assert abs(np.log(ratio[small]).mean()) < 0.02
@@ -152,10 +108,8 @@ def test_random_boxes_are_distributed_as_asked() -> None:
     assert abs((boxes.top[small] / room).mean() - 0.5) < 0.02 and boxes.top[small].min() == 0
 
 
-def test_where_no_box_fits_the_middle_is_taken() -> None:
-    boxes = (
-        Recipe([RandomResizedCrop(8, scale=(0.9, 1.0))]).plan(0, 0, np.arange(1), np.array([10]), np.array([400])).boxes
-    )
+def test_the_central_box_is_used_where_no_box_fits() -> None:
+    boxes = plan_for([RandomResizedCrop(8, scale=(0.9, 1.0))], [np.zeros((10, 400, 3))]).boxes
     assert (boxes.height[0], boxes.width[0]) == (10, 13) and boxes.left[0] == (400 - 13) // 2
 
 
@@ -174,91 +128,112 @@ def test_where_no_box_fits_the_middle_is_taken() -> None:
 )
 def test_the_size_of_results(ops: list[Op], size: tuple[int, int] | None) -> None:
     assert Recipe(ops).out_size == size
-    boxes = plan_for(ops).boxes
+    boxes = plan_for(ops, IMAGES).boxes
     if size is not None:
         assert {*zip(boxes.out_height.tolist(), boxes.out_width.tolist(), strict=True)} == {size}
 
 
+def test_random_crops_reach_every_place_of_the_padded_image() -> None:
+    boxes = plan_for([RandomCrop((44, 50), padding=(2, 8))], [np.zeros((48, 40, 3))] * 400).boxes
+    assert {*boxes.crop_top.tolist()} == {*range(-2, 7)} and {*boxes.crop_left.tolist()} == {*range(-8, -1)}
+
+
 def test_resize_keeps_the_proportions() -> None:
-    boxes = plan_for([Resize(100)]).boxes
+    boxes = plan_for([Resize(100)], IMAGES).boxes
     for (height, width), h, w in zip(SHAPES, boxes.out_height, boxes.out_width, strict=True):
         assert min(h, w) == 100 and max(h, w) == 100 * max(height, width) // min(height, width)
 
 
 def test_a_crop_that_does_not_fit_is_a_bad_sample() -> None:
-    plan = plan_for([CenterCrop(200)])
-    assert sorted(plan.boxes.bad) == [2, 3]
-    assert "CenterCrop(size=200) does not fit into the 64 x 64 pixels" in str(plan.boxes.bad[2])
+    bad = plan_for([CenterCrop(200)], IMAGES).boxes.bad
+    assert sorted(bad) == [2, 3] and "CenterCrop(size=200) does not fit into the 64 x 64 pixels" in str(bad[2])
+    bad = plan_for([RandomCrop(80, padding=4)], IMAGES).boxes.bad
+    assert "RandomCrop(size=80, padding=4) does not fit into the 64 x 64 pixels" in str(bad[2])
 
 
-@pytest.mark.parametrize(
-    ("ops", "message"),
-    [
-        ([RandomHorizontalFlip(), RandomResizedCrop(8)], "put crops and the resize first"),
-        ([Resize(8), RandomResizedCrop(8)], "second resize"),
-        ([Normalize(IMAGENET_MEAN, IMAGENET_STD), RandomHorizontalFlip()], "put it last"),
-        ([lambda image: image], "no op of readers.augment"),
-    ],
-)
-def test_lists_that_cannot_be_executed(ops: list[Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Recipe(ops)
+def test_probabilities() -> None:
+    ops: list[Op] = [RandomHorizontalFlip(0.25), RandomVerticalFlip(0.75), GaussianBlur(p=0.1)]
+    plan = plan_for(ops, [np.zeros((50, 50, 3))] * 4000)
+    assert abs(plan.hflip.mean() - 0.25) < 0.03 and abs(plan.vflip.mean() - 0.75) < 0.03
+    assert abs((plan.steps[0][1] > 0).mean() - 0.1) < 0.02
+    assert abs(np.corrcoef(plan.hflip, plan.vflip)[0, 1]) < 0.05
 
 
+# --- what is refused ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Recipe([RandomHorizontalFlip(), RandomResizedCrop(8)]), "put crops and the resize first"),
+        (lambda: Recipe([Resize(8), RandomResizedCrop(8)]), "second resize"),
+        (lambda: Recipe([Normalize(IMAGENET_MEAN, IMAGENET_STD), RandomHorizontalFlip()]), "put it last"),
+        (lambda: Recipe([MixUp(), RandomHorizontalFlip()]), "comes after an op on batches; put those last"),
+        (lambda: Recipe([RandomCrop(32, padding=4), Resize(20)]), "after RandomCrop with padding; resize first"),
+        (lambda: Recipe([lambda image: image]), "not an op of readers.augment"),  # type: ignore[list-item]
         (lambda: RandomResizedCrop(0), "RandomResizedCrop: a size"),
         (lambda: Resize((1, 2, 3)), "Resize: a size"),  # type: ignore[arg-type]
+        (lambda: Resize(8, "lanczos"), "interpolation is one of bilinear, bicubic, not 'lanczos'"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(8, scale=(0.5, 0.1)), "scale is"),
         (lambda: Crop(-1, 0, 4, 4), "a corner"),
+        (lambda: RandomCrop(8, padding=-1), "RandomCrop: padding is"),
         (lambda: RandomHorizontalFlip(1.5), "p is"),
         (lambda: RandomRotation(-4), "degrees is"),
         (lambda: ColorJitter(contrast=-1), "contrast is"),
+        (lambda: ColorJitter(hue=0.7), "hue is"),
         (lambda: GaussianBlur((0.0, 1.0)), "sigma is"),
         (lambda: Normalize((0, 0, 0), (1, 0, 1)), "Normalize"),
+        (lambda: RandomErasing(value=300), "RandomErasing: value is"),
+        (lambda: RandomErasing(value="noise"), "RandomErasing: value is"),  # type: ignore[arg-type]
+        (lambda: RandAugment(num_ops=0), "RandAugment: num_ops is from 1 to 16, not 0"),
+        (lambda: RandAugment(magnitude=31), "RandAugment: magnitude is from 0 to num_magnitude_bins - 1"),
+        (lambda: TrivialAugmentWide(1), "num_magnitude_bins is 2 or more"),
+        (lambda: MixUp(0.0), "MixUp: alpha is above 0"),
+        (lambda: CutMix(p=2), "CutMix: p is a probability"),
     ],
 )
-def test_values_that_make_no_sense(make: Any, message: str) -> None:
+def test_lists_and_values_that_make_no_sense(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
 # --- pixels -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("render", [on_the_cpu, on_a_device])
 @pytest.mark.parametrize(
     "ops",
     [
         [RandomResizedCrop(224), RandomHorizontalFlip()],
         [RandomResizedCrop((50, 80)), RandomHorizontalFlip(), RandomVerticalFlip()],
+        [RandomResizedCrop((24, 30), interpolation="bicubic")],
         [Resize(48), CenterCrop(40)],
         [Resize((100, 30)), RandomVerticalFlip(1.0)],
         [CenterCrop((38, 60)), Resize(64), RandomCrop(50), RandomHorizontalFlip()],
         [Crop(3, 5, 30, 40), Resize((30, 40))],
+        [Resize((48, 40)), RandomCrop((44, 50), padding=(2, 8)), RandomHorizontalFlip()],
     ],
     ids=str,
 )
-def test_geometry_is_pillows(ops: list[Op]) -> None:
-    found, plan = render(ops, IMAGES), plan_for(ops)
-    for i, image in enumerate(IMAGES):
-        expected = np.asarray(by_pillow(image, plan, i)).astype(int)
-        assert np.abs(expected - found[i].numpy()).max() <= 1, SHAPES[i]
+def test_geometry_is_pillows(ops: list[Op], render: Callable[[list[Op], list[Pixels]], torch.Tensor]) -> None:
+    images, found, plan = IMAGES[:5], render(ops, IMAGES[:5]).permute(0, 2, 3, 1).numpy(), plan_for(ops, IMAGES[:5])
+    bicubic = Recipe(ops).interpolation == "bicubic"
+    for i, image in enumerate(images):
+        how = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+        expected = np.asarray(by_pillow(image, plan, i, how)).astype(int)
+        assert np.abs(expected - found[i]).max() <= 1, SHAPES[i]
 
 
 def test_reduced_decoding_stays_close_to_pillow() -> None:
     """Large JPEGs are decoded at 1/2, 1/4 or 1/8; the mean difference to a full decode is under 1.5 of 255."""
     ops: list[Op] = [RandomResizedCrop(64), RandomHorizontalFlip()]
     images = [photo(i, 1200, 1600, grain=40) for i in range(8)]
-    plan, recipe = plan_for(ops, images), Recipe(ops)
+    plan = plan_for(ops, images)
     assert {4, 8} <= set(plan.boxes.reduce.tolist())
     renderer, finish = Renderer(), Finish(torch.uint8, False, None)
     out = renderer.chunk(1, 64, 64)
-    assert recipe.out_size == (64, 64)
-    for i, image in enumerate(images):
+    for i, (image, job) in enumerate(zip(images, plan.jobs(), strict=True)):
         encoded = io.BytesIO()
-        image.save(encoded, "JPEG", quality=95)
-        renderer.render(encoded.getvalue(), plan.jobs()[i], (1200, 1600), out)
-        finish.store(out, (out,), plan.jobs()[i : i + 1], out)
-        expected = np.asarray(by_pillow(Image.open(encoded), plan, i)).astype(int)
+        Image.fromarray(image).save(encoded, "JPEG", quality=95)
+        renderer.render(encoded.getvalue(), job, (1200, 1600), out)
+        finish.store(out, (out,), [job], out)
+        expected = np.asarray(by_pillow(np.asarray(Image.open(encoded)), plan, i)).astype(int)
         assert np.abs(expected - out[0].permute(1, 2, 0).numpy()).mean() < 1.5
 
 
@@ -266,79 +241,19 @@ def test_celeba_is_the_box_of_the_reference_everywhere() -> None:
     """ddpm-torch: torchvision's crop(img, top=40, left=15, height=148, width=148), then Resize((64, 64))."""
     assert (CELEBA_CROP.top, CELEBA_CROP.left, CELEBA_CROP.height, CELEBA_CROP.width) == (40, 15, 148, 148)
     face = photo(5, 218, 178)
-    (shown,) = render(celeba(64, train=False), [face], torch.float32).numpy()
-    wanted = np.asarray(face.crop((15, 40, 163, 188)).resize((64, 64), Image.Resampling.BILINEAR))
+    shown = on_the_cpu(celeba(64, train=False), [face], torch.float32)[0].permute(1, 2, 0).numpy()
+    wanted = np.asarray(Image.fromarray(face).crop((15, 40, 163, 188)).resize((64, 64), Image.Resampling.BILINEAR))
     assert np.abs(shown * 127.5 + 127.5 - wanted).max() < 2
     benchmarks = (Path(__file__).parent.parent / "benchmarks" / "pipeline_job.py").read_text(encoding="utf-8")
     assert "CELEB_BOX = (40, 15, 148, 148)" in benchmarks, "the benchmarks crop another box"
 
 
 @pytest.mark.parametrize("planar", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_normalised_values(dtype: torch.dtype, planar: bool) -> None:
-    geometry: list[Op] = [RandomResizedCrop(40), RandomHorizontalFlip()]
-    raw = render(geometry, IMAGES).to(torch.float32) / 255
-    found = render([*geometry, Normalize(IMAGENET_MEAN, IMAGENET_STD)], IMAGES, dtype, planar)
-    expected = (raw - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    assert found.dtype == dtype and (found.to(torch.float32) - expected).abs().max() < tolerance
-    assert (render(geometry, IMAGES, dtype, planar).to(torch.float32) - raw).abs().max() < 4e-3
-
-
-def test_rotation_is_pillows() -> None:
-    ops: list[Op] = [Resize((120, 90)), RandomRotation(40)]
-    found, plan = render(ops, IMAGES), plan_for(ops)
-    for i, image in enumerate(IMAGES):
-        degrees = float(plan.steps[0][1][i, 0])
-        assert -40 <= degrees < 40
-        turned = by_pillow(image, plan, i).rotate(degrees, Image.Resampling.BILINEAR)
-        inside = by_pillow(Image.new("RGB", image.size, "white"), plan, i).rotate(degrees, Image.Resampling.BILINEAR)
-        # Pillow leaves out the pixels that lie half outside; away from the edge nothing differs.
-        sure = np.asarray(inside.convert("L").filter(ImageFilter.MinFilter(5))) == 255
-        difference = np.abs(np.asarray(turned).astype(int) - found[i].numpy()).max(axis=2)
-        inner = np.s_[3:-3, 3:-3]
-        assert sure.mean() > 0.3 and difference[inner][sure[inner]].max() <= 2, SHAPES[i]
-
-
-def test_jitter_is_pillows() -> None:
-    ops: list[Op] = [Resize((60, 60)), ColorJitter(0.4, 0.3, 0.6)]
-    found, plan = render(ops, IMAGES), plan_for(ops)
-    for i, image in enumerate(IMAGES):
-        brightness, contrast, saturation = plan.steps[0][1][i]
-        assert 0.6 <= brightness < 1.4 and 0.7 <= contrast < 1.3 and 0.4 <= saturation < 1.6
-        expected = ImageEnhance.Brightness(by_pillow(image, plan, i)).enhance(brightness)
-        expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
-        # Pillow rounds down after each of the three steps, and what is lost is multiplied by the next.
-        assert np.abs(np.asarray(expected).astype(int) - found[i].numpy()).max() <= 6
-
-
-def test_blur_is_a_gaussian_with_mirrored_edges() -> None:
-    ops: list[Op] = [Resize((30, 44)), GaussianBlur((0.5, 3.0))]
-    found, plan = render(ops, IMAGES), plan_for(ops)
-    for i, image in enumerate(IMAGES):
-        sigma = float(plan.steps[0][1][i, 0])
-        values = np.asarray(by_pillow(image, plan, i)).astype(float)
-        for axis in (0, 1):
-            reach = 20
-            weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-            pad = [(reach, reach) if a == axis else (0, 0) for a in range(3)]
-            padded = np.pad(values, pad, mode="reflect")
-            values = np.apply_along_axis(np.convolve, axis, padded, weights / weights.sum(), "valid")
-        assert np.abs(values - found[i].numpy()).max() < 1.0
-
-
-def test_probabilities() -> None:
-    n = 4000
-    side = np.full(n, 50)
-    ops: list[Op] = [RandomHorizontalFlip(0.25), RandomVerticalFlip(0.75), GaussianBlur(p=0.1)]
-    plan = Recipe(ops).plan(1, 0, np.arange(n), side, side)
-    assert abs(plan.hflip.mean() - 0.25) < 0.03 and abs(plan.vflip.mean() - 0.75) < 0.03
-    assert abs((plan.steps[0][1] > 0).mean() - 0.1) < 0.02
-    assert abs(np.corrcoef(plan.hflip, plan.vflip)[0, 1]) < 0.05
-
-
-def test_epochs_differ_and_repeat() -> None:
-    ops: list[Op] = [RandomResizedCrop(32)]
-    first, again, other = plan_for(ops), plan_for(ops), plan_for(ops, epoch=1)
-    assert np.array_equal(first.boxes.top, again.boxes.top) and np.array_equal(first.boxes.width, again.boxes.width)
-    assert not np.array_equal(first.boxes.width, other.boxes.width)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_normalised_values(dtype: torch.dtype, tolerance: float, planar: bool) -> None:
+    geometry: list[Any] = [RandomResizedCrop(40), RandomHorizontalFlip()]
+    raw = on_the_cpu(geometry, IMAGES).to(torch.float32) / 255
+    found = on_the_cpu([*geometry, Normalize(IMAGENET_MEAN, IMAGENET_STD)], IMAGES, dtype, planar)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    assert found.dtype == dtype and (found.to(torch.float32) - (raw - mean) / std).abs().max() < tolerance
+    assert (on_the_cpu(geometry, IMAGES, dtype, planar).to(torch.float32) - raw).abs().max() < 4e-3

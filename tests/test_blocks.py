@@ -1,4 +1,4 @@
-"""Blocks are used again, and never under anybody's eyes."""
+"""Blocks are used again, but only without views of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from cache.stores.ranges import BlockPool
 
 
-def test_a_block_comes_back_once_its_views_are_gone() -> None:
+def test_a_block_is_used_again_without_views_of_it() -> None:
     pool = BlockPool()
     first = pool.take(1000)
     first[:] = b"x" * 1000

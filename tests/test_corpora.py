@@ -1,4 +1,4 @@
-"""Whole folders of other people's images: whatever Pillow reads is read, with Pillow's pixels, within 2 GiB.
+"""Folders of public images: all that Pillow reads is read, with Pillow's pixels, within 2 GiB.
 
 The folders are named in CORPORA, separated by blanks: `make test-corpora CORPORA='DIR DIR'`. Fetch, for example, the
 test images of python-pillow/Pillow, image-rs/jpeg-decoder, recurser/exif-orientation-examples and
@@ -28,7 +28,7 @@ CORPORA = [Path(text).expanduser() for text in os.environ.get("CORPORA", "").spl
 COLUMNS = ("files", "Pillow", "same", "by name", "refused", "differ", "crash", "peak MB")
 
 
-def looked_at(files: list[Path]) -> list[dict[str, str | int]]:
+def examined(files: list[Path]) -> list[dict[str, str | int]]:
     """What the worker says of each file, in processes of some files each; "died" for one that ended its process."""
     said: list[dict[str, str | int]] = []
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -59,13 +59,13 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @pytest.mark.corpora
-def test_whatever_pillow_reads_is_read_with_its_pixels() -> None:
+def test_all_that_pillow_reads_is_read_with_its_pixels() -> None:
     if not CORPORA:
         pytest.skip("no folders named: make test-corpora CORPORA='DIR DIR'")
     wrong: list[str] = []
     print(f"\n{'corpus':20}", *(f"{name:>8}" for name in COLUMNS))
     for folder in CORPORA:
-        said = looked_at(files_of(folder))
+        said = examined(files_of(folder))
         assert said, f"{folder}: no files"
         count = Counter(str(line["word"]) for line in said)
         read = sum(count[word] for word in ("same", "by name", "refused", "differs"))
@@ -90,6 +90,6 @@ def test_the_check_of_corpora_sees_what_is_wrong(tmp_path: Path) -> None:
     }
     for name, (data, _) in files.items():
         (tmp_path / name).write_bytes(data)
-    said = {Path(str(line["path"])).name: line for line in looked_at(files_of(tmp_path))}
+    said = {Path(str(line["path"])).name: line for line in examined(files_of(tmp_path))}
     assert {name: said[name]["word"] for name in files} == {name: word for name, (_, word) in files.items()}
     assert all(0 < int(line["peak"]) < 2 << 30 for line in said.values())

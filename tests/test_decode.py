@@ -1,4 +1,4 @@
-"""Decoders give Pillow's pixels, whole or in part, and one clear error for anything else."""
+"""Decoders give Pillow's pixels, whole or in part, or raise BadSampleError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from cache.errors import BadSampleError
 from readers.decode import MAX_PIXELS, Region, Scratch, decode_image
 from readers.decode.region import lent, with_header
-from readers.headers import parse_held
+from readers.headers import parse_any
 
 
 def some_regions(height: int, width: int, count: int = 40, step: int = 1) -> list[Region]:
@@ -109,13 +109,13 @@ def test_coarse_colours_differ_little() -> None:
     assert np.abs(small[0] - small[1]).mean() < 0.6
 
 
-def test_an_image_that_is_no_jpeg_comes_in_full_size() -> None:
+def test_an_image_other_than_jpeg_is_not_reduced() -> None:
     data = encoded(picture(), "PNG")
     expected = pillow_rgb(data)
     assert np.array_equal(decode_image(data, Region(8, 16, 64, 128, 8)), expected[8:72, 16:144])
 
 
-def test_the_bytes_are_left_alone_and_may_lie_anywhere() -> None:
+def test_the_bytes_are_not_changed_and_may_be_part_of_a_buffer() -> None:
     data = encoded(picture(), "JPEG")
     block = memoryview(b"x" * 7 + data + b"y" * 9)[7:-9]
     before = bytes(block)
@@ -123,7 +123,7 @@ def test_the_bytes_are_left_alone_and_may_lie_anywhere() -> None:
     assert bytes(block) == before
 
 
-def test_scratch_is_used_again_and_large_images_leave_nothing_behind() -> None:
+def test_scratch_is_reused_and_not_enlarged_by_large_images() -> None:
     scratch = Scratch()
     small, large = encoded(picture(40, 40), "JPEG"), encoded(Image.new("RGB", (6000, 4500)), "JPEG")
     first = decode_image(small, None, scratch)
@@ -179,10 +179,10 @@ def test_an_image_of_too_many_pixels_is_not_decoded() -> None:
         decode_image(bytes(data))
 
 
-def test_decoded_pixels_are_looked_at_where_they_lie() -> None:
+def test_decoded_pixels_are_viewed_in_place() -> None:
     pixels = np.asarray(picture())
     data = memoryview(b"12345" + with_header(pixels))[5:]
-    assert parse_held(data) == ("pixels", *pixels.shape, 0, 1)
+    assert parse_any(data) == ("pixels", *pixels.shape, 0, 1)
     whole, box = decode_image(data), decode_image(data, Region(8, 16, 24, 32, 8), Scratch(), pixels.shape[:2])
     assert np.array_equal(whole, pixels) and np.array_equal(box, pixels[8:32, 16:48])
     assert not box.flags.writeable and lent(box).flags.writeable

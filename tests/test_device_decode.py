@@ -6,31 +6,26 @@ one.
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_jpeg
 from gpu_doubles import Double, hide, install
-from image_cases import XMP_PREFIX, with_segments, xmp
-from PIL import Image
+from image_cases import XMP_PREFIX, encoded, picture, with_segments, xmp
 
 from cache.errors import BadSampleError, MissingExtraError
 from readers.decode import decode_image
-from readers.decode.backend import CpuDecoder
-from readers.decode.choice import open_decoder
-from readers.decode.picture import Picture, upright_tensor
+from readers.decode.batch import CpuDecoder, decode_batch, device_takes, open_decoder, routes, same_as_promised
+from readers.decode.device import DecodeStream, Picture, upright_tensor
 from readers.decode.region import with_header
-from readers.decode.route import decode_batch, device_takes, routes, same_as_promised
-from readers.decode.streams import DecodeStream
-from readers.headers import MEDIA, ImageHeader, parse_held
+from readers.headers import MEDIA, ImageHeader, parse_any
 from readers.sample import Buffer, ImageInfo
 
 CPU = torch.device("cpu")
@@ -47,22 +42,16 @@ def name_of(double: Double) -> Any:
 
 
 def jpeg(seed: int, size: tuple[int, int] = (80, 72), mode: str = "RGB", **options: Any) -> bytes:
-    with Image.open(io.BytesIO(make_jpeg(seed, size))) as image:
-        out = io.BytesIO()
-        image.convert(mode).save(out, "JPEG", **options)
-    return out.getvalue()
+    """size: (width, height)."""
+    return encoded(picture(size[1], size[0], seed).convert(mode), "JPEG", **options)
 
 
 def turned(seed: int, orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return jpeg(seed, (96, 72), exif=exif)
+    return jpeg(seed, (96, 72), orientation=orientation)
 
 
 def png(seed: int) -> bytes:
-    out = io.BytesIO()
-    Image.open(io.BytesIO(make_jpeg(seed, (80, 72)))).save(out, "PNG")
-    return out.getvalue()
+    return encoded(picture(72, 80, seed), "PNG")
 
 
 MIXED: list[tuple[Callable[[], Buffer], bool]] = [
@@ -88,9 +77,9 @@ def pixels_of(found: Any) -> torch.Tensor:
     return upright_tensor(found)
 
 
-def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
+def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
     images = [make() for make, _ in MIXED]
-    assert [device_takes(parse_held(image)) for image in images] == [device for _, device in MIXED]
+    assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
     with ThreadPoolExecutor(2) as executor:
         for pool in (None, executor):
             found = decode_batch(images, open_decoder(name_of(double), CPU), pool)
@@ -98,8 +87,8 @@ def test_a_mixed_batch_is_split_and_put_together_again(double: Double) -> None:
     assert double.calls == [5, 5], "the device's images go in one call"
 
 
-def test_the_cpu_decodes_its_part_meanwhile(double: Double) -> None:
-    """The device's call returns only when the CPU's image has been decoded: one after the other would wait for ever."""
+def test_the_cpu_decodes_its_share_concurrently(double: Double) -> None:
+    """The device's call returns only when the CPU's image is decoded, which would deadlock without concurrency."""
     decoder, seen = open_decoder(name_of(double), CPU), threading.Event()
 
     class Waiting:
@@ -121,7 +110,7 @@ def test_the_cpu_decodes_its_part_meanwhile(double: Double) -> None:
 
 
 def test_routes_of_an_index_are_those_of_headers() -> None:
-    headers = [parse_held(make()) for make, _ in MIXED]
+    headers = [parse_any(make()) for make, _ in MIXED]
     columns = [[getattr(header, name) for header in headers] for name in ImageHeader._fields[1:]]
     info = ImageInfo(*(np.array(column) for column in columns), np.array([MEDIA.index(h.media) for h in headers], "u1"))
     assert routes(info).tolist() == [device for _, device in MIXED]
@@ -151,7 +140,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     images = [jpeg(i) for i in range(7)]
     double.refuse = {images[i] for i in bad}
     decoder = open_decoder(name_of(double), CPU)
-    found = decoder.decode(images, [parse_held(image) for image in images])
+    found = decoder.decode(images, [parse_any(image) for image in images])
     for i, one in enumerate(found):
         if i in bad:
             assert isinstance(one, BadSampleError) and f"{name_of(double)}/cpu: nvjpegDecode failed" in str(one)
@@ -163,7 +152,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
 
 
-def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None:
+def test_an_image_that_no_decoder_takes_is_an_error_in_its_row(double: Double) -> None:
     found = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(name_of(double), CPU))
     assert [isinstance(one, Picture) for one in found] == [True, False, False, True]
     assert "expected the magic" in str(found[1]) and "truncated" in str(found[2])
@@ -178,36 +167,31 @@ def test_what_nobody_can_decode_is_an_error_in_its_place(double: Double) -> None
         RuntimeError("HIP error: unspecified launch failure"),
     ],
 )
-def test_a_lost_device_is_no_bad_image(double: Double, fault: BaseException) -> None:
+def test_a_lost_device_is_not_taken_for_a_bad_image(double: Double, fault: BaseException) -> None:
     double.fault = fault
     with pytest.raises(type(fault)):
         decode_batch([jpeg(1), jpeg(2)], open_decoder(name_of(double), CPU))
     assert len(double.calls) == 1
 
 
-def test_a_picture_of_another_size_is_not_believed(double: Double) -> None:
+def test_a_picture_of_another_size_is_an_error(double: Double) -> None:
     double.wrong_shape = True
     data = jpeg(1)
-    (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_held(data)])
+    (found,) = open_decoder(name_of(double), CPU).decode([data], [parse_any(data)])
     assert "expected torch.uint8 [3, 72, 80], found torch.uint8 [3, 71, 80]" in str(found)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_the_same_on_every_path(double: Double, orientation: int) -> None:
     for data in (turned(4, orientation), with_segments(jpeg(4, (96, 72)), XMP_PREFIX + xmp(orientation))):
-        one_orientation_on_every_path(double, data)
-
-
-def one_orientation_on_every_path(double: Double, data: bytes) -> None:
-    decoders = [open_decoder(name_of(double), CPU), CpuDecoder(CPU)]
-    for decoder in decoders:
-        (found,) = decoder.decode([data], [parse_held(data)])
-        assert torch.equal(pixels_of(found), expected(data)), decoder.name
+        for decoder in (open_decoder(name_of(double), CPU), CpuDecoder(CPU)):
+            (found,) = decoder.decode([data], [parse_any(data)])
+            assert torch.equal(pixels_of(found), expected(data)), decoder.name
 
 
 def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
     data = jpeg(1)
-    header = parse_held(data)
+    header = parse_any(data)
     good, bad = CpuDecoder(CPU).decode([data, data], [header, header._replace(height=70)])
     assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
 
@@ -241,7 +225,7 @@ def test_auto_takes_the_first_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_real_ones_on_the_cpu(name: Any) -> None:
+def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
     try:
         decoder = open_decoder(name, CPU)
     except MissingExtraError as error:
@@ -250,7 +234,7 @@ def test_the_real_ones_on_the_cpu(name: Any) -> None:
         pytest.skip(f"{error}; only its double was tested (make test-decoders has it)")
     by_xmp = [with_segments(jpeg(8, (96, 72)), XMP_PREFIX + xmp(orientation)) for orientation in range(1, 9)]
     images = [jpeg(1), jpeg(2, mode="L"), *(turned(8, orientation) for orientation in range(1, 9)), *by_xmp]
-    for found, data in zip(decoder.decode(images, [parse_held(image) for image in images]), images, strict=True):
+    for found, data in zip(decoder.decode(images, [parse_any(image) for image in images]), images, strict=True):
         assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1
     stray = [jpeg(seed).replace(marker, bytes(9) + marker) for seed, marker in ((3, b"\xff\xda"), (4, b"\xff\xd9"))]
     for found, data in zip(decode_batch([*stray, png(5)], decoder), [*stray, png(5)], strict=True):
@@ -258,7 +242,7 @@ def test_the_real_ones_on_the_cpu(name: Any) -> None:
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
-def test_without_cuda_a_stream_is_nothing() -> None:
+def test_without_cuda_a_stream_does_nothing() -> None:
     stream = DecodeStream(CPU)
     with stream.decoding():
         pass
@@ -266,53 +250,28 @@ def test_without_cuda_a_stream_is_nothing() -> None:
     DecodeStream.hand_over([torch.zeros(1)], None)
 
 
-def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for one's own stream, decode on it, mark its end; the consumer waits for the mark, then the tensors are
-    its own."""
-    log: list[str] = []
-
-    class Stream:
-        def __init__(self, name: Any) -> None:
-            self.name = "decode" if isinstance(name, torch.device) else name
-
-        def synchronize(self) -> None:
-            log.append(f"{self.name} is empty")
-
-        def record_event(self) -> Any:
-            log.append(f"{self.name} is marked")
-            return "mark"
-
-        def wait_event(self, event: Any) -> None:
-            log.append(f"{self.name} waits for the {event}")
-
-        def __enter__(self) -> None:
-            log.append(f"on {self.name}")
-
-        def __exit__(self, *_: object) -> None:
-            log.append(f"off {self.name}")
-
-    class Tensor:
-        device = torch.device("cuda", 0)
-
-        def record_stream(self, stream: Stream) -> None:
-            log.append(f"recorded on {stream.name}")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("consumer"))
+def test_streams_are_used_in_a_safe_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode stream is empty, decodes and is marked; the consumer waits for the mark before it owns the tensors."""
+    log = MagicMock()
+    log.decode.record_event.return_value = "mark"
+    tensor = log.tensor
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: log.decode)
+    monkeypatch.setattr(torch.cuda, "stream", log.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: log.consumer)
     stream = DecodeStream(torch.device("cuda", 0))
     with stream.decoding():
-        log.append("decode")
+        log.work()
         ready = stream.mark()
-    DecodeStream.hand_over([Tensor()], ready)  # type: ignore[list-item]
-    assert log == [
-        "decode is empty",
-        "on decode",
-        "decode",
-        "decode is marked",
-        "off decode",
-        "consumer waits for the mark",
-        "recorded on consumer",
+    DecodeStream.hand_over([tensor], ready)
+    assert log.mock_calls == [
+        call.decode.synchronize(),
+        call.on(log.decode),
+        call.on().__enter__(),
+        call.work(),
+        call.decode.record_event(),
+        call.on().__exit__(None, None, None),
+        call.consumer.wait_event("mark"),
+        call.tensor.record_stream(log.consumer),
     ]
 
 
@@ -323,7 +282,7 @@ def test_the_order_of_what_is_done_with_streams(monkeypatch: pytest.MonkeyPatch)
 def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
     """The canary: sums of tensors that are freed while the sums are still queued, with decodes in between.
 
-    Without the discipline of `readers.decode.streams` the decoder is given the freed blocks and some sums are wrong.
+    Without the discipline of `readers.decode.device` the decoder is given the freed blocks and some sums are wrong.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     try:
@@ -331,7 +290,7 @@ def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
     except MissingExtraError as error:
         pytest.skip(str(error))
     images = [jpeg(i, (640, 480)) for i in range(16)]
-    headers, stream = [parse_held(image) for image in images], DecodeStream(device)
+    headers, stream = [parse_any(image) for image in images], DecodeStream(device)
     wrong = 0
     for _ in range(50):
         with stream.decoding():

@@ -1,4 +1,4 @@
-"""A FIFO where a file of a set should be: every command says so at once, and none waits for somebody to write to it."""
+"""A FIFO in place of a file of a set: every command fails at once, and none waits for a writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from readers.staged_files import set_files
 
 @pytest.fixture(scope="module")
 def whole(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set with files that were left out; nobody may write to it."""
+    """A set with files that were left out; read only."""
     root = tmp_path_factory.mktemp("fifos")
     shutil.copytree(tree / "val", root / "source/val")
     (root / "source/val/cat/broken.jpg").write_bytes(b"\xff\xd8\xff")

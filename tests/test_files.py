@@ -1,4 +1,4 @@
-"""Files below a folder: nothing is read, written or removed behind a link, and nobody waits for a FIFO."""
+"""Files below a folder: nothing is read, written or removed behind a link, and nothing waits for a FIFO."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of somebody else, with one file in it; a test that changes it has failed."""
+    """A folder of another user, with one file in it, which must not change."""
     path = tmp_path / "outside"
     path.mkdir()
     (path / "theirs").write_bytes(b"theirs")
@@ -137,7 +137,7 @@ def test_a_new_file_takes_no_name_that_is_taken(folder: Folder, outside: Path) -
 
 
 @pytest.mark.parametrize("what", ["FIFO", "socket", "folder", "device"])
-def test_only_regular_files_are_read_and_nobody_waits(
+def test_only_regular_files_are_read_without_waiting(
     folder: Folder, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder.path / "x"
@@ -234,7 +234,7 @@ def test_a_lock_keeps_other_processes_out_and_ends_with_its_own(folder: Folder) 
         assert lock.supported
 
 
-def test_nobody_holds_the_lock_of_a_removed_file(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_removed_file_is_not_used(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """In forced order: opened by us, removed by its holder, locked by us; then the next one comes."""
     import fcntl
 

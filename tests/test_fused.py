@@ -7,7 +7,6 @@ The kernel itself is tested in kernel_cases.py, under Triton's interpreter; on a
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from augment_cases import CPU, Pixels, on_a_device, on_the_cpu
 from suites.programs import run_python
 
 from readers.augment import (
@@ -29,16 +28,12 @@ from readers.augment import (
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
-    Recipe,
     Resize,
 )
-from readers.augment.cpu import Finish, Renderer
-from readers.augment.fused import TILING, BatchRenderer, moved_bytes, triton_runs
-from readers.augment.recipe import Plan
-from readers.decode.orient import upright
-from readers.decode.picture import Picture, layout, upright_tensor
+from readers.augment.fused import TILING, BatchRenderer, triton_runs
+from readers.decode.device import Picture, layout, upright_tensor
+from readers.decode.region import upright
 
-CPU = torch.device("cpu")
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 CROP = [RandomResizedCrop(24, (0.3, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()]
 PIXEL_OPS = [RandomRotation(15), ColorJitter(0.4, 0.4, 0.4), GaussianBlur((0.1, 1.5), p=0.6)]
@@ -49,39 +44,10 @@ WHEREVER_CUDA = pytest.mark.skipif(
 )
 
 
-def arrays(count: int = 9) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+def noise(count: int = 9) -> list[Pixels]:
     rng = np.random.default_rng(5)
     sides = rng.integers(26, 40, (count, 2))
     return [rng.integers(0, 256, (height, width, 3), np.uint8) for height, width in sides]
-
-
-def plan_for(ops: list[Any], images: list[Any]) -> Plan:
-    sizes = np.array([image.shape[:2] for image in images])
-    return Recipe(ops).plan(11, 2, np.arange(len(images)), sizes[:, 0], sizes[:, 1])
-
-
-def on_the_cpu(ops: list[Any], images: list[Any], dtype: torch.dtype, planar: bool) -> torch.Tensor:
-    """What the loader without a device makes of the same plan."""
-    recipe, jobs = Recipe(ops), plan_for(ops, images).jobs()
-    finish, renderer = Finish(dtype, planar, recipe.normalize), Renderer()
-    assert recipe.out_size is not None
-    out = BatchRenderer(CPU, dtype=dtype, planar=planar)._empty(len(images), recipe.out_size, dtype)
-    pixels = out if finish.in_place else renderer.chunk(len(images), *recipe.out_size)
-    places = pixels.split(1)
-    for image, job, place in zip(images, jobs, places, strict=True):
-        encoded = io.BytesIO()
-        Image.fromarray(image).save(encoded, "PNG")
-        renderer.render(encoded.getvalue(), job, image.shape[:2], place)
-    finish.store(pixels, places, jobs, out)
-    return out
-
-
-def on_a_device(ops: list[Any], images: list[Any], device: torch.device = CPU, **options: Any) -> torch.Tensor:
-    recipe = Recipe(ops)
-    pictures = [Picture(torch.from_numpy(image).to(device).permute(2, 0, 1)) for image in images]
-    assert recipe.out_size is not None
-    renderer = BatchRenderer(device, normalize=recipe.normalize, **options)
-    return renderer.render(pictures, plan_for(ops, images).jobs(), recipe.out_size)
 
 
 @pytest.mark.parametrize("planar", [False, True])
@@ -91,7 +57,7 @@ def on_a_device(ops: list[Any], images: list[Any], device: torch.device = CPU, *
 )
 def test_torch_ops_make_what_the_cpu_makes(ops: list[Any], dtype: torch.dtype, planar: bool) -> None:
     ops = ops if dtype == torch.uint8 else [*ops, NORMALIZE]
-    images = arrays()
+    images = noise()
     ours = on_a_device(ops, images, dtype=dtype, planar=planar, engine="torch")
     expected = on_the_cpu(ops, images, dtype, planar)
     assert ours.dtype == dtype and ours.stride() == expected.stride()
@@ -100,18 +66,6 @@ def test_torch_ops_make_what_the_cpu_makes(ops: list[Any], dtype: torch.dtype, p
     step = (1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03) if any(op in ops for op in PIXEL_OPS) else 1e-5
     apart = (ours.to(torch.float32) - expected.to(torch.float32)).abs()
     assert float(apart.max()) <= step and float(apart.mean()) < 0.01 * max(step, 0.01)
-
-
-@pytest.mark.parametrize("op", PIXEL_OPS, ids=lambda op: type(op).__name__)
-def test_batched_pixel_ops_are_those_of_one_image(op: Any) -> None:
-    images = torch.rand(7, 3, 19, 23) * 255
-    (_, draws), *_ = Recipe([op]).plan(3, 0, np.arange(7), np.full(7, 19), np.full(7, 23)).steps
-    expected = torch.cat(
-        [op.apply(image[None].clone(), [row]) for row, image in zip(draws.tolist(), images, strict=True)]
-    )
-    ours = op.apply(images.clone(), draws.tolist())
-    assert torch.allclose(ours, expected, atol=2e-3)
-    assert not torch.allclose(ours, images, atol=1.0)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -131,34 +85,35 @@ def test_the_layout_of_a_turned_picture_is_that_of_the_upright_one(orientation: 
             assert flat[address - start + y * row + x * column + c * channel] == expected[y, x, c]
 
 
-def test_no_images_and_no_pictures_for_them() -> None:
-    renderer = BatchRenderer(CPU, dtype=torch.float32)
-    assert renderer.render([], [], (4, 5)).shape == (0, 3, 4, 5)
-    job = ((0, 0, 4, 4, 1, False), (4, 4), (0, 0), (), ())
-    with pytest.raises(ValueError, match="0 pictures for 1 jobs"):
-        renderer.render([], [job], (4, 4))
+def picture(*shape: int, dtype: torch.dtype = torch.uint8) -> Picture:
+    return Picture(torch.zeros(*shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("box", [(0, 0, 5, 4), (1, 0, 4, 4), (-1, 0, 2, 2), (0, 3, 4, 2), (0, 0, 0, 4)])
-def test_a_box_outside_of_its_picture_is_refused(box: tuple[int, int, int, int]) -> None:
-    picture = Picture(torch.zeros(3, 4, 4, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"picture 0: box .* is not inside"):
-        BatchRenderer(CPU, dtype=torch.uint8).render([picture], [((*box, 1, False), (4, 4), (0, 0), (), ())], (4, 4))
+@pytest.mark.parametrize(
+    ("pictures", "box", "message"),
+    [
+        *(
+            ([picture(3, 4, 4)], box, r"picture 0: box .* is not inside")
+            for box in ((0, 0, 5, 4), (1, 0, 4, 4), (-1, 0, 2, 2), (0, 3, 4, 2), (0, 0, 0, 4))
+        ),
+        ([picture(3, 4, 4, dtype=torch.float32)], (0, 0, 4, 4), r"expected uint8 \[3, height, width\]"),
+        ([picture(1, 4, 4)], (0, 0, 4, 4), r"expected uint8 \[3, height, width\]"),
+        ([], (0, 0, 4, 4), "0 pictures for 1 jobs"),
+    ],
+)
+def test_pictures_and_boxes_that_do_not_fit_are_refused(
+    pictures: list[Picture], box: tuple[int, int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [((*box, 1, False), (4, 4), (0, 0), (), ())], (4, 4))
 
 
-def test_pictures_of_another_kind_are_refused() -> None:
-    job = ((0, 0, 4, 4, 1, False), (4, 4), (0, 0), (), ())
-    for pixels in (torch.zeros(3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.uint8)):
-        with pytest.raises(ValueError, match="expected uint8 \\[3, height, width\\]"):
-            BatchRenderer(CPU, dtype=torch.uint8).render([Picture(pixels)], [job], (4, 4))
+def test_no_images_and_engines_that_do_not_exist() -> None:
+    assert BatchRenderer(CPU, dtype=torch.float32).render([], [], (4, 5)).shape == (0, 3, 4, 5)
     with pytest.raises(ValueError, match="engine is one of auto, triton, torch"):
         BatchRenderer(CPU, dtype=torch.uint8, engine="cuda")  # type: ignore[arg-type]
-
-
-def test_the_bytes_that_must_be_moved() -> None:
-    jobs = [((0, 0, 10, 20, 1, False), (4, 5), (0, 0), (), ())] * 2
-    assert moved_bytes(jobs, (4, 5), torch.uint8) == 2 * (600 + 60)
-    assert moved_bytes(jobs, (4, 5), torch.bfloat16) == 2 * (600 + 120)
+    with pytest.raises(ValueError, match='resizes bilinearly only: use engine="torch"'):
+        BatchRenderer(CPU, dtype=torch.uint8, engine="triton", interpolation="bicubic")
 
 
 # --- the kernel ---------------------------------------------------------------------------------------------------
@@ -236,7 +191,7 @@ def test_triton_that_is_missing_is_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16])
 def test_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
     ops = CROP if dtype == torch.uint8 else [*CROP, NORMALIZE]
-    images = arrays(200)
+    images = noise(200)
     ours = on_a_device(ops, images, torch.device("cuda"), dtype=dtype, engine="triton").cpu()
     expected = on_the_cpu(ops, images, dtype, False)
     step = 1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03

@@ -1,4 +1,4 @@
-"""Headers of every format: Pillow as the oracle, files made by hand for what Pillow does not write, faults.
+"""Headers of every format: against Pillow, on handmade files that Pillow does not write, and on damaged ones.
 
 A fault may only end in BadSampleError or, where the damage leaves a well-formed file, in an ImageHeader.
 """
@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_cases import chunk, encoded, exif_blob
 from PIL import Image, features
 
 from cache.errors import BadSampleError
 from readers import headers
 from readers.headers import MEDIA, SUFFIX, ImageHeader, parse_header, sniff
-from readers.headers.exif import orientation
+from readers.headers.tiff import orientation
 
 WIDTH, HEIGHT = 13, 7
-ORIENTATION = 0x0112
 
 
 def picture(mode: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
@@ -35,78 +34,41 @@ def picture(mode: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
     return image.convert(mode)
 
 
-def encode(format: str, mode: str = "RGB", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    picture(mode).save(buffer, format, **options)
-    return buffer.getvalue()
+def encode(format: str, mode: str = "RGB", orientation: int = 1, **options: Any) -> bytes:
+    return encoded(picture(mode), format, orientation, **options)
 
 
-def exif_of(value: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[ORIENTATION] = value
-    exif[0x010F] = "a maker whose name does not fit into the entry"
-    return exif
-
-
-IMAGES: dict[str, tuple[str, bytes]] = {
-    "jpeg-grey": ("jpeg", encode("JPEG", "L")),
-    "jpeg-colour": ("jpeg", encode("JPEG")),
-    "jpeg-cmyk": ("jpeg", encode("JPEG", "CMYK")),
-    "jpeg-progressive": ("jpeg", encode("JPEG", progressive=True)),
-    "jpeg-restarts": ("jpeg", encode("JPEG", restart_marker_blocks=1)),
-    "jpeg-comment-profile": ("jpeg", encode("JPEG", comment=b"\xff\xd9", icc_profile=b"p" * 70000)),
-    "png-bilevel": ("png", encode("PNG", "1")),
-    "png-grey": ("png", encode("PNG", "L")),
-    "png-grey-alpha": ("png", encode("PNG", "LA")),
-    "png-grey-16": ("png", encode("PNG", "I;16")),
-    "png-palette": ("png", encode("PNG", "P")),
-    "png-palette-transparent": ("png", encode("PNG", "P", transparency=0)),
-    "png-colour": ("png", encode("PNG")),
-    "png-colour-alpha": ("png", encode("PNG", "RGBA")),
-    "webp-lossy": ("webp", encode("WEBP")),
-    "webp-lossy-alpha": ("webp", encode("WEBP", "RGBA")),
-    "webp-lossless": ("webp", encode("WEBP", lossless=True)),
-    "webp-lossless-alpha": ("webp", encode("WEBP", "RGBA", lossless=True)),
-    "webp-metadata": ("webp", encode("WEBP", icc_profile=b"odd", xmp=b"<x/>!")),
-    "gif-bilevel": ("gif", encode("GIF", "1")),
-    "gif-grey": ("gif", encode("GIF", "L")),
-    "gif-palette": ("gif", encode("GIF", "P", comment=b";" * 300, transparency=0)),
-    "bmp-bilevel": ("bmp", encode("BMP", "1")),
-    "bmp-grey": ("bmp", encode("BMP", "L")),
-    "bmp-palette": ("bmp", encode("BMP", "P")),
-    "bmp-colour": ("bmp", encode("BMP")),
-    "bmp-32-bits": ("bmp", encode("BMP", "RGBA")),
-    "tiff-bilevel": ("tiff", encode("TIFF", "1")),
-    "tiff-grey": ("tiff", encode("TIFF", "L")),
-    "tiff-grey-alpha": ("tiff", encode("TIFF", "LA")),
-    "tiff-grey-16": ("tiff", encode("TIFF", "I;16")),
-    "tiff-big-endian": ("tiff", encode("TIFF", "I;16B")),
-    "tiff-float": ("tiff", encode("TIFF", "F")),
-    "tiff-palette": ("tiff", encode("TIFF", "P")),
-    "tiff-colour": ("tiff", encode("TIFF")),
-    "tiff-colour-alpha": ("tiff", encode("TIFF", "RGBA")),
-    "tiff-cmyk": ("tiff", encode("TIFF", "CMYK")),
-    "tiff-strips": ("tiff", encode("TIFF", strip_size=WIDTH * 3)),
-    "bigtiff": ("tiff", encode("TIFF", big_tiff=True)),
-    "jpeg-exif": ("jpeg", encode("JPEG", exif=exif_of(1))),
-    "png-exif": ("png", encode("PNG", exif=exif_of(1))),
-    "webp-exif": ("webp", encode("WEBP", exif=exif_of(1))),
-    "tiff-exif": ("tiff", encode("TIFF", exif=exif_of(1))),
+MODES = {
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("1", "L", "LA", "I;16", "P", "RGB", "RGBA"),
+    "WEBP": ("RGB", "RGBA"),
+    "GIF": ("1", "L", "P"),
+    "BMP": ("1", "L", "P", "RGB", "RGBA"),
+    "TIFF": ("1", "L", "LA", "I;16", "I;16B", "F", "P", "RGB", "RGBA", "CMYK"),
 }
+OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("JPEG", "RGB", {"progressive": True}),
+    ("JPEG", "RGB", {"restart_marker_blocks": 1}),
+    ("JPEG", "RGB", {"comment": b"\xff\xd9", "icc_profile": b"p" * 70000}),
+    ("PNG", "P", {"transparency": 0}),
+    ("WEBP", "RGB", {"lossless": True}),
+    ("WEBP", "RGBA", {"lossless": True}),
+    ("WEBP", "RGB", {"icc_profile": b"odd", "xmp": b"<x/>!"}),
+    ("GIF", "P", {"comment": b";" * 300, "transparency": 0}),
+    ("TIFF", "RGB", {"strip_size": WIDTH * 3}),
+    ("TIFF", "RGB", {"big_tiff": True}),
+    *((format, "RGB", {"exif": exif_blob(1)}) for format in ("JPEG", "PNG", "WEBP", "TIFF")),
+]
 if features.check("libtiff"):
-    IMAGES |= {
-        "tiff-lzw": ("tiff", encode("TIFF", compression="tiff_lzw")),
-        "tiff-jpeg": ("tiff", encode("TIFF", compression="jpeg")),
-    }
-
-SMALL = {
-    "jpeg": IMAGES["jpeg-colour"][1],
-    "png": IMAGES["png-colour"][1],
-    "webp": IMAGES["webp-lossy"][1],
-    "gif": IMAGES["gif-palette"][1],
-    "bmp": IMAGES["bmp-colour"][1],
-    "tiff": IMAGES["tiff-colour"][1],
+    OPTIONS += [("TIFF", "RGB", {"compression": name}) for name in ("tiff_lzw", "jpeg")]
+IMAGES = {
+    f"{format} {mode} {str(options)[:40]}": (format.lower(), encode(format, mode, **options))
+    for format, mode, options in [
+        *((format, mode, dict[str, Any]()) for format, modes in MODES.items() for mode in modes),
+        *OPTIONS,
+    ]
 }
+SMALL = {media: encode(media.upper(), "P" if media == "gif" else "RGB") for media in MEDIA[1:-1]}
 MAGICS = (
     b"\xff\xd8\xff",
     b"\x89PNG\r\n\x1a\n",
@@ -115,6 +77,7 @@ MAGICS = (
     b"II*\0",
     b"MM\0+",
     b"\x89PXL\r\n\x1a\n",
+    *(b"BM" + bytes(12) + struct.pack("<I", version) for version in (12, 40, 52, 56, 64, 108, 124)),
 )
 
 
@@ -123,7 +86,7 @@ def outcome(data: bytes | memoryview) -> ImageHeader | None:
     try:
         header = parse_header(data)
     except BadSampleError as error:
-        assert "byte" in str(error)
+        assert "byte" in str(error) or str(error).startswith("bmp image: ")  # which Pillow reads
         return None
     assert header.media == sniff(data) != ""
     assert 1 <= header.height <= 0xFFFFFFFF and 1 <= header.width <= 0xFFFFFFFF
@@ -145,14 +108,11 @@ def image(request: pytest.FixtureRequest) -> tuple[str, bytes]:
 def test_every_image_against_pillow(image: tuple[str, bytes]) -> None:
     media, data = image
     with Image.open(io.BytesIO(data)) as oracle:
-        width, height = oracle.size
-        components = len(oracle.getbands())
-    header = parse_header(data)
-    assert sniff(data) == media
-    assert header[:4] == (media, height, width, components)
-    assert (width, height) == (WIDTH, HEIGHT)
-    assert header.orientation == 1
-    assert (header.process != 0) == (media == "jpeg")
+        size, components = oracle.size, len(oracle.getbands())
+        progressive = "progressive" in oracle.info
+    process = 0 if media != "jpeg" else 0xC2 if progressive else 0xC0
+    assert sniff(data) == media and size == (WIDTH, HEIGHT)
+    assert parse_header(data) == (media, HEIGHT, WIDTH, components, process, 1)
 
 
 def test_a_view_into_a_larger_buffer(image: tuple[str, bytes]) -> None:
@@ -184,7 +144,7 @@ def test_a_cut_names_the_end(media: str) -> None:
     assert f"the end at byte {len(data) - 1} (truncated)" in refusal(data[:-1])
 
 
-def test_a_cut_after_the_first_image_is_not_seen() -> None:
+def test_a_cut_after_the_first_image_is_accepted() -> None:
     buffer = io.BytesIO()
     picture("L").save(buffer, "TIFF", save_all=True, append_images=[picture("L")])
     pages = buffer.getvalue()
@@ -210,16 +170,10 @@ def test_extreme_bytes_in_every_header_position(media: str) -> None:
             outcome(bytes(data))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(magic=st.sampled_from((b"", *MAGICS)), tail=st.binary(max_size=300))
 def test_random_bytes(magic: bytes, tail: bytes) -> None:
     assert outcome(magic + tail) == outcome(memoryview(magic + tail))
-
-
-@settings(max_examples=200, deadline=None)
-@given(version=st.sampled_from((12, 40, 52, 56, 64, 108, 124)), tail=st.binary(max_size=130))
-def test_random_bitmaps(version: int, tail: bytes) -> None:
-    outcome(b"BM" + bytes(12) + struct.pack("<I", version) + tail)
 
 
 @settings(max_examples=400, deadline=None)
@@ -255,36 +209,25 @@ def test_images_of_other_formats_are_named(data: bytes, name: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"P5 is a class of ships, 12 of them", b"\0\0\0\x18ftypisom\0\0\0\0mp41", b"<html>", b"\0\0\1\0", b""]
 )
-def test_what_is_no_image_is_not_taken_for_one(data: bytes) -> None:
+def test_other_bytes_are_not_taken_for_foreign_images(data: bytes) -> None:
     assert headers.foreign_medium(data) == headers.foreign_medium(memoryview(data)) == ""
 
 
-def test_public_names() -> None:
-    functions = {
-        "exif_orientation",
-        "foreign_medium",
-        "frames",
-        "parse_header",
-        "parse_held",
-        "read_frame",
-        "read_header",
-        "sniff",
-    }
-    assert set(headers.__all__) == {"FOREIGN_SUFFIXES", "MEDIA", "SUFFIX", "ImageHeader", *functions}
+def test_the_codes_of_media_are_frozen() -> None:
+    """Columns of an index store the position in MEDIA; SUFFIX names the members of archives."""
     assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
-    assert tuple(SUFFIX) == MEDIA[1:-1]
-    assert list(SUFFIX.values()) == ["jpg", "png", "webp", "gif", "bmp", "tif"]
+    assert tuple(SUFFIX) == MEDIA[1:-1] and [*SUFFIX.values()] == ["jpg", "png", "webp", "gif", "bmp", "tif"]
 
 
-def test_decoded_pixels_are_held_in_memory_and_are_no_file() -> None:
+def test_decoded_pixels_are_refused_as_files() -> None:
     data = b"\x89PXL\r\n\x1a\n" + struct.pack("<II", HEIGHT, WIDTH) + picture("RGB").tobytes()
     for view in (data, memoryview(b"xyz" + data)[3:]):
-        assert headers.parse_held(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
+        assert headers.parse_any(view) == ("pixels", HEIGHT, WIDTH, 3, 0, 1)
         assert sniff(view) == "" and "expected the magic of jpeg" in refusal(view)
     for cut in range(len(data)):
         with pytest.raises(BadSampleError):
-            headers.parse_held(data[:cut])
-    assert headers.parse_held(SMALL["png"]) == parse_header(SMALL["png"])
+            headers.parse_any(data[:cut])
+    assert headers.parse_any(SMALL["png"]) == parse_header(SMALL["png"])
 
 
 @pytest.mark.parametrize(
@@ -305,38 +248,22 @@ def test_no_image(data: bytes, found: str) -> None:
 # Orientation
 
 
-@pytest.mark.parametrize("value", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_orientation_as_pillow_writes_it(format: str, value: int) -> None:
-    data = encode(format, exif=exif_of(value))
-    with Image.open(io.BytesIO(data)) as oracle:
-        assert oracle.getexif()[ORIENTATION] == value
-    header = parse_header(data)
-    assert header.orientation == value
-    assert (header.height, header.width) == (HEIGHT, WIDTH)
-
-
 @pytest.mark.parametrize("value", [0, 9, 65535])
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_an_invalid_orientation_is_none(format: str, value: int) -> None:
-    assert parse_header(encode(format, exif=exif_of(value))).orientation == 1
-
-
-def blob(order: str, kind: int, value: int, *, entries: int = 1) -> bytes:
-    number = struct.pack(order + ("H2x" if kind == 3 else "I"), value)
-    magic = b"II*\0" if order == "<" else b"MM\0*"
-    return magic + struct.pack(order + "IHHHI", 8, entries, ORIENTATION, kind, 1) + number + bytes(4)
+    assert parse_header(encode(format, orientation=value)).orientation == 1
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_of_a_blob(order: str) -> None:
-    assert orientation(blob(order, 3, 6), 0, 99) == 6
-    assert orientation(blob(order, 4, 8), 0, 99) == 8
-    assert orientation(blob(order, 4, 0x10006), 0, 99) == 1
-    assert orientation(blob(order, 2, 6), 0, 99) == 1
-    assert orientation(blob(order, 3, 6, entries=60000), 0, 99) == 6
-    assert orientation(b"..Exif\0\0" + blob(order, 3, 6), 2, 99) == 6
-    assert [orientation(blob(order, 3, 6), 0, stop) for stop in range(22)] == [0, *[1] * 7, *[0] * 14]
+    """Its type of number, and where it is cut; `test_unusual_images` compares with Pillow."""
+    blob = exif_blob(6, order=order)
+    assert orientation(blob, 0, 99) == orientation(b"..Exif\0\0" + blob, 2, 99) == 6
+    many = blob[:8] + struct.pack(order + "H", 60000) + blob[10:]
+    assert orientation(many, 0, 99) == 6
+    assert orientation(exif_blob(8, 4, order=order), 0, 99) == 8
+    assert orientation(exif_blob(0x10006, 4, order=order), 0, 99) == orientation(exif_blob(6, 2), 0, 99) == 1
+    assert [orientation(blob, 0, stop) for stop in range(22)] == [0, *[1] * 7, *[0] * 14]
 
 
 # JPEG
@@ -364,15 +291,10 @@ def test_process_of_a_jpeg(marker: int) -> None:
     assert parse_header(jpeg(frame(marker=marker), SCAN, PIXELS, END)) == ("jpeg", 7, 13, 3, marker, 1)
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-def test_process_of_a_jpeg_by_pillow(progressive: bool) -> None:
-    assert parse_header(encode("JPEG", progressive=progressive)).process == (0xC2 if progressive else 0xC0)
-
-
 @pytest.mark.parametrize(
     "between", [b"\xff", b"\xff" * 99, b"\xff\xd0", b"\xff\x01", b"\0", b"stray bytes", b"\xff\0\0\xff"]
 )
-def test_what_may_lie_between_segments(between: bytes) -> None:
+def test_bytes_between_segments_are_skipped(between: bytes) -> None:
     app = segment(0xE0, b"JFIF\0" + b"\xff\xda\xff\xd9")
     data = jpeg(app, between, frame(), between, SCAN, PIXELS, END)
     assert parse_header(data) == ("jpeg", 7, 13, 3, 0xC0, 1)
@@ -381,13 +303,13 @@ def test_what_may_lie_between_segments(between: bytes) -> None:
 
 def test_first_exif_segment_counts() -> None:
     apps = [segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0")]
-    apps += [segment(0xE1, b"Exif\0\0" + blob(">", 3, value)) for value in (6, 8)]
+    apps += [segment(0xE1, b"Exif\0\0" + exif_blob(value, order=">")) for value in (6, 8)]
     assert parse_header(jpeg(*apps, frame(), SCAN, PIXELS, END)).orientation == 6
 
 
 def test_end_marker_of_a_thumbnail_is_not_the_end() -> None:
     thumbnail = jpeg(frame(2, 2), SCAN, PIXELS, END)
-    data = jpeg(segment(0xE1, b"Exif\0\0" + blob("<", 3, 3) + thumbnail), frame(), SCAN, PIXELS)
+    data = jpeg(segment(0xE1, b"Exif\0\0" + exif_blob(3) + thumbnail), frame(), SCAN, PIXELS)
     assert refusal(data).endswith(f"found the end at byte {len(data)} (truncated)")
     assert parse_header(data + END) == ("jpeg", 7, 13, 3, 0xC0, 3)
 
@@ -399,42 +321,30 @@ def test_end_marker_across_search_windows() -> None:
         assert outcome(data + bytes(length)) is None
 
 
+NO_SIZE = "expected a height and a width of 1 to 4294967295, found"
+MISPLACED = "expected a segment that may come before the scan, found"
+NO_END = "expected a scan and an end marker (FFD9), found the end at"
+BODY = (SCAN, PIXELS, END)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([SCAN, PIXELS, END], "jpeg image, byte 2: expected a frame (SOF) before the scan, found none"),
-        (
-            [frame(), frame(), SCAN, PIXELS, END],
-            "byte 21: expected one frame (SOF) before the scan, found a second",
-        ),
-        (
-            [frame(0), SCAN, PIXELS, END],
-            "byte 7: expected a height and a width of 1 to 4294967295, found 0 and 13",
-        ),
-        ([frame(width=0), SCAN, PIXELS, END], "byte 7: expected a height and a width of 1 to"),
-        ([frame(components=0), SCAN, PIXELS, END], "byte 11: expected 1 to 4 components, found 0"),
-        ([frame(components=5), SCAN, PIXELS, END], "byte 11: expected 1 to 4 components, found 5"),
-        ([segment(0xC0, frame()[4:-1]), SCAN, PIXELS, END], "byte 4: expected a frame of 17 bytes, found 16"),
-        (
-            [b"\xff\xe0\0\1", frame(), SCAN, PIXELS, END],
-            "byte 4: expected a segment of 2 bytes or more, found 1",
-        ),
-        ([frame(), END], "byte 21: expected a segment, found the end at byte 23 (truncated)"),
-        (
-            [frame(), END, SCAN],
-            "byte 21: expected a segment that may come before the scan, found marker FFD9",
-        ),
-        (
-            [jpeg(frame(), SCAN, PIXELS, END)],
-            "byte 2: expected a segment that may come before the scan, found",
-        ),
-        ([segment(0xF7, bytes(9)), SCAN], "byte 2: expected a segment that may come before the scan, found"),
-        ([frame(), SCAN, END], "byte 35: expected a scan and an end marker (FFD9), found the end at byte 37"),
-        (
-            [frame(), SCAN, PIXELS],
-            "byte 35: expected a scan and an end marker (FFD9), found the end at byte 41",
-        ),
-        ([frame(), b"stray"], "byte 21: expected a marker, found the end at byte 26 (truncated)"),
+        (BODY, "jpeg image, byte 2: expected a frame (SOF) before the scan, found none"),
+        ((frame(), frame(), *BODY), "byte 21: expected one frame (SOF) before the scan, found a second"),
+        ((frame(0), *BODY), f"byte 7: {NO_SIZE} 0 and 13"),
+        ((frame(width=0), *BODY), f"byte 7: {NO_SIZE} 7 and 0"),
+        ((frame(components=0), *BODY), "byte 11: expected 1 to 4 components, found 0"),
+        ((frame(components=5), *BODY), "byte 11: expected 1 to 4 components, found 5"),
+        ((segment(0xC0, frame()[4:-1]), *BODY), "byte 4: expected a frame of 17 bytes, found 16"),
+        ((b"\xff\xe0\0\1", frame(), *BODY), "byte 4: expected a segment of 2 bytes or more, found 1"),
+        ((frame(), END), "byte 21: expected a segment, found the end at byte 23 (truncated)"),
+        ((frame(), END, SCAN), f"byte 21: {MISPLACED} marker FFD9"),
+        ((jpeg(frame(), *BODY),), f"byte 2: {MISPLACED}"),
+        ((segment(0xF7, bytes(9)), SCAN), f"byte 2: {MISPLACED}"),
+        ((frame(), SCAN, END), f"byte 35: {NO_END} byte 37"),
+        ((frame(), SCAN, PIXELS), f"byte 35: {NO_END} byte 41"),
+        ((frame(), b"stray"), "byte 21: expected a marker, found the end at byte 26 (truncated)"),
     ],
 )
 def test_bad_jpegs(parts: Iterable[bytes], message: str) -> None:
@@ -449,10 +359,6 @@ def test_segments_are_capped() -> None:
 # PNG
 
 
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
 def png(*chunks: bytes, width: int = 13, height: int = 7, colour: int = 2) -> bytes:
     first = chunk(b"IHDR", struct.pack(">IIBB3x", width, height, 8, colour))
     return b"\x89PNG\r\n\x1a\n" + first + b"".join(chunks)
@@ -463,7 +369,7 @@ DATA, IEND = chunk(b"IDAT", b"x"), chunk(b"IEND", b"")
 
 @pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
 def test_exif_chunk_before_or_after_the_pixels(prefix: bytes) -> None:
-    exif = chunk(b"eXIf", prefix + blob(">", 3, 5))
+    exif = chunk(b"eXIf", prefix + exif_blob(5, order=">"))
     assert parse_header(png(exif, DATA, IEND)) == ("png", 7, 13, 3, 0, 5)
     assert parse_header(png(DATA, DATA, exif, IEND)) == ("png", 7, 13, 3, 0, 5)
 
@@ -500,7 +406,7 @@ def canvas(flags: int) -> tuple[bytes, bytes]:
 
 def test_extended_webp() -> None:
     pixels = (b"VP8 ", bytes(10))
-    exif = (b"EXIF", b"Exif\0\0" + blob("<", 3, 7) + b".")
+    exif = (b"EXIF", b"Exif\0\0" + exif_blob(7) + b".")
     assert parse_header(riff(canvas(0x08), (b"XMP ", b"odd"), pixels, exif)) == ("webp", 7, 65549, 3, 0, 7)
     assert parse_header(riff(canvas(0x10), exif, pixels)) == ("webp", 7, 65549, 4, 0, 7)
     assert refusal(riff(canvas(0), exif)).endswith("expected a chunk VP8, VP8L or ANMF after VP8X, found none")
@@ -577,12 +483,8 @@ def test_bitmap_sizes() -> None:
     assert parse_header(bmp(13 * 7 * 4, height=-7)) == ("bmp", 7, 13, 3, 0, 1)
     assert parse_header(bmp(13 * 7 * 4, sizes=(0xFFFFFFFF, 0xFFFFFFFF))).components == 3
     assert "byte 122: expected pixels up to byte 486, found the end at byte 485" in refusal(bmp(13 * 7 * 4 - 1))
-    for sizes in ((0, 50), (172, 0), (0, 0)):
-        assert parse_header(bmp(50, bits=8, compression=1, sizes=sizes)) == ("bmp", 7, 13, 1, 0, 1)
-    for sizes in ((0, 51), (173, 0)):
-        assert "expected pixels up to byte 173" in refusal(bmp(50, bits=8, compression=1, sizes=sizes))
-    assert "byte 18: expected a height and a width" in refusal(bmp(0, height=0))
-    assert "byte 18: expected 1 plane of 1, 2, 4, 8, 16, 24 or 32 bits, found 1 of 7" in refusal(bmp(999, bits=7))
+    assert "bmp image: not enough image data" in refusal(bmp(50, bits=8, compression=1))
+    assert refusal(bmp(0, height=0)) and "Unsupported BMP pixel depth (7)" in refusal(bmp(999, bits=7))
     core = b"BM" + struct.pack("<I4xIIHHHH", 0, 26, 12, 13, 7, 1, 24)
     assert parse_header(core + bytes(40 * 7)) == ("bmp", 7, 13, 3, 0, 1)
     assert outcome(core + bytes(40 * 7 - 1)) is None
@@ -599,7 +501,7 @@ def tiff(*entries: tuple[int, int, int, int], order: str = "<", big: bool = Fals
         rows = [struct.pack(order + "HHQQ", *entry) for entry in entries]
         return head + b"".join(rows) + bytes(8 + body)
     head = mark + struct.pack(order + "HIH", 42, 8, len(entries))
-    # A SHORT stands in the first two bytes of its field, whatever the byte order.
+    # A SHORT is in the first two bytes of its field, in either byte order.
     rows = [struct.pack(order + ("HHIHxx" if entry[1] == 3 else "HHII"), *entry) for entry in entries]
     return head + b"".join(rows) + bytes(4 + body)
 
@@ -621,27 +523,15 @@ def test_tiff_directories(order: str) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (STRIP, "byte 8: expected a height and a width of 1 to 4294967295, found 0 and 0"),
-        (
-            (*SIZE[:1], (257, 4, 0, 7), *STRIP),
-            "byte 8: expected a height and a width of 1 to 4294967295, found 0",
-        ),
-        (
-            (*SIZE[:1], (257, 11, 1, 7), *STRIP),
-            "byte 8: expected a height and a width of 1 to 4294967295, found 0",
-        ),
+        (STRIP, f"byte 8: {NO_SIZE} 0 and 0"),
+        ((SIZE[0], (257, 4, 0, 7), *STRIP), f"byte 8: {NO_SIZE} 0"),
+        ((SIZE[0], (257, 11, 1, 7), *STRIP), f"byte 8: {NO_SIZE} 0"),
         ((*SIZE, (277, 3, 1, 0), *STRIP), "byte 8: expected 1 to 255 samples per pixel, found 0"),
         ((*SIZE, (277, 3, 1, 256), *STRIP), "byte 8: expected 1 to 255 samples per pixel, found 256"),
         (SIZE, "byte 8: expected StripOffsets or TileOffsets, found neither"),
-        (
-            (*SIZE, (273, 4, 1, 999)),
-            "byte 8: expected strips or tiles up to byte 1000, found the end at byte 114",
-        ),
+        ((*SIZE, (273, 4, 1, 999)), "byte 8: expected strips or tiles up to byte 1000, found the end at byte 114"),
         ((*SIZE, (273, 4, 1, 63), STRIP[1]), "byte 8: expected strips or tiles up to byte 127"),
-        (
-            (*SIZE, *STRIP, (270, 2, 9, 130)),
-            "byte 58: expected tag 270 in bytes 130 to 139, found the end at byte 138 (truncated)",
-        ),
+        ((*SIZE, *STRIP, (270, 2, 9, 130)), "byte 58: expected tag 270 in bytes 130 to 139, found the end at byte 138"),
     ],
 )
 def test_bad_tiffs(entries: tuple[tuple[int, int, int, int], ...], message: str) -> None:

@@ -382,7 +382,7 @@ from readers.augment import RandomResizedCrop
 with readers.open({str(packed)!r}) as reader:
     images, labels = next(iter(ImageLoader(reader, 4, augment=[RandomResizedCrop(8)], device="cpu")))
 for_gpus = ("triton", "torchcodec", "torchvision", "readers.augment.fused", "readers.augment.kernel",
-            "readers.loader.device", "readers.decode.streams", "readers.decode.choice", "readers.decode.backend")
+            "readers.loader.device", "readers.decode.device", "readers.decode.batch", "readers.decode.batch")
 print([name for name in for_gpus if name in sys.modules])
 """
     done = run_python("-c", script)

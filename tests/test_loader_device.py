@@ -32,7 +32,7 @@ from readers.augment import (
     RandomResizedCrop,
     Resize,
 )
-from readers.decode.route import routes
+from readers.decode.batch import routes
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
 from readers.order import Sequential
@@ -144,16 +144,15 @@ def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: p
     monkeypatch.setattr("readers.loader.loader.device_path", lambda *_, **__: path)
     loader = ImageLoader(reader, 8, **options)
     assert not path.decodes and loader.decoder == "cpu"
-    uploads: list[torch.Tensor] = []
-    uploaded = device.DeviceStage._uploaded
+    render, crossed = path.renderer.render, set()
 
-    def upload(stage: Any, images: torch.Tensor, batch: Any) -> Any:
-        uploads.append(images)
-        return uploaded(stage, images, batch)
+    def record(pictures: Any, *rest: Any) -> torch.Tensor:
+        crossed.update((picture.pixels.dtype, tuple(picture.pixels.shape)) for picture in pictures)
+        return render(pictures, *rest)
 
-    monkeypatch.setattr(device.DeviceStage, "_uploaded", upload)
+    monkeypatch.setattr(path.renderer, "render", record)
     compare(list(loader), plain, 1e-5)
-    assert {(images.dtype, tuple(images.shape)) for images in uploads} == {(torch.uint8, (8, 3, 50, 50))}
+    assert crossed == {(torch.uint8, (3, 50, 50))}
 
 
 def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double) -> None:

@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
 COUNT = 50
+FAULTS = pytest.mark.faults
 
 
 @pytest.fixture(scope="module")
@@ -299,8 +300,8 @@ def by_stream(reader: Any, order: Any, state: Any, world: int, batch: int) -> It
     return by_sampler(reader, order, state, world, batch, stream=True)
 
 
-def random_stops(reader: Any, stops: int, seed: int) -> int:
-    """Stop `stops` times, each time continuing with another loader, other ranks and batches; returns epochs walked."""
+def random_stops(reader: Any, stops: int, seed: int) -> None:
+    """Stop `stops` times, each time continuing with another loader, other ranks and batches."""
     draw = random.Random(seed)
     order = draw.choice((Shuffled(COUNT, seed + 1), BlockShuffled(np.arange(0, COUNT + 1, 5), 2, seed + 1)))
     state: dict[str, Any] | None = None
@@ -322,18 +323,13 @@ def random_stops(reader: Any, stops: int, seed: int) -> int:
     twice = [key for key, count in seen.items() if count > 1]
     assert not lost and not twice, f"seed {seed}: lost {lost[:5]}, twice {twice[:5]}"
     assert {epoch for epoch, _ in seen} == set(range(last + 1)), f"seed {seed}: epochs are numbered from 0"
-    return last + 1
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_lost_or_repeated_by_any_successor(reader: readers.Reader, seed: int) -> None:
-    random_stops(reader, 25, seed)
-
-
-@pytest.mark.faults
-def test_a_thousand_random_stops(reader: readers.Reader) -> None:
-    epochs = sum(random_stops(reader, 50, seed) for seed in range(100, 140))
-    print(f"\n2000 random stops with changed world sizes: {epochs} epochs whole, 0 lost, 0 twice")
+@pytest.mark.parametrize(
+    ("stops", "seed"), [(25, 0), (25, 1), (25, 2), *(pytest.param(50, i, marks=FAULTS) for i in range(100, 140))]
+)
+def test_nothing_is_lost_or_repeated_by_any_successor(reader: readers.Reader, stops: int, seed: int) -> None:
+    random_stops(reader, stops, seed)
 
 
 # --- torchdata ----------------------------------------------------------------------------------------------------
@@ -360,10 +356,21 @@ def test_the_state_of_a_finished_epoch_continues_with_the_next(reader: readers.R
             state = loader.state_dict()
 
 
-def stateful_stops(reader: Any, kind: str, workers: int, batch: int, draw: random.Random, stops: int) -> int:
-    """Epochs walked in `stops` stops, each in a loader of its own; every epoch in its order, none twice."""
-    seen: list[int] = []
-    state = None
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize(
+    ("workers", "batch", "stops"),
+    [
+        (0, 8, 20),
+        (2, 8, 4),
+        *(pytest.param(workers, batch, 30, marks=FAULTS) for workers in (1, 3) for batch in (8, 25)),
+        *(pytest.param(0, batch, 200, marks=FAULTS) for batch in (8, 25)),
+    ],
+)
+def test_stateful_loaders_stop_anywhere(
+    reader: readers.Reader, kind: str, workers: int, batch: int, stops: int
+) -> None:
+    """Every epoch in its order, none twice, though each stop makes a loader of its own."""
+    draw, seen, state = random.Random(stops), [], None
     for _ in range(stops):
         loader = stateful(reader, kind, workers, batch, persistent_workers=workers > 0 and draw.random() < 0.5)
         if state is not None:
@@ -377,24 +384,7 @@ def stateful_stops(reader: Any, kind: str, workers: int, batch: int, draw: rando
             state = loader.state_dict()
             del stream
     whole = [number for epoch in range(len(seen) // COUNT + 1) for number in expected(epoch)]
-    assert seen == whole[: len(seen)], f"{kind}, {workers} workers, batches of {batch}"
-    return stops
-
-
-@pytest.mark.parametrize("kind", ["sampler", "stream"])
-@pytest.mark.parametrize(("workers", "stops"), [(0, 20), (2, 4)])
-def test_stateful_loaders_stop_anywhere(reader: readers.Reader, kind: str, workers: int, stops: int) -> None:
-    stateful_stops(reader, kind, workers, 8, random.Random(stops), stops)
-
-
-@pytest.mark.faults
-def test_many_stops_of_stateful_loaders(reader: readers.Reader) -> None:
-    draw, stops = random.Random(1), 0
-    for kind in ("sampler", "stream"):
-        for workers, times in ((0, 200), (1, 30), (3, 30)):
-            for batch in (8, 25):
-                stops += stateful_stops(reader, kind, workers, batch, draw, times)
-    print(f"\n{stops} stops of StatefulDataLoader: 0 lost, 0 twice")
+    assert seen == whole[: len(seen)]
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
@@ -454,7 +444,7 @@ def kinds_of_workers() -> Iterator[Any]:
         for persistent in (False, True):
             for stream in (False, True):
                 usual = context == "fork" or (context == "spawn" and persistent and stream)
-                yield pytest.param(context, persistent, stream, marks=() if usual else pytest.mark.faults)
+                yield pytest.param(context, persistent, stream, marks=() if usual else FAULTS)
 
 
 @pytest.mark.parametrize(("context", "persistent", "stream"), [*kinds_of_workers()])

@@ -22,30 +22,33 @@ from readers.loader import ImageLoader
 MIB = 1 << 20
 LIMIT = 64 * MIB
 NODE = 32  # CPUs of the node, or what a container or a user left of it
-HERE = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1"}
+STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 "
+
+
+def env(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
 
 
 def step(tasks: int, on_node: int, per_task: int | None = None) -> dict[str, str]:
-    """What srun tells its first task, of some on one node."""
-    told = {**HERE, "SLURM_NTASKS": str(tasks), "SLURM_STEP_TASKS_PER_NODE": str(tasks)}
-    told["SLURM_CPUS_ON_NODE"] = str(on_node)
-    return told if per_task is None else {**told, "SLURM_CPUS_PER_TASK": str(per_task)}
+    """The environment of the first of some tasks of srun on one node."""
+    return env(STEP) | batch(tasks, on_node, per_task)
 
 
-def batch(tasks: int, on_node: int, per_task: int) -> dict[str, str]:
-    """What a batch script is told: no step."""
-    env = step(tasks, on_node, per_task)
-    return {name: value for name, value in env.items() if name not in ("SLURM_STEP_ID", "SLURM_PROCID")}
+def batch(tasks: int, on_node: int, per_task: int | None) -> dict[str, str]:
+    """The environment of a batch script: no step."""
+    text = f"SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NNODES=1 SLURM_NTASKS={tasks} SLURM_STEP_TASKS_PER_NODE={tasks} "
+    return env(f"{text} SLURM_CPUS_ON_NODE={on_node}" + (f" SLURM_CPUS_PER_TASK={per_task}" if per_task else ""))
 
 
 def torchrun(ranks: int) -> dict[str, str]:
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return dict(zip(names, ("0", str(ranks), "0", str(ranks)), strict=True))
+    return env(f"RANK=0 WORLD_SIZE={ranks} LOCAL_RANK=0 LOCAL_WORLD_SIZE={ranks}")
 
 
 def mpirun(ranks: int) -> dict[str, str]:
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    return {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, ("0", str(ranks)) * 2, strict=True)}
+    return {
+        f"OMPI_COMM_WORLD_{name}": value
+        for name, value in env(f"RANK=0 SIZE={ranks} LOCAL_RANK=0 LOCAL_SIZE={ranks}").items()
+    }
 
 
 CASES = [

@@ -43,12 +43,12 @@ def by_name(rows: list[Parity]) -> dict[tuple[str, str], Parity]:
 
 def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     double = install(monkeypatch, "torchcodec")
-    one = double._one
+    one = double.decode_one
 
     def off_by_two(data: bytes) -> Any:
         return (one(data).to(torch.int16) + 2).clamp(0, 255).to(torch.uint8)
 
-    monkeypatch.setattr(double, "_one", off_by_two)
+    monkeypatch.setattr(double, "decode_one", off_by_two)
     hide(monkeypatch, "torchvision")
     with readers.open(packed) as reader:
         rows = by_name(compare_with_pillow(reader, size=24, device="cpu"))

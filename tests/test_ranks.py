@@ -1,4 +1,4 @@
-"""Ranks as launchers tell them."""
+"""Ranks by the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -14,51 +14,28 @@ from cache.staging import candidates
 from readers.order import NodeLocal
 from readers.torch import EpochSampler
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-}
-SRUN = {
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "9",
-    "SLURM_NTASKS": "11",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_NNODES": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+
+def env(text: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in text.split())
 
 
-FLUX = {
-    "FLUX_JOB_ID": "ƒuzzybunny",
-    "FLUX_TASK_RANK": "5",
-    "FLUX_JOB_SIZE": "8",
-    "FLUX_TASK_LOCAL_ID": "1",
-    "FLUX_JOB_NNODES": "2",
-    "PMI_RANK": "5",
-    "PMI_SIZE": "8",
-}
-PBSDSH = {
-    "PBS_JOBID": "1672.server",
-    "PBS_TASKNUM": "147",
-    "PBS_VNODENUM": "12",
-    "PBS_NP": "24",
-    "PBS_NODENUM": "1",
-    "PBS_NUM_NODES": "2",
-    "PBS_NUM_PPN": "12",
-}
-JSM = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+TORCHRUN = env("RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 GROUP_WORLD_SIZE=2")
+SRUN = env(
+    "SLURM_STEP_ID=0 SLURM_PROCID=9 SLURM_NTASKS=11 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_NNODES=3 "
+    "SLURM_STEP_TASKS_PER_NODE=4(x2),3"
+)
+_MPI = "OMPI_COMM_WORLD"
+MPIRUN = env(f"{_MPI}_RANK=3 {_MPI}_SIZE=4 {_MPI}_LOCAL_RANK=1 {_MPI}_LOCAL_SIZE=2")
+FLUX = env(
+    "FLUX_JOB_ID=ƒuzzybunny FLUX_TASK_RANK=5 FLUX_JOB_SIZE=8 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=2 "
+    "PMI_RANK=5 PMI_SIZE=8"
+)
+PBSDSH = env(
+    "PBS_JOBID=1672.server PBS_TASKNUM=147 PBS_VNODENUM=12 PBS_NP=24 PBS_NODENUM=1 PBS_NUM_NODES=2 PBS_NUM_PPN=12"
+)
+JSRUN = env("JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=4 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2")
 BLAUNCH = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostb 2 hosta 3", "LSF_PM_TASKID": "4"}
+PMI = env("PMI_RANK=3 PMI_SIZE=4")
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -78,25 +55,14 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "nonsense"}, Ranks(9, 11, 1, 3, 2, 3)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, Ranks(9, 11, 1, 3, 2, 3)),
         ({**SRUN, "SLURM_NTASKS": "64", "SLURM_STEP_NUM_TASKS": "11"}, Ranks(9, 11, 1, 3, 2, 3)),
-        (
-            {**without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), "SLURM_NTASKS": "12", "SLURM_NTASKS_PER_NODE": "4"},
-            Ranks(9, 12, 1, 4, 2, 3),
-        ),
+        (without(SRUN, "SLURM_STEP_TASKS_PER_NODE") | env("SLURM_NTASKS=12 SLURM_NTASKS_PER_NODE=4"),
+         Ranks(9, 12, 1, 4, 2, 3)),
         ({"SLURM_STEPID": "3", "SLURM_PROCID": "0"}, Ranks()),
         (MPIRUN, Ranks(3, 4, 1, 2, 1, 2)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, Ranks(3, 4, 0, 1, 3, 4)),
-        (
-            {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            Ranks(3, 4, 1, 2, 1, 2),
-        ),
-        (
-            {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},  # Cray PALS
-            Ranks(3, 4, 1, 2, 1, 2),
-        ),
-        (
-            {f"JSM_NAMESPACE_{name}": value for name, value in zip(JSM, ("3", "4", "1", "2"), strict=True)},
-            Ranks(3, 4, 1, 2, 1, 2),
-        ),
+        (PMI, Ranks(3, 4, 0, 1, 3, 4)),
+        (PMI | env("MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"), Ranks(3, 4, 1, 2, 1, 2)),
+        (PMI | env("PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2"), Ranks(3, 4, 1, 2, 1, 2)),  # Cray PALS
+        (JSRUN, Ranks(3, 4, 1, 2, 1, 2)),
         (FLUX, Ranks(5, 8, 1, 4, 1, 2)),
         ({**FLUX, "FLUX_TASK_LOCAL_ID": "2"}, Ranks(5, 8, 0, 1, 5, 8)),  # not mapped in blocks: nodes are not known
         ({**FLUX, "FLUX_JOB_NNODES": "3"}, Ranks(5, 8, 0, 1, 5, 8)),
@@ -110,14 +76,14 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         ({**BLAUNCH, **MPIRUN}, Ranks(3, 4, 1, 2, 1, 2)),
     ],
     ids=str,
-)
-def test_what_launchers_say(environ: dict[str, str], expected: Ranks) -> None:
+)  # fmt: skip
+def test_ranks_of_launchers(environ: dict[str, str], expected: Ranks) -> None:
     assert detect_ranks(environ) == expected
 
 
 @pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290", "4294967292"])
 def test_a_batch_script_or_a_shell_is_one_process(step: str | None) -> None:
-    """One process runs there, whatever the job has."""
+    """One process runs there, even if the job has more tasks."""
     environ = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": step or ""}
     assert detect_ranks(without(environ, "SLURM_STEP_ID") if step is None else environ) == Ranks()
     assert detect_ranks(without(SRUN, "SLURM_PROCID")) == Ranks()
@@ -173,12 +139,12 @@ def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert detect_ranks() == Ranks(2, 4, 1, 2, 1, 2)
     monkeypatch.setenv("RANK", "3")
-    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "what is told of another rank is not ours"
+    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "the variables are those of another rank"
     group.is_initialized = lambda: False
     assert detect_ranks().rank == 3
 
 
-def test_anyone_can_register_a_launcher() -> None:
+def test_a_launcher_is_registered() -> None:
     """One entry, asked before those of its kind: its ranks, its job and its scratch directory are known everywhere."""
     ours = Launcher("ours", True, by_names("OURS_RANK", "OURS_SIZE"), job=("OURS_JOB",), scratch=("OURS_DISK",))
     environ = {"OURS_RANK": "1", "OURS_SIZE": "2", "OURS_JOB": "17", "OURS_DISK": "/ours", "SLURM_JOB_ID": "4"}
@@ -195,7 +161,7 @@ def test_anyone_can_register_a_launcher() -> None:
 
 
 def test_torchrun_on_the_nodes_of_pbs_has_their_numbers() -> None:
-    """pbsdsh starts one on each node; which number a rendezvous gives it does not matter."""
+    """pbsdsh starts one on each node; its number of the rendezvous does not matter."""
     node = {**PBSDSH, "PBS_NP": "2", "PBS_NUM_PPN": "1", "PBS_VNODENUM": "1"}
     environ = {**node, **TORCHRUN, "RANK": "1", "GROUP_RANK": "0"}
     assert detect_ranks(environ) == Ranks(1, 8, 1, 4, 1, 2) and detect_ranks(environ).place == 5
@@ -223,19 +189,19 @@ def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def agents(group_of: list[int], local_size: int = 2) -> list[dict[str, str]]:
     """The ranks of a torchrun in the one task of each node; group_of: the number that it gave to Slurm's node i."""
     nodes = len(group_of)
-    found = []
-    for node, group in enumerate(group_of):
-        slurm = {"STEP_ID": 0, "PROCID": node, "NTASKS": nodes, "LOCALID": 0, "NODEID": node, "NNODES": nodes}
-        told = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
-        for local in range(local_size):
-            ours = {"RANK": group * local_size + local, "WORLD_SIZE": nodes * local_size, "LOCAL_RANK": local}
-            ours |= {"LOCAL_WORLD_SIZE": local_size, "GROUP_RANK": group, "GROUP_WORLD_SIZE": nodes}
-            found.append({**told, **{name: str(value) for name, value in ours.items()}})
-    return found
+    return [
+        env(
+            f"SLURM_STEP_ID=0 SLURM_PROCID={node} SLURM_NTASKS={nodes} SLURM_LOCALID=0 SLURM_NODEID={node} "
+            f"SLURM_NNODES={nodes} RANK={group * local_size + local} WORLD_SIZE={nodes * local_size} "
+            f"LOCAL_RANK={local} LOCAL_WORLD_SIZE={local_size} GROUP_RANK={group} GROUP_WORLD_SIZE={nodes}"
+        )
+        for node, group in enumerate(group_of)
+        for local in range(local_size)
+    ]
 
 
-def test_nodes_are_numbered_as_slurm_does_whatever_torchrun_deals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a task of Slurm staged for its node is what the ranks of that node's torchrun read."""
+def test_nodes_have_slurms_numbers_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a node's torchrun read what a task of Slurm staged for that node."""
     order, seen = NodeLocal(90, nodes=3), []
     for number, environ in enumerate(agents([2, 0, 1])):
         node = number // 2
@@ -269,7 +235,7 @@ def test_unequal_nodes_have_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_and_world_size(None, None) == (2, 5)
 
 
-def test_other_numbers_of_nodes_are_torchruns_own() -> None:
+def test_torchrun_numbers_nodes_where_slurm_has_others() -> None:
     """After a node was lost, and where a node has several torchruns."""
     lost = {**agents([1, 0])[0], "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}
     assert detect_ranks(lost) == Ranks(0, 2, 0, 2, 0, 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 from conftest import files_of
 from remote_servers import Fault, Proxy
 from remote_suite import put_files
-from staging_suite import Notes
 from suites.programs import run_packer
+from suites.staging import Notes, staged
 
 import packer
 import readers
@@ -52,18 +50,10 @@ def test_part_of_it_with_the_address_behind(address: str, packed: Path, tmp_path
             assert [bytes(reader.read(i)) for i in range(36)] == [bytes(whole.read(i)) for i in range(36)]
 
 
-def test_in_the_background(address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
-    with (staging := readers.stage(address, tmp_path, background=True)) as local:
-        with readers.open(local, "train", fallback=address) as reader, readers.open(packed, "train") as whole:
-            assert bytes(reader.read(35)) == bytes(whole.read(35))
-        assert staging.wait(30)
-        assert data_of(local) == files_of(packed)
-
-
 def test_in_the_background_and_in_the_order_of_training(
     address: str, packed: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
-    """Everything is fetched once: whoever reads waits for the shard, instead of asking for samples of it."""
+    """Everything is fetched once: reads wait for the shard and fetch no samples of it."""
     with readers.open(packed, "train") as whole:
         order = staged_first(whole.split_info, seed=5)
         expected = [bytes(whole.read(i)) for i in range(36)]
@@ -83,13 +73,11 @@ def test_patience_for_nothing(address: str, packed: Path, tmp_path: Path) -> Non
         readers.open(address, "train", patience_seconds=1)
     with pytest.raises(ValueError, match="patience_seconds must be 0 or more"):
         readers.open(tmp_path, "train", fallback=address, patience_seconds=-1)
-    with readers.stage(address, tmp_path, part=(1, 2), splits=("train",)) as local:
-        began = time.monotonic()
-        with readers.open(local, "train", fallback=address, patience_seconds=1000) as reader:
-            assert len(reader.read_many(range(36))) == 36, "nobody brings the other half"
-            counted = reader.store.stats()
-            assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
-        assert time.monotonic() - began < 500
+    local = staged(address, tmp_path, part=(1, 2), splits=("train",))
+    with readers.open(local, "train", fallback=address, patience_seconds=1000) as reader:
+        assert len(reader.read_many(range(36))) == 36, "the other half does not arrive"
+        counted = reader.store.stats()
+        assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
 
 
 @pytest.mark.parametrize("kind", ["status", "reset", "reset-body", "truncate", "slow"])
@@ -113,7 +101,7 @@ def test_faults_that_pass(kind: str, address: str, packed: Path, proxy: Proxy, t
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
 def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
-    """What is whole stays, and the same call goes on with the rest once the server is well."""
+    """Whole files stay, and the same call continues with the rest once the server is well."""
     fault.where = "train-000003"
     proxy.faults.append(fault)
     with pytest.raises(readers.StagingError, match=message) as caught, readers.stage(address, tmp_path, threads=1):
@@ -127,22 +115,6 @@ def test_faults_that_stay(fault: Fault, message: str, address: str, packed: Path
     with (staging := readers.stage(address, tmp_path)) as local:
         assert data_of(local) == files_of(packed) and staging.counts.found >= 3
     assert not any("train-000000" in line for line in proxy.gets()), "whole shards are not fetched again"
-
-
-def test_killed_in_the_middle(address: str, packed: Path, proxy: Proxy, tmp_path: Path) -> None:
-    proxy.faults.append(Fault("slow", where="train-000003", seconds=1.5, times=9))
-    script = "import sys, readers\nwith readers.stage(sys.argv[1], sys.argv[2], threads=1): pass"
-    process = subprocess.Popen([sys.executable, "-c", script, address, str(tmp_path)])
-    end = time.monotonic() + 30
-    while not list(tmp_path.rglob("train-000002.tar")):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    process.kill()
-    process.wait(30)
-    proxy.heal()
-    with (staging := readers.stage(address, tmp_path)) as local:
-        assert data_of(local) == files_of(packed) and staging.counts.found >= 3
-    assert not any("train-000001" in line for line in proxy.gets())
 
 
 def test_large_files_go_in_parts_of_one_object(
@@ -186,8 +158,7 @@ def test_a_shard_that_was_replaced(address: str, packed: Path, tmp_path: Path) -
 
 
 def test_a_changed_set_is_another_copy(address: str, packed: Path, tmp_path: Path) -> None:
-    with readers.stage(address, tmp_path / "to") as first:
-        pass
+    first = staged(address, tmp_path / "to")
     other = tmp_path / "other"
     packer.convert(packed, to="tar", output=other, workers=1, samples_per_shard=12, shuffle=3)
     put_files(other, address)

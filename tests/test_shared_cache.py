@@ -95,7 +95,7 @@ class TestFile(SharedCacheSuite):
                 assert cache.get(0) == b"x" and cache.check(0) and cache.stats().hits == 1
                 assert cache.stats().dropped == 0
         with self.open(capacity_bytes=2 * CAPACITY) as cache:
-            assert cache.get(0) is None and cache.capacity_bytes == 2 * CAPACITY, "too small: made anew"
+            assert cache.get(0) is None and cache.capacity_bytes == 2 * CAPACITY, "too small: created again"
 
     def test_no_folder(self) -> None:
         with pytest.raises(CacheDirectoryError, match="No such file"):
@@ -155,7 +155,7 @@ class TestFile(SharedCacheSuite):
             assert cache.put(0, b"other") and cache.get(0) == b"other" and view == b"first"
 
     def test_a_stuck_lock_costs_puts_and_nothing_else(self) -> None:
-        """Its owner was stopped: half a second once, then nobody waits."""
+        """Its owner was stopped: half a second once, then nothing waits."""
         with self.open() as cache:
             cache.put(0, b"x")
             lock = ByteLocks(os.open(self.the_file(), os.O_RDWR))

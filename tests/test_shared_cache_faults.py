@@ -146,13 +146,13 @@ def test_wrong_words_while_it_is_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, LAYOUT.arena_at, LAYOUT.total_bytes - 1, LAYOUT.total_bytes + 1])
-def test_a_truncated_file_is_made_anew(tmp_path: Path, size: int) -> None:
+def test_a_truncated_file_is_replaced(tmp_path: Path, size: int) -> None:
     os.truncate(left_by_a_crash(tmp_path), size)
     with open_in(tmp_path) as cache:
         assert cache.capacity_bytes == CAPACITY and read_all(cache) == 0
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
     with open_in(tmp_path):
         (path,) = tmp_path.iterdir()
     other = tmp_path / "other"
@@ -160,7 +160,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
         lambda: path.symlink_to(other),
         lambda: path.mkdir(),
         lambda: os.mkfifo(path, 0o600),
-        lambda: path.write_bytes(b"somebody's bytes") and path.chmod(0o600),
+        lambda: path.write_bytes(b"other bytes") and path.chmod(0o600),
         lambda: path.touch(0o644),
     ]
     if os.geteuid() == 0:

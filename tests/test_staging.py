@@ -1,14 +1,17 @@
-"""Staging: a copy is the set, made once per node, found again, checked, and told of in one line."""
+"""Staging: a copy is the set, made once per node, found again, checked, and printed as one line."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from staging_suite import Notes, assert_whole, pack, result, start
+from suites.programs import run_packer
+from suites.staging import Notes, assert_whole, refused, result, size_of, start
 
 import packer
 import readers
@@ -16,63 +19,45 @@ from cache.filesystem import filesystem_type, free_space, is_local
 from cache.staging import candidates
 
 
-@pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
-
-
 def stage_command(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "packer", "stage", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "SLURM_TMPDIR")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**clean, **environ}, check=False)
+    return run_packer("stage", *arguments, env={**clean, **environ})
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_a_copy_is_the_set(tree: Path, tmp_path: Path, to: str) -> None:
-    packer.convert(tree, to=to, output=tmp_path / "set", workers=1, samples_per_shard=7)
-    with readers.stage(tmp_path / "set", tmp_path / "node") as local:
-        assert local.parent.parent == tmp_path / "node"
-        assert_whole(local, tmp_path / "set")
-    assert_whole(local, tmp_path / "set")  # cleanup="never" is the default
+def test_a_copy_is_the_set(tree: Path, pack: Callable[..., Path], tmp_path: Path, to: str) -> None:
+    source = pack(tree, to, samples_per_shard=7)
+    with readers.stage(source, tmp_path) as local:
+        assert local.parent.parent == tmp_path
+        assert_whole(local, source)
+    assert_whole(local, source)  # cleanup="never" is the default
 
 
 def test_it_is_found_again(source: Path, tmp_path: Path) -> None:
-    total = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    first = readers.stage(source, tmp_path)
-    with first as local:
-        assert (first.counts.copied_bytes, first.counts.found) == (total, 0)
+    with (first := readers.stage(source, tmp_path)) as local:
+        assert (first.counts.copied_bytes, first.counts.found) == (size_of(source), 0)
     for verify in (False, True):
-        again = readers.stage(source, tmp_path, verify=verify)
-        with again as found:
+        with (again := readers.stage(source, tmp_path, verify=verify)) as found:
             assert found == local and again.counts.copied == 0 and again.counts.damaged == 0
             assert again.counts.found == first.counts.copied
 
 
 def test_eight_processes_copy_once(source: Path, tmp_path: Path) -> None:
-    total = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
     processes = [start(source, tmp_path, bytes_per_second=150_000) for _ in range(8)]
-    staged = [result(process) for process in processes]
-    assert len({one["path"] for one in staged}) == 1
-    assert sum(one["copied_bytes"] for one in staged) == total
-    assert sorted(one["copied"] > 0 for one in staged) == [False] * 7 + [True]
-    assert_whole(Path(staged[0]["path"]), source)
+    results = [result(process) for process in processes]
+    assert len({one["path"] for one in results}) == 1
+    assert sum(one["copied_bytes"] for one in results) == size_of(source)
+    assert sorted(one["copied"] > 0 for one in results) == [False] * 7 + [True]
+    assert_whole(Path(results[0]["path"]), source)
 
 
-def test_two_sets_live_side_by_side(source: Path, tree: Path, tmp_path: Path) -> None:
-    other = pack(tree, tmp_path / "other", samples_per_shard=9)
-    with readers.stage(source, tmp_path / "node") as one, readers.stage(other, tmp_path / "node") as two:
-        assert one != two
-        assert_whole(one, source)
-        assert_whole(two, other)
-
-
-def test_another_state_of_the_source_is_another_copy(tree: Path, tmp_path: Path) -> None:
-    source = pack(tree, tmp_path / "set")
+def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(source, tmp_path / "set")
     with readers.stage(source, tmp_path / "node") as old:
         packer.convert(tree, to="tar", output=source, workers=1, samples_per_shard=5, overwrite=True)
         notes = Notes()
         with readers.stage(source, tmp_path / "node", watcher=notes) as new:
-            assert new != old and old.is_dir() and "source has changed" not in notes  # somebody holds it
+            assert new != old and old.is_dir() and "source has changed" not in notes  # it is in use
             assert_whole(new, source)
         with pytest.raises(readers.StaleIndexError, match="another state of"):
             readers.open(old, "train", fallback=source)
@@ -116,8 +101,7 @@ def test_filesystems() -> None:
 
 def test_a_shared_filesystem_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cache.staging.session.filesystem_type", lambda path: "lustre")
-    with pytest.raises(readers.StagingError, match="a lustre filesystem, which is not local"):
-        readers.stage(source, tmp_path).__enter__()
+    refused("a lustre filesystem, which is not local", source, tmp_path)
     with readers.stage(source, tmp_path, any_filesystem=True) as local:
         assert_whole(local, source)
 
@@ -138,6 +122,9 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert (run.returncode, run.stdout) == (7, f"kept {local}: in use\n"), run.stderr
     assert not local.exists() and f"cleaned up: removed {local}" in run.stderr
     assert stage_command("ls", "--target", tmp_path / "a").stdout == "no staged copies\n"
+    shown = stage_command("--help").stdout
+    for text in ("--target", "--split", "--part", "--fraction", "--quota", "--cleanup", "--bandwidth", "ls", "clean"):
+        assert text in shown
 
 
 @pytest.mark.parametrize(
@@ -167,12 +154,6 @@ def test_one_clear_message(
     done = stage_command(*(argument.format(tree=tree, source=source, tmp=tmp_path) for argument in arguments))
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
-
-
-def test_help() -> None:
-    shown = stage_command("--help").stdout
-    for text in ("--target", "--split", "--part", "--fraction", "--quota", "--cleanup", "--bandwidth", "ls", "clean"):
-        assert text in shown
 
 
 def test_options_are_checked() -> None:

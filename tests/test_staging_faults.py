@@ -1,4 +1,4 @@
-"""Staging that is killed, interrupted, starved of space or lied to: a clear end, nothing half-made, nothing lost."""
+"""Staging that is killed, interrupted, out of space or misled: a clear end, nothing incomplete, nothing lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import files_of
-from staging_suite import DEADLINE, SLOWLY, Notes, assert_whole, copy_of, leader_of, pack, result, start, wait_for
 from suites.children import crashes_at
+from suites.staging import (
+    DEADLINE,
+    SLOWLY,
+    Notes,
+    assert_whole,
+    copy_of,
+    leader_of,
+    refused,
+    result,
+    staged,
+    start,
+    tmpfs,
+    wait_for,
+)
 
 import readers
 from cache.errors import StagingSourceError
@@ -25,27 +37,10 @@ from cache.staging import FolderSource, StagedFile, work_off
 from cache.staging.transfer import Pace, transfer
 
 
-@pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
-
-
 @pytest.fixture
 def own(source: Path, tmp_path: Path) -> Path:
     """A set that a test may spoil."""
     return Path(shutil.copytree(source, tmp_path / "own"))
-
-
-@contextlib.contextmanager
-def tmpfs(place: Path, size: str, inodes: str = "0") -> Iterator[Path]:
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", place]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
@@ -60,29 +55,14 @@ def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
     for _ in range(3):
         first = wait_for(leader, "a leader")
         time.sleep(dice.uniform(0, 0.3))
-        chosen = leader() or first  # between two files nobody can be told
+        chosen = leader() or first  # unknown between two files
         chosen.kill()
         chosen.communicate()
         processes.remove(chosen)
-    staged = [result(process) for process in processes]
-    assert {one["path"] for one in staged} == {str(copy_of(tmp_path))}
-    assert sum(one["found"] for one in staged) > 0
-    assert_whole(Path(staged[0]["path"]), source)
-
-
-def test_all_killed_then_resumed(source: Path, tmp_path: Path) -> None:
-    process = start(source, tmp_path, bytes_per_second=SLOWLY, threads=1)
-    wait_for(lambda: len(list(tmp_path.glob("packer-staged-*/*/*.tar"))) >= 3, "three shards")
-    process.kill()
-    process.communicate()
-    local = copy_of(tmp_path)
-    assert local is not None and not (local / "dataset.json").exists() and not (local / ".staging/ready.json").exists()
-    with pytest.raises(readers.DatasetError):
-        readers.open(local)
-    staging = readers.stage(source, tmp_path)
-    with staging as again:
-        assert again == local and staging.counts.found >= 3
-        assert_whole(again, source)
+    results = [result(process) for process in processes]
+    assert {one["path"] for one in results} == {str(copy_of(tmp_path))}
+    assert sum(one["found"] for one in results) > 0
+    assert_whole(Path(results[0]["path"]), source)
 
 
 def test_interrupt(source: Path, tmp_path: Path) -> None:
@@ -95,20 +75,9 @@ def test_interrupt(source: Path, tmp_path: Path) -> None:
     assert "run the same command again to continue" in errors and "Traceback" not in errors
     local = copy_of(tmp_path)
     assert local is not None and not list((local / ".staging").glob("part-*")) and not (local / "dataset.json").exists()
-    with readers.stage(source, tmp_path) as again:
-        assert_whole(again, source)
-
-
-def test_the_time_is_up(source: Path, tmp_path: Path) -> None:
-    """SIGTERM goes to the command; then the copy is removed, and the command's status returned."""
-    script = f"trap 'exit 5' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.05; done"
-    command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--cleanup", "atexit", "--"]
-    process = subprocess.Popen([*command, "bash", "-c", script], stderr=subprocess.PIPE, text=True)
-    wait_for((tmp_path / "began").exists, "the command")
-    assert copy_of(tmp_path) is not None
-    process.terminate()
-    _, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 5 and "cleaned up: removed" in errors and copy_of(tmp_path) is None
+    with pytest.raises(readers.DatasetError):
+        readers.open(local)
+    assert_whole(staged(source, tmp_path), source)
 
 
 def test_a_directory_that_is_gone_at_the_end(source: Path, tmp_path: Path) -> None:
@@ -118,12 +87,10 @@ def test_a_directory_that_is_gone_at_the_end(source: Path, tmp_path: Path) -> No
 
 def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "80k") as small:
-        with pytest.raises(readers.StagingError, match=r"kB needed, .* kB free; a fraction of 0\.\d+ would fit; make"):
-            readers.stage(source, small).__enter__()
+        refused(r"kB needed, .* kB free; a fraction of 0\.\d+ would fit; make", source, small)
         assert list(small.iterdir()) == []
-    few_inodes = pytest.raises(readers.StagingError, match=r"inodes needed, \d+ free; make room")
-    with tmpfs(tmp_path / "few", "10m", "20") as few, few_inodes:
-        readers.stage(source, few).__enter__()
+    with tmpfs(tmp_path / "few", "10m", "20") as few:
+        refused(r"inodes needed, \d+ free; make room", source, few)
 
 
 def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
@@ -137,8 +104,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
         assert process.returncode == 1
         assert "NoRoomError" in errors and "No space left on device in the middle of copying; make room" in errors
         (small / "fill").unlink()
-        staging = readers.stage(source, small)
-        with staging as local:
+        with (staging := readers.stage(source, small)) as local:
             assert staging.counts.found >= 2
             assert_whole(local, source)
 
@@ -146,39 +112,33 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
 def test_a_target_that_is_read_only(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "fixed", "10m") as fixed:
         subprocess.run(["mount", "-o", "remount,ro", fixed], check=True)
-        with pytest.raises(readers.StagingError, match=r"fixed: not writable; choose another directory with target="):
-            readers.stage(source, fixed).__enter__()
+        refused(r"fixed: not writable; choose another directory with target=", source, fixed)
 
 
-def test_a_source_that_vanishes(own: Path, source: Path, tmp_path: Path) -> None:
-    node = tmp_path / "node"
+@pytest.mark.parametrize("how", ["vanishes", "is replaced"])
+def test_a_source_that_changes_in_mid_copy(own: Path, source: Path, tmp_path: Path, how: str) -> None:
+    node, shard = tmp_path / "node", sorted(own.glob("*.tar"))[-1]
+    good = shard.read_bytes()
     process = start(own, node, bytes_per_second=SLOWLY, threads=1)
     wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
-    own.rename(tmp_path / "away")
+    if how == "vanishes":
+        own.rename(tmp_path / "away")
+        message = "cannot be read: No such file or directory; is the source still there?"
+    else:
+        (tmp_path / "new").write_bytes(good[:-1] + b"x")
+        (tmp_path / "new").rename(shard)
+        message = f"{shard}: the CRC32C of its bytes is"
     _, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1
-    assert "cannot be read: No such file or directory; is the source still there?" in errors
-    assert "Traceback" not in errors
-    (tmp_path / "away").rename(own)
-    with readers.stage(own, node) as local:
-        assert_whole(local, source)
-
-
-def test_a_source_file_replaced_in_mid_copy(own: Path, source: Path, tmp_path: Path) -> None:
-    node = tmp_path / "node"
-    process = start(own, node, bytes_per_second=SLOWLY, threads=1)
-    wait_for(lambda: len(list(node.glob("packer-staged-*/*/*.tar"))) >= 1, "a shard")
-    shard = sorted(own.glob("*.tar"))[-1]
-    good = shard.read_bytes()
-    (tmp_path / "new").write_bytes(good[:-1] + b"x")
-    (tmp_path / "new").rename(shard)
-    _, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 1 and f"{shard}: the CRC32C of its bytes is" in errors
+    assert process.returncode == 1 and message in errors and "Traceback" not in errors
     local = copy_of(node)
     assert local is not None and not (local / shard.name).exists() and not (local / "dataset.json").exists()
-    shard.write_bytes(good[:-1])
-    with pytest.raises(readers.StagingError, match=rf"has {len(good) - 1} bytes, {len(good)} expected"):
-        readers.stage(own, node).__enter__()
+    if how == "vanishes":
+        (tmp_path / "away").rename(own)
+    else:
+        shard.write_bytes(good[:-1])
+        refused(rf"has {len(good) - 1} bytes, {len(good)} expected", own, node)
+        shard.write_bytes(good)
+    assert_whole(staged(own, node), source)
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "missing", "index"])
@@ -190,16 +150,14 @@ def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None
         path.unlink()
     else:
         path.write_bytes(data[:-1] if how == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    notes = Notes()
-    staging = readers.stage(source, tmp_path, verify=how in ("flipped", "index"), watcher=notes)
-    with staging as again:
-        assert again == local and staging.counts.copied == 1
-        assert staging.counts.damaged == (how in ("flipped", "index"))
-        assert (f"{path}: damaged, copied again" in notes) == (how in ("flipped", "index"))
+    notes, verify = Notes(), how in ("flipped", "index")
+    with (staging := readers.stage(source, tmp_path, verify=verify, watcher=notes)) as again:
+        assert again == local and staging.counts.copied == 1 and staging.counts.damaged == verify
+        assert (f"{path}: damaged, copied again" in notes) == verify
         assert_whole(local, source)
 
 
-def test_a_source_that_lies_in_its_index(own: Path, tmp_path: Path) -> None:
+def test_a_source_with_a_wrong_index(own: Path, tmp_path: Path) -> None:
     shutil.rmtree(own / "val.index")
     with pytest.raises(readers.DatasetError, match=r"val.index: the index cannot be listed"):
         readers.stage(own, tmp_path / "node").__enter__()
@@ -210,23 +168,18 @@ def test_a_source_that_lies_in_its_index(own: Path, tmp_path: Path) -> None:
 
 
 def test_a_crash_at_every_step_that_changes_the_disk(source: Path, tmp_path: Path) -> None:
-    """Whatever the step: what looks whole is whole, and the next staging ends with the same bytes."""
+    """At any step: a copy that looks whole is whole, and the next staging results in the same bytes."""
     expected = files_of(source)
-
-    def stage(node: Path) -> None:
-        with readers.stage(source, node, threads=1):
-            pass
 
     crashes = 0
     for step in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 33, 60, 85, 90, 94, 96, 98, 100, 102, 104, 106, 108, 400):
         node = tmp_path / str(step)
-        crashed = crashes_at(step, partial(stage, node))
+        crashed = crashes_at(step, partial(staged, source, node, threads=1))
         crashes += crashed
         local = copy_of(node)
         if local is not None and (local / "dataset.json").exists():
             assert {name: data for name, data in files_of(local).items() if name[0] != "."} == expected, step
-        with readers.stage(source, node) as again:
-            assert_whole(again, source)
+        assert_whole(staged(source, node), source)
     assert crashes >= 15 and not crashed
 
 

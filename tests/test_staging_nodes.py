@@ -1,8 +1,7 @@
 """Several nodes on one machine, and several jobs on one node.
 
-A node is a mount namespace with a tmpfs of its own at the same path, and no network; what its ranks are told comes from
-Slurm's variables. Where the kernel allows no namespaces to this user, that test is skipped; those of separate target
-directories are in test_staging_partial.py.
+A node is a mount namespace with a tmpfs of its own at the same path, and no network; its ranks have Slurm's variables.
+Where the kernel allows no namespaces to this user, that test is skipped.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from staging_suite import DEADLINE, SCRIPT, SLOWLY, assert_whole, copy_of, leader_of, pack, result, start, wait_for
+from suites.staging import DEADLINE, SCRIPT, SLOWLY, assert_whole, copy_of, leader_of, result, size_of, start, wait_for
 
 import packer
 import readers
 from readers.staged_files import Portion, set_files
 
 NODES, RANKS = 3, 2
-# Ranks of one node, started in its namespace; what they and the disk of the node say is printed as one line of JSON.
+# Ranks of one node, started in its namespace; prints what they staged and read, and the shards on the node, as JSON.
 NODE = """
 import json, os, subprocess, sys
 node, nodes, ranks, script, source, to, options = json.loads(sys.argv[1])
@@ -38,11 +37,6 @@ shards = sorted(name for name in os.listdir(staged[0]["path"]) if name.endswith(
 whole = {name: os.path.getsize(os.path.join(staged[0]["path"], name)) for name in shards}
 print(json.dumps({"staged": staged, "read": [json.loads(lines[1]) for lines in said], "shards": whole}))
 """
-
-
-@pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
 
 
 def in_namespace(command: list[str], place: Path) -> list[str]:
@@ -68,8 +62,8 @@ def test_each_node_stages_once(source: Path, tmp_path: Path, part: str | None) -
     options = json.dumps({"part": part, "bytes_per_second": 4 * SLOWLY})
     nodes = []
     for node in range(NODES):
-        told = json.dumps([node, NODES, RANKS, SCRIPT, str(source), str(tmp_path), options])
-        command = in_namespace([sys.executable, "-c", NODE, told], tmp_path)
+        given = json.dumps([node, NODES, RANKS, SCRIPT, str(source), str(tmp_path), options])
+        command = in_namespace([sys.executable, "-c", NODE, given], tmp_path)
         nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said: list[dict[str, Any]] = []
     for process in nodes:
@@ -86,11 +80,11 @@ def test_each_node_stages_once(source: Path, tmp_path: Path, part: str | None) -
         assert moved == sum(expected.values()) + sum(f.bytes for f in [*files.index(portion), files.head])
         assert one["read"] == [said[0]["read"][0]] * RANKS and len(one["read"][0]) == 36
     assert len({rank["path"] for one in said for rank in one["staged"]}) == 1
-    assert list(tmp_path.iterdir()) == []  # it was in their namespaces only
+    assert list(tmp_path.iterdir()) == []  # it was only in their namespaces
 
 
 def test_two_jobs_stage_one_set_at_once(source: Path, tmp_path: Path) -> None:
-    """With other options and other ends: bytes move once, and whoever cleans up leaves what the other one uses."""
+    """With other options and other ends: bytes move once, and cleaning up leaves what the other job uses."""
     two = start(source, tmp_path, {"SLURM_JOB_ID": "2"}, cleanup="atexit", bytes_per_second=SLOWLY, linger=DEADLINE)
     wait_for(lambda: leader_of(tmp_path), "the one that copies")
     one = start(source, tmp_path, {"SLURM_JOB_ID": "1"}, cleanup="atexit", splits=["train"], bytes_per_second=SLOWLY)
@@ -104,8 +98,7 @@ def test_two_jobs_stage_one_set_at_once(source: Path, tmp_path: Path) -> None:
     out, _ = two.communicate(timeout=DEADLINE)
     second = json.loads(out.splitlines()[0])
     assert second["path"] == first["path"]
-    total = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
-    assert first["copied_bytes"] + second["copied_bytes"] == total
+    assert first["copied_bytes"] + second["copied_bytes"] == size_of(source)
     with readers.stage(source, tmp_path, cleanup="atexit") as again:
         assert_whole(again, source)
     assert copy_of(tmp_path) is None

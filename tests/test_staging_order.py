@@ -1,4 +1,4 @@
-"""Staging in the background that follows an order: read here first, each sample once, resumed anywhere, never stuck."""
+"""Staging in the background that follows an order: local reads, each sample once, resumed anywhere, never stuck."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from staging_suite import SLOWLY, assert_whole, copy_of, pack, start, wait_for
+from suites.staging import SLOWLY, assert_whole, copy_of, refused, staged, start, wait_for
 
 import readers
 from cache.locks import FlockFile
@@ -23,13 +23,8 @@ from readers.augment import Resize
 from readers.loader import ImageLoader
 from readers.order import Order, Shuffled, StagedFirst, staged_first
 
-FOREVER = 1000.0  # of patience: a wait that did not end by itself would be noticed
+FOREVER = 1000.0  # of patience: a wait that does not end by itself exceeds all limits of tests
 BATCH = 4
-
-
-@pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar", samples_per_shard=4)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +107,7 @@ def test_in_step_with_staging_it_reads_the_copy_without_waiting(
                 gate.release()
                 arrived = min(9, position // BATCH + 2)
                 wait_for(lambda: sum(map(reader.store.has_copy, range(9))) >= arrived, "a shard")
-                reader.store._retry_at.clear()  # look at once, not in a second
+                reader.store.close()  # check the copy now, not in a second
 
             read_epoch(reader, one, one_more)
             shares[name] = reader.store.stats().local_share
@@ -130,7 +125,7 @@ def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLo
 
 
 def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """Two ranks stop while staging goes on; three go on elsewhere, where shards come in the order still wanted."""
+    """Two ranks stop during staging; three continue elsewhere, where shards come in the order of what is left."""
     seen: list[int] = []
     with readers.stage(source, tmp_path / "a", background=True, order=order, bytes_per_second=SLOWLY) as local:
         states = []
@@ -155,14 +150,13 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
 
 
 def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """With a leader that brings nothing, and with none; a wait in vain is the last."""
-    with readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=10_000) as local:
-        pass
+    """With a leader that copies nothing, and with none; a failed wait is the last."""
+    local = staged(source, tmp_path, background=True, order=order, bytes_per_second=10_000)
     lock = FlockFile(local / ".staging/leader")
     for patience, held in ((0.2, True), (FOREVER, False)):
         assert not held or lock.take()
         reader = open_staged(local, source, patience)
-        assert len(reader.read(0)) and reader.store._arrivals.over
+        assert len(reader.read(0))
         waited = reader.store.stats().waited_seconds
         read_epoch(reader, order)
         assert reader.store.stats().source == 37 and reader.store.stats().local == 0
@@ -180,10 +174,8 @@ def test_what_is_waited_for_is_not_announced(
         announced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent)
 
     monkeypatch.setattr("cache.stores.files.prefetch", note)
-    with readers.stage(source, tmp_path / "some", fraction=0.3) as some:
-        pass
-    with readers.stage(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000) as none_yet:
-        pass
+    some = staged(source, tmp_path / "some", fraction=0.3)
+    none_yet = staged(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000)
     for local, patience, places in (
         (some, FOREVER, {some, source}),  # the rest does not come
         (none_yet, FOREVER, set()),
@@ -197,13 +189,13 @@ def test_what_is_waited_for_is_not_announced(
             reader.prefetch([36])
 
 
-def test_nobody_waits_for_what_does_not_come(source: Path, tmp_path: Path) -> None:
+def test_nothing_waits_for_a_shard_that_is_not_wanted(source: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         lock = FlockFile(local / ".staging/leader")
         assert lock.take()
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, Shuffled(36))
-        assert 0 < reader.store.stats().local < 36 and not reader.store._arrivals.over
+        assert 0 < reader.store.stats().local < 36 and reader.store.stats().waited_seconds < 1
         lock.release()
     nothing = open_staged(tmp_path / "nothing", source, FOREVER)
     read_epoch(nothing, Shuffled(36))
@@ -258,8 +250,7 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
     with pytest.raises(ValueError, match="0 or more, not nan"):
         open_staged(source, source, float("nan"))
     other = StagedFirst(np.array([0, 5, 36]))
-    with pytest.raises(readers.StagingError, match="no split has the 2 shards with 36 samples"):
-        readers.stage(source, tmp_path, background=True, order=other).__enter__()
+    refused("no split has the 2 shards with 36 samples", source, tmp_path, background=True, order=other)
     token = ImageLoader(readers.open(source, "train"), 4, augment=[Resize((8, 8))], rank=0, world_size=1).state_dict()
     with pytest.raises(readers.ResumeError, match="cannot continue with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
@@ -269,7 +260,7 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
 def test_a_disk_that_fills_up_ends_all_waiting(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on from the source, and whoever asks is told."""
+    """Training continues from the source, and `wait` raises the error."""
     transfer, third = leader.transfer, names(source, order.shards())[2]
 
     def full(source: Any, file: StagedFile, *arguments: Any) -> int:
@@ -282,6 +273,6 @@ def test_a_disk_that_fills_up_ends_all_waiting(
     with staging as local:
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
-        assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28 and reader.store._arrivals.over
+        assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28
         with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
             staging.wait(60)

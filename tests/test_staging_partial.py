@@ -6,11 +6,12 @@ import os
 import pickle
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from staging_suite import SLOWLY, assert_whole, pack, result, start, wait_for
+from suites.staging import SLOWLY, assert_whole, size_of, staged, start, wait_for
 
 import readers
 from readers.order import NodeLocal
@@ -19,8 +20,8 @@ from readers.staged_files import Portion, set_files
 
 
 @pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar", samples_per_shard=5)
+def source(tree: Path, pack: Callable[..., Path]) -> Path:
+    return pack(tree, samples_per_shard=5)
 
 
 def shards_in(local: Path) -> list[str]:
@@ -54,7 +55,7 @@ def test_splits(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7, 50])
 def test_a_nodes_share_is_that_of_the_node_local_order(source: Path, nodes: int) -> None:
-    """Every sample of local_part lies in a staged shard, and every staged shard holds one."""
+    """Every sample of local_part is in a staged shard, and every staged shard has one."""
     files = set_files(source)
     reader = readers.open(source, "train")
     column = reader.table.column("shard")
@@ -113,7 +114,7 @@ def test_training_starts_while_staging_goes_on(source: Path, tmp_path: Path) -> 
             lambda: reader.read(len(reader) - 1) and reader.store.stats().local > before, "the reader to move over"
         )
         assert reader.byte_range(len(reader) - 1)[0] == local / "train-000007.tar"  # type: ignore[index]
-        assert staging.counts.copied_bytes == sum(p.stat().st_size for p in source.rglob("*") if p.is_file())
+        assert staging.counts.copied_bytes == size_of(source)
         assert_whole(local, source)
 
 
@@ -122,9 +123,7 @@ def test_the_thread_ends_with_the_context(source: Path, tmp_path: Path) -> None:
         assert any(thread.name == "staging" for thread in threading.enumerate())
     assert not any(thread.name.startswith("stag") for thread in threading.enumerate())
     assert len(shards_in(local)) < 10 and not list((local / ".staging").glob("part-*"))
-    staging = readers.stage(source, tmp_path)
-    with staging as again:
-        assert_whole(again, source)
+    assert_whole(staged(source, tmp_path), source)
 
 
 def test_background_staging_by_many(source: Path, tmp_path: Path) -> None:
@@ -171,15 +170,3 @@ def test_without_anything_local(source: Path, tmp_path: Path) -> None:
     assert_reads(tmp_path / "nothing", source)
     with pytest.raises(readers.DatasetError, match="no such directory"):
         readers.open(tmp_path / "nothing", fallback=tmp_path / "neither")
-
-
-def test_partial_by_processes(source: Path, tmp_path: Path) -> None:
-    """Four ranks of two nodes on one machine: each node has its own directory and moves its own share once."""
-    processes = {
-        (node, rank): start(source, tmp_path / f"node{node}", part=[node, 2]) for node in range(2) for rank in range(2)
-    }
-    staged = {key: result(process) for key, process in processes.items()}
-    for node in range(2):
-        both = [staged[node, rank] for rank in range(2)]
-        assert sum(one["copied"] > 0 for one in both) == 1 and both[0]["path"] == both[1]["path"]
-        assert_reads(Path(both[0]["path"]), source)

@@ -1,4 +1,4 @@
-"""Signals to `packer stage`: who gets them, and that cleaning up comes to its end; what a kill leaves is shown."""
+"""Signals to `packer stage`: who gets them, and that cleaning up completes; what a kill leaves is shown."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from staging_suite import DEADLINE, SLOWLY, copy_of, leader_of, pack, wait_for
+from suites.programs import run_packer
+from suites.staging import DEADLINE, SLOWLY, copy_of, leader_of, staged, wait_for
 
 import packer
-import readers
 
 # Says when it is ready; ends a second after the first SIGTERM, and its status is how many there were.
 COUNTS = """
@@ -67,11 +67,6 @@ main()
 """
 
 
-@pytest.fixture(scope="module")
-def source(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tree, tmp_path_factory.mktemp("source") / "images-tar")
-
-
 def stage(source: Path, to: Path, *arguments: object, **environ: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "packer", "stage", source, "--target", to, *arguments]
     env = {**os.environ, **environ}
@@ -85,8 +80,7 @@ def in_store(to: Path) -> list[str]:
 
 
 def shown(*arguments: object) -> str:
-    command = [sys.executable, "-m", "packer", "stage", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout
+    return run_packer("stage", *arguments, check=True).stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -99,8 +93,9 @@ def test_no_number_of_signals_ends_the_cleaning_up(source: Path, tmp_path: Path,
         assert time.monotonic() < end, "it does not end"
         os.killpg(process.pid, number)
         time.sleep(0.002)
-    process.communicate()
-    assert in_store(tmp_path) == [], "every further signal comes in the middle of something"
+    _, errors = process.communicate()
+    assert "cleaned up: removed" in errors, errors
+    assert in_store(tmp_path) == [], "a further signal interrupted the cleaning up"
 
 
 def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tmp_path: Path) -> None:
@@ -145,8 +140,7 @@ def test_a_signal_just_before_the_command_is_not_lost() -> None:
 
 
 def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path: Path) -> None:
-    with readers.stage(source, tmp_path):
-        pass
+    staged(source, tmp_path)
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=DEADLINE, check=False)
     assert killed.returncode == -signal.SIGKILL and copy_of(tmp_path) is not None
     (left,) = in_store(tmp_path)
@@ -161,19 +155,8 @@ def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path:
     assert in_store(tmp_path) == [] and shown("ls", "--target", tmp_path) == "no staged copies\n"
 
 
-def test_directories_without_files_are_swept(source: Path, tmp_path: Path) -> None:
-    """Of a removal that was killed after its last file; a directory with files but no marker is not ours."""
-    with readers.stage(source, tmp_path) as local:
-        pass
-    (local.parent / "removing-1-x" / ".staging").mkdir(parents=True)
-    (local.parent / "removing-2-x").mkdir()
-    (local.parent / "removing-2-x" / "thesis.txt").touch()
-    packer.clean_staged(target=tmp_path)
-    assert in_store(tmp_path) == ["removing-2-x"]
-
-
-def test_the_rank_that_copies_tells(source: Path, tmp_path: Path) -> None:
-    """Whichever of a node's ranks that is; of the others only the first has something to say."""
+def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
+    """Whichever of a node's ranks it is; of the others only the first reports."""
     slurm = {"STEP_ID": "0", "PROCID": "1", "NTASKS": "2", "LOCALID": "1", "NODEID": "0", "NNODES": "1"}
     second = {f"SLURM_{name}": value for name, value in slurm.items()}
     _, errors = stage(source, tmp_path, **second).communicate(timeout=DEADLINE)

@@ -1,4 +1,4 @@
-"""Every store keeps the contract of `suites.stores`; so does the smallest one that somebody may write."""
+"""All stores keep the contract of `suites.stores`, and so does the smallest possible one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from suites.stores import NAMES, SIZES, StoreSuite
 import cache
 from cache.errors import StaleIndexError
 from cache.remote import parse_url
-from cache.stores import Files, Shards
+from cache.stores import Files, Shards, Store
 from cache.stores.base import Joined, Part
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
@@ -23,8 +23,8 @@ from readers.index import MemoryColumns
 LISTED = Shards(NAMES, SIZES)
 
 
-class Smallest:
-    """A whole file for each extent."""
+class Smallest(Store):
+    """The only method that a store needs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -37,21 +37,6 @@ class Smallest:
         if len(data) != SIZES[shard] or not 0 <= offset <= offset + length <= len(data):
             raise StaleIndexError(f"{NAMES[shard]}: {length} bytes at {offset} are not in its {len(data)}")
         return data[offset : offset + length]
-
-    def read(self, extents: Any) -> list[bytes]:
-        return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
-
-    def prefetch(self, extents: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Smallest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class TestSmallest(StoreSuite):

@@ -65,9 +65,13 @@ class Membership:
 
     def fill(self, slot: int, data: memoryview) -> bool:
         """Claim the slot, write, publish. False where it is claimed, the arena is full or the lock stuck."""
-        users, table = self.users, self.segment.slots
-        with self._locked_table() as locked:
-            start = table.claim(slot, len(data), users) if locked else None
+        users, table, mutex = self.users, self.segment.slots, self.mutex
+        if not mutex.acquire():
+            return False
+        try:
+            start = table.claim(slot, len(data), users)
+        finally:
+            mutex.release()
         if start is None:
             return False
         word = word_of(start, len(data))
@@ -77,8 +81,12 @@ class Membership:
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        with self._locked_table():  # for the order of stores; only its claimant changes a claimed slot
+        locked = mutex.acquire()  # for the order of stores; only its claimant changes a claimed slot
+        try:
             return table.publish(slot, word, crc, users.owner)
+        finally:
+            if locked:
+                mutex.release()
 
     def erase(self, slot: int) -> None:
         """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
@@ -93,13 +101,12 @@ class Membership:
     @contextlib.contextmanager
     def _locked_table(self) -> Iterator[bool]:
         """The lock of the table; False where it is stuck."""
-        mutex = self.mutex
-        locked = mutex.acquire()
+        locked = self.mutex.acquire()
         try:
             yield locked
         finally:
             if locked:
-                mutex.release()
+                self.mutex.release()
 
     def fork(self) -> None:
         """In the child: leave the parent's locks to the parent."""

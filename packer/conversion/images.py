@@ -21,17 +21,15 @@ from cache.errors import BadSampleError, SourceError
 from cache.messages import plural
 from packer.conversion.options import ConvertOptions, Reencode
 from readers.decode import decode_image, decode_unchanged
-from readers.decode.cpu import without_all_bits
-from readers.decode.jpeg import check_coding
-from readers.decode.orient import upright_size
-from readers.decode.pillow import bits_of, bits_of_grey, without_rgb
-from readers.decode.region import check_pixels
+from readers.decode.cpu import check_coding
+from readers.decode.pillow import bits_of, bits_of_grey, without_all_bits, without_rgb
+from readers.decode.region import check_header
 from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
-from readers.headers.exif import PREFIX
+from readers.headers.base import shrunk, upright_size
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
+from readers.headers.tiff import EXIF_PREFIX
 from readers.sample import Buffer
-from readers.shrink import shrunk
 from readers.strings import repeated
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
         header, remarks = read_header(image), (_DAMAGED,)
     if decode == "none":
         return header, remarks
-    check_pixels(header.height, header.width)
+    check_header(header)
     if frame:
         check_coding(image, header, frame)
         return header, remarks
@@ -173,7 +171,7 @@ def reencode(
 
     key: of its sample, in whose name the file gets another suffix. Raises BadSampleError.
     """
-    height, width = upright_size(header.height, header.width, header.orientation)
+    height, width = header.upright_size
     size = target_size(width, height, options)
     kept = header.media if header.media in _PILLOW else "png"
     codec = kept if options.codec == "keep" else options.codec
@@ -288,7 +286,7 @@ def _kept(picture: Image, mode: str) -> dict[str, Any]:
     if not exif and _RAW_EXIF in picture.info:
         exif = picture.getexif().tobytes()
     if exif:
-        options["exif"] = exif if exif.startswith(PREFIX) else PREFIX + exif
+        options["exif"] = exif if exif.startswith(EXIF_PREFIX) else EXIF_PREFIX + exif
     profile = picture.info.get("icc_profile") or b""
     space = "GRAY" if mode in ("1", "L", "LA", "I;16") else "RGB "
     if profile[_PROFILE_SPACE] == space.encode():

@@ -1,8 +1,8 @@
-"""Execute a plan on the CPU: decode the box, resize it, flip it, and put it into its place in a batch.
+"""Execute a plan on the CPU: decode the box, resize it, flip it, and store it in its row of a batch.
 
 Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its quality
 (docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
-costs some 10 µs and two hand-overs of the interpreter's lock, as much as a tenth of a small image.
+costs some 10 µs and releases the interpreter's lock twice, as much as a tenth of a small image.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.ops.base import Interpolation
-from readers.augment.ops.normalize import Normalize
-from readers.augment.pixels import window
+from readers.augment.ops.base import Interpolation, window
+from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
 from readers.decode.region import lent
@@ -42,14 +41,12 @@ class Finish:
 
     def __init__(self, dtype: torch.dtype, planar: bool, normalize: Normalize | None) -> None:
         self.dtype, self.planar = dtype, planar
-        mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
-        self._scale = torch.tensor([1.0 / (255.0 * s) for s in std])
-        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+        self._scale, self._shift = torch.tensor(channel_factors(normalize))
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def in_place(self) -> bool:
-        """Whether pixels can be made where they will stay."""
+        """Whether pixels can be made in the batch itself."""
         return self.dtype == torch.uint8 and not self.planar
 
     def store(self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job], out: torch.Tensor) -> None:
@@ -94,7 +91,7 @@ class Finish:
 
 
 def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
-    """Flip images in place, those with the same flips in one go. Jobs with pixel ops have done it already."""
+    """Flip images in place, those with the same flips together. Jobs with pixel ops have been flipped already."""
     for flips in {job[3] for job in jobs} - {()}:
         images = [row for row, job in zip(rows, jobs, strict=True) if job[3] == flips and not job[4]]
         if len(images) == 1:
@@ -104,7 +101,7 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
 
 
 class Renderer:
-    """What one thread needs to turn encoded bytes into pixels. interpolation: of the resize of its jobs."""
+    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs."""
 
     def __init__(self, interpolation: Interpolation | None = None) -> None:
         self._bicubic = interpolation == "bicubic"
@@ -136,7 +133,7 @@ class Renderer:
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        self._place(decode_image(data, job[0], self._scratch, size), job, out)
+        self._store(decode_image(data, job[0], self._scratch, size), job, out)
 
     def render_alike(
         self,
@@ -147,7 +144,7 @@ class Renderer:
     ) -> bool:
         """The same for n images, out [n, 3, out_height, out_width], if one call can resize several of them.
 
-        False, with nothing in `out` that counts, where they differ, are large, or one of them cannot be decoded.
+        False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded.
         """
         if not alike(jobs, sizes):
             return False
@@ -178,7 +175,7 @@ class Renderer:
         together = stack.together(images) if whole else None
         if together is None:
             for image, job, place in zip(images, jobs, out.split(1), strict=True):
-                self._place(image, job, place)
+                self._store(image, job, place)
             return True
         pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
         if pixels.shape[2:] == resized:
@@ -187,8 +184,8 @@ class Renderer:
             self._resize(pixels, resized, out)
         return True
 
-    def _place(self, pixels: npt.NDArray[np.uint8], job: Job, out: torch.Tensor) -> None:
-        """Resize and crop decoded pixels, apply what comes after, and put the result into `out`."""
+    def _store(self, pixels: npt.NDArray[np.uint8], job: Job, out: torch.Tensor) -> None:
+        """Resize and crop decoded pixels, apply the pixel ops, and store the result in `out`."""
         _, resized, corner, flips, steps = job
         if min(pixels.strides) < 0:
             pixels = np.ascontiguousarray(pixels)
@@ -224,7 +221,7 @@ class Renderer:
 
 
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether two or more images have one size, and the same is to be done to them but for flips."""
+    """Whether two or more images have one size and the same job, apart from flips."""
     if len(jobs) < 2 or jobs[0][0] != jobs[1][0]:
         return False
     first, size = jobs[0][:3], sizes[0]
@@ -255,7 +252,7 @@ class Stack:
         self.slots: list[Scratch] = [_Slot(slot.data) for slot in self._memory]
 
     def together(self, images: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
-        """One array [n, height, width, 3] over images that lie at the same place of the first n slots, else None."""
+        """One array [n, height, width, 3] over images at the same place of the first n slots, else None."""
         first, step = images[0], self._memory.shape[1]
         start = _address(first)
         if not 0 <= start - _address(self._memory) < step or min(first.strides) < 0:

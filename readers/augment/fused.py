@@ -1,14 +1,13 @@
-"""Execute a plan on decoded images that lie on a device: boxes, flips, pixel ops, normalisation, dtype and order of
-axes.
+"""Execute a plan on decoded images on a device: boxes, flips, pixel ops, normalisation, dtype and order of axes.
 
-The jobs are those that `readers.augment.cpu` carries out, so the same seed gives the same crops. Everything up to the
+The jobs are those that `readers.augment.cpu` executes, so the same seed gives the same crops. Everything up to the
 dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, which some recipes have, follow as
 torch operations on the whole batch. Without Triton, and for bicubic resizes, which the kernel does not do, torch's
-operations do the boxes too, one image after another; they resize floats only, so they round once instead of after each
-pass.
+operations make the boxes too, one image after another; they resize floats only, so they round once instead of after
+each pass.
 
 Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
-decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference comes on top (docs/training.md).
+decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference is added (docs/training.md).
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from readers.augment.ops.base import Interpolation, Op, Rows
-from readers.augment.ops.normalize import Normalize
-from readers.augment.pixels import window
+from readers.augment.ops.base import Interpolation, Op, Rows, window
+from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
-from readers.decode.picture import Picture, layout, upright_tensor
+from readers.decode.device import Picture, layout, upright_tensor
 
-__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "moved_bytes", "triton_runs"]
+__all__ = ["TILING", "BatchRenderer", "Engine", "Tiling", "triton_runs"]
 
 Engine: TypeAlias = Literal["auto", "triton", "torch"]
 # (rows of a tile, columns of a tile, rows of a block, columns of a block, warps)
@@ -39,16 +37,16 @@ _MAX_EXTENT = 1 << 31
 
 
 def triton_runs(device: torch.device) -> bool:
-    """Whether the kernel can be had: triton is installed, and there is a GPU for it or its interpreter is asked for."""
-    there = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return there and importlib.util.find_spec("triton") is not None
+    """Whether the kernel runs: triton is installed, and there is a GPU for it or its interpreter is switched on."""
+    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return runs and importlib.util.find_spec("triton") is not None
 
 
 class BatchRenderer:
     """Decoded images to batches on one device; for one thread at a time.
 
     dtype: uint8, or float32, float16, bfloat16 in 0..1 or normalised. planar: images are [3, height, width] in
-    memory, not [height, width, 3]. engine: what does the boxes; "auto" is Triton where it runs and the resize is not
+    memory, not [height, width, 3]. engine: what makes the boxes; "auto" is Triton where it runs and the resize is not
     bicubic. interpolation: of the resize. Raises MissingExtraError for "triton" without triton, ValueError for "triton"
     with bicubic.
     """
@@ -74,9 +72,7 @@ class BatchRenderer:
                 'the Triton kernel resizes bilinearly only: use engine="torch" for interpolation="bicubic"'
             )
         self.engine = ("triton" if linear and triton_runs(device) else "torch") if engine == "auto" else engine
-        mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
-        scale, shift = [1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
-        self._factors = torch.tensor([scale, shift], dtype=torch.float32).to(device)
+        self._factors = torch.tensor(channel_factors(normalize)).to(device)
         self._tiling = tiling
         self._kernel: Any = None
         if self.engine == "triton":
@@ -88,7 +84,7 @@ class BatchRenderer:
         """[n, 3, height, width] on the device, channels last in memory unless planar.
 
         pictures: on the device. jobs: one each; their boxes must lie inside the upright pictures and are of full size,
-        whatever `reduce` they allow. size: (height, width) of all results. Raises ValueError for a box outside.
+        also where `reduce` allows less. size: (height, width) of all results. Raises ValueError for a box outside.
         """
         _check(pictures, jobs)
         steps = [(op, [job[4][k][1] for job in jobs]) for k, (op, _) in enumerate(jobs[0][4])] if jobs else []
@@ -108,7 +104,7 @@ class BatchRenderer:
 
     def prepared(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> Callable[[], None]:
         """A function that launches the kernel once, into `out`, on the stream that is current then: for measurements,
-        and for work that is repeated. Keep `pictures` and `out` until it has run. Needs Triton."""
+        and for repeated work. Keep `pictures` and `out` until it has run. Needs Triton."""
         table = torch.from_numpy(_table(pictures, jobs))
         if self.device.type == "cuda":
             table = table.pin_memory().to(self.device, non_blocking=True)
@@ -153,7 +149,7 @@ class BatchRenderer:
             place.copy_(torch.flip(image, flips)[0] if flips else image[0])
 
     def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Op, Rows]]) -> torch.Tensor:
-        """What the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
+        """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
         if not steps and self.dtype == torch.uint8:
             return pixels
         values = pixels.to(torch.float32)
@@ -168,14 +164,8 @@ class BatchRenderer:
         return values.to(self.dtype).contiguous(memory_format=order)
 
 
-def moved_bytes(jobs: Sequence[Job], size: tuple[int, int], dtype: torch.dtype) -> int:
-    """What rendering must read and write at least: the pixels of the boxes once, and the batch."""
-    read = sum(3 * job[0][2] * job[0][3] for job in jobs)
-    return read + len(jobs) * 3 * size[0] * size[1] * torch.empty(0, dtype=dtype).element_size()
-
-
 def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
-    """A box that reaches out of its image would read whatever lies there."""
+    """Raise ValueError for a box outside of its image, which would read other memory."""
     if len(pictures) != len(jobs):
         raise ValueError(f"{len(pictures)} pictures for {len(jobs)} jobs")
     for i, (picture, ((top, left, height, width, _, _), *_)) in enumerate(zip(pictures, jobs, strict=True)):

@@ -1,4 +1,4 @@
-"""What happens to each image of a batch, worked out by its ops before any image is decoded.
+"""What happens to each image of a batch, planned by the ops before any image is decoded.
 
 Any list of crops with one resize among them is: a box of the image, resized, then cropped again. That is all a decoder
 and a resizer need, on a CPU or a GPU. Flips follow, then the ops on pixels with their parameters.
@@ -7,7 +7,7 @@ and a resizer need, on a CPU or a GPU. Flips follow, then the ops on pixels with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,10 +17,9 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 
 if TYPE_CHECKING:
-    from readers.augment.draws import Draws
     from readers.augment.ops.base import Op
 
-__all__ = ["Boxes", "Job", "Plan", "Planner", "Step", "plan_ops"]
+__all__ = ["Boxes", "Job", "Plan", "Planner", "Step"]
 
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
@@ -31,7 +30,7 @@ Step: TypeAlias = "tuple[Op, _Floats]"
 
 
 # What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the values of a `Region`;
-# resize it to `resized` (height, width), crop that at `corner` (which may lie outside: black), flip it along `flips`
+# resize it to `resized` (height, width), crop that at `corner` (which may be outside: black), flip it along `flips`
 # (axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right), apply the pixel ops with these parameters. A
 # plain tuple, as each image has one.
 Job: TypeAlias = tuple[
@@ -70,7 +69,7 @@ class Boxes:
 @dataclass(slots=True)
 class Plan:
     """What happens to n images. hflip, vflip: bool [n]. steps: the ops on pixels and their parameters, float64 [n, k],
-    as `Op.plan` has worked them out."""
+    as `Op.plan` computes them."""
 
     boxes: Boxes
     hflip: _Bools
@@ -96,7 +95,7 @@ class Plan:
 class Planner:
     """The plan so far of n images; `Op.plan` calls its methods.
 
-    It has the box of each image until it is resized, and from then on the crop of the resized box.
+    It keeps the box of each image until it is resized, and from then on the crop of the resized box.
     """
 
     def __init__(self, heights: _Ints, widths: _Ints) -> None:
@@ -175,39 +174,25 @@ class Planner:
             self.resize(self._box[2], self._box[3])
         assert self._resized is not None
         reduce = self._reduce(self._resized)
-        top, left, height, width = self._box
-        crop_top, crop_left, out_height, out_width = self._window
-        resized_height, resized_width = self._resized
-        return Boxes(
-            top=top,
-            left=left,
-            height=height,
-            width=width,
-            resized_height=resized_height,
-            resized_width=resized_width,
-            crop_top=crop_top,
-            crop_left=crop_left,
-            out_height=out_height,
-            out_width=out_width,
-            reduce=reduce,
-            # Where the box is made half as large or less, colours at half the size are still as fine as the result.
-            # The mean difference is 0.3 of 255 or less.
-            coarse=(height >= 2 * reduce * resized_height) & (width >= 2 * reduce * resized_width),
-            bad=self._bad,
-        )
+        (top, left, height, width), (rows, columns) = self._box, self._resized
+        # Where the box is made half as large or less, colours at half the size are still as fine as the result.
+        # The mean difference is 0.3 of 255 or less.
+        coarse = (height >= 2 * reduce * rows) & (width >= 2 * reduce * columns)
+        window = self._window[0], self._window[1], self._window[2], self._window[3]
+        return Boxes(top, left, height, width, rows, columns, *window, reduce, coarse, self._bad)
 
     def _reduce(self, resized: tuple[_Ints, _Ints]) -> _Ints:
         """The largest scale that leaves the box well larger than what it is resized to, and ends on its edges.
 
-        Scaling by DCT sees other neighbours than an antialiased resize of the full image does. The resize that is left
-        hides that: with half as large again, the mean difference is 1.2 of 255; with nothing to spare it is 3.
+        Scaling by DCT sees other neighbours than an antialiased resize of the full image does. The remaining resize
+        hides that: with half as large again, the mean difference is 1.2 of 255; without a margin it is 3.
         """
         reduce = np.ones(len(self._heights), np.int64)
         for log2 in range(1, _MAX_REDUCE_LOG2 + 1):
             step = 1 << log2
             top, left, height, width = self._box
             fits = (2 * height >= 3 * step * resized[0]) & (2 * width >= 3 * step * resized[1])
-            # Under 16 pixels a side, libjpeg's scales cannot be told apart by the size of their results.
+            # Under 16 pixels a side, libjpeg's scales cannot be distinguished by the size of their results.
             fits &= (height >= 16 * step) & (width >= 16 * step)
             if self._align:
                 self._align_boxes(fits, step)
@@ -228,11 +213,3 @@ class Planner:
 def _on_grid(start: _Ints, length: _Ints, limit: _Ints, step: int) -> _Bools:
     end = start + length
     return np.asarray((start % step == 0) & ((end % step == 0) | (end == limit)))
-
-
-def plan_ops(ops: Sequence[Op], heights: _Ints, widths: _Ints, draws: Draws) -> Plan:
-    """The plan of `ops` for images of these sizes (int64 [n]). The stream of an op is its number."""
-    planner = Planner(heights, widths)
-    for stream, op in enumerate(ops):
-        op.plan(planner, draws.uniform(stream, op.draws))
-    return planner.plan()

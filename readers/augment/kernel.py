@@ -12,8 +12,8 @@ the filter. Products are of float16 with float32 sums: pixels are exact in float
 
 A row of the table, int64: address of the upper left value of red in the box; steps in bytes to the next row, column and
 channel of the upright image; height and width of the box; height and width it is resized to; top and left of the crop
-of that, which is black where it reaches beyond it; 1 to mirror left and right; 1 to mirror top and bottom. All of a box
-lies within 2^31 bytes.
+of that, which is black where it reaches beyond it; 1 to mirror left and right; 1 to mirror top and bottom. A box spans
+less than 2^31 bytes.
 
 Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
 """
@@ -44,7 +44,7 @@ def _weights(pixels, centres, inverse, inside):
 
 @triton.jit
 def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
-    """Where the pixels of a tile, or those next to them inside, lie in the box, along one axis: float32 [TILE]."""
+    """The places in the box of the pixels of a tile, or of those next to them inside, on one axis: float32 [TILE]."""
     at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
     at = tl.minimum(tl.maximum(at, 0), resized - 1)
@@ -53,7 +53,7 @@ def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
 
 @triton.jit
 def _inside(tile, crop, flip, length, resized, TILE: tl.constexpr):
-    """Which pixels of a tile lie in the resized box, along one axis: bool [TILE]. The crop may reach beyond it."""
+    """Which pixels of a tile are in the resized box, along one axis: bool [TILE]. The crop may reach beyond it."""
     at = tile * TILE + tl.arange(0, TILE)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
     return (at >= 0) & (at < resized)

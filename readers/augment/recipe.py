@@ -1,34 +1,56 @@
-"""A list of ops, checked once; and what it does to the images of one batch, drawn by position.
+"""A list of ops, checked once, and the plan it makes for the images of one batch, drawn by position.
 
 The parts run in this order: crops and the resize (the box is known before anything is decoded), flips, ops on pixels in
 the order given, normalisation, ops on batches.
+
+Random numbers are drawn by position: they are the same for a sample of an epoch in any order and by any thread or rank.
+A draw is a hash of (seed, epoch, position, view, stream, number): nothing is carried from one draw to the next, so
+neither threads nor ranks nor a resume change it. Views of one sample (`ImageLoader(views=2)`) draw independently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from readers.augment.draws import Draws
-from readers.augment.geometry import Job, Plan, Step, plan_ops
+from readers.augment.geometry import Job, Plan, Planner
 from readers.augment.ops.base import Op, Stage
+from readers.augment.ops.color import Normalize
+from readers.order.permutation import derive_keys, mix64
 
 if TYPE_CHECKING:
     import torch
 
-    from readers.augment.ops.normalize import Normalize
+__all__ = ["Draws", "Job", "Plan", "Recipe", "recipes_of_views"]
 
-__all__ = ["Job", "Plan", "Recipe", "Step", "recipes_of_views"]
-
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_11 = np.uint64(11)
 _Ints = npt.NDArray[np.int64]
 _OUT_OF_ORDER = {
-    Stage.PIXELS: "{} comes after an op that is no crop or resize; put crops and the resize first",
+    Stage.PIXELS: "{} comes after an op that is not a crop or resize; put crops and the resize first",
     Stage.NORMALIZE: "{} comes after Normalize; put it last, before ops on batches alone",
     Stage.BATCH: "{} comes after an op on batches; put those last",
 }
+
+
+class Draws:
+    """Draws for the samples at `positions` (int64 [n]) of one epoch."""
+
+    def __init__(self, seed: int, epoch: int, positions: npt.NDArray[np.int64], view: int = 0) -> None:
+        first, second, *_ = derive_keys(seed, epoch, f"augment view {view}" if view else "augment")
+        self._base = mix64(mix64(positions.astype(np.uint64) + first) ^ second)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def uniform(self, stream: int, count: int = 1) -> npt.NDArray[np.float64]:
+        """Numbers in [0, 1), float64 [n, count]; the same stream gives the same numbers."""
+        numbers = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(stream << 16)
+        bits = mix64(self._base[:, None] + numbers[None, :] * _GOLDEN)
+        return np.asarray((bits >> _11) * (1.0 / (1 << 53)))
 
 
 class Recipe:
@@ -51,8 +73,7 @@ class Recipe:
         self.hangs_over = any(op.hangs_over for op in self.ops)
         self.pixel_ops = tuple(op for op in self.ops if op.stage is Stage.PIXELS and not op.flip_axis)
         self.batch_ops = tuple(op for op in self.ops if op.stage is Stage.BATCH)
-        last = next((op for op in self.ops if op.stage is Stage.NORMALIZE), None)
-        self.normalize = cast("Normalize | None", last)
+        self.normalize = next((op for op in self.ops if isinstance(op, Normalize)), None)
 
     def __repr__(self) -> str:
         return f"Recipe({list(self.ops)!r})"
@@ -62,7 +83,10 @@ class Recipe:
 
         view: which of several views of each sample; they draw independently.
         """
-        return plan_ops(self.ops, heights, widths, Draws(seed, epoch, positions, view))
+        planner, draws = Planner(heights, widths), Draws(seed, epoch, positions, view)
+        for stream, op in enumerate(self.ops):
+            op.plan(planner, draws.uniform(stream, op.draws))
+        return planner.plan()
 
     def mix(
         self, seed: int, epoch: int, position: int, images: torch.Tensor, labels: torch.Tensor
@@ -106,7 +130,9 @@ def _check(ops: Sequence[Op]) -> None:
     stage, resized, hanging = Stage.GEOMETRY, False, ""
     for op in ops:
         if not isinstance(op, Op):
-            raise ValueError(f"{op!r} is no op of readers.augment; plain functions go into ImageDataset(transform=…)")
+            raise ValueError(
+                f"{op!r} is not an op of readers.augment; plain functions go into ImageDataset(transform=…)"
+            )
         name = type(op).__name__
         if op.stage < stage or op.stage is stage is Stage.NORMALIZE:
             raise ValueError(_OUT_OF_ORDER[stage].format(name))

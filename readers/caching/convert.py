@@ -18,11 +18,10 @@ from readers.augment.geometry import Boxes
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
 from readers.decode import Region, decode_image
-from readers.decode.orient import upright_size
 from readers.decode.region import with_header
 from readers.headers import read_header
+from readers.headers.base import shrunk, upright_size
 from readers.sample import Buffer
-from readers.shrink import shrunk
 
 __all__ = ["boxes_of", "decoded", "recoded"]
 
@@ -46,7 +45,7 @@ def recoded(image: Buffer, short_side: int, quality: int) -> Buffer:
 
 
 def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
-    """The pixels after `ops`, behind the header of `readers.headers.pixels`. Raises BadSampleError."""
+    """The pixels after `ops`, behind the header of `readers.headers.base`. Raises BadSampleError."""
     header = read_header(image)
     height, width = upright_size(header.height, header.width, header.orientation)
     boxes = boxes_of(ops, np.array([height]), np.array([width]))

@@ -27,9 +27,8 @@ import numpy.typing as npt
 import readers.table as tables
 from cache.stores import Buffer, Int64s
 from readers.headers import MEDIA, sniff
-from readers.headers.pixels import HEADER_BYTES
+from readers.headers.base import PIXELS_HEADER_BYTES, shrunk_sides
 from readers.sample import ImageInfo
-from readers.shrink import shrunk_sides
 
 if TYPE_CHECKING:
     from readers.augment.ops import Op
@@ -190,7 +189,7 @@ class Decoded:
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         pixels = info.height.astype(np.int64) * info.width
-        return np.where(pixels > 0, HEADER_BYTES + 3 * pixels, 0)
+        return np.where(pixels > 0, PIXELS_HEADER_BYTES + 3 * pixels, 0)
 
     def convert(self, image: Buffer) -> Buffer:
         from readers.caching.convert import decoded

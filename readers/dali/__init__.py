@@ -11,7 +11,7 @@ def training(reader):
     return fn.decoders.image(encoded, device="mixed"), label.gpu()
 """
 
-from readers.augment.presets import celeba, classification
+from readers.augment import celeba, classification
 from readers.dali.loader import DaliLoader
 from readers.dali.pipelines import PipelineOptions, external_source, pipeline
 from readers.dali.source import BatchSource, SampleSource, Source

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.augment.ops import Op
 from readers.augment.recipe import Plan, Recipe
-from readers.decode.jpeg import has_clean_header
+from readers.decode.cpu import has_clean_header
 from readers.feed import (
     BadSample,
     Feed,

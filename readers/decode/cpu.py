@@ -1,49 +1,52 @@
-"""Encoded bytes to upright pixels on the CPU, whatever the image is: RGB of 8 bits for `decode_image`, or unchanged.
+"""Encoded bytes to upright pixels on the CPU, for any image: RGB of 8 bits by `decode_image`, or unchanged.
 
-`decode_unchanged` gives pixels in their own depth and channels: masks, 16-bit greys, floating-point maps.
+`decode_unchanged` gives pixels in their own depth and channels: masks, 16-bit greys, floating-point maps. The table of
+what an image becomes is in `readers.decode.pillow`.
 
-    JPEG                                    uint8 [h, w], [h, w, 3]; CMYK and YCCK [h, w, 4]
-    palette (PNG, GIF, BMP, TIFF)           uint8 [h, w]: the indices, not their colours
-    grey of 1, 2 or 4 bits                  uint8 [h, w], scaled to 0 to 255
-    grey, grey with alpha, RGB, RGBA, CMYK  uint8 or uint16, [h, w] or [h, w, channels]
-    TIFF of 12 bits                         uint16 [h, w], 0 to 4095
-    TIFF of integers with a sign, 32 bits   int32 [h, w]
-    TIFF of floating point                  float32 [h, w]
-    CIELAB (TIFF)                           uint8 [h, w, 3], as in the file
+No more of a JPEG is decoded than a region needs. There are three savings; the first is exact, and the others are used
+where a resize hides them:
 
-Upright, and of the first frame or page, like RGB. Pillow holds no more than 8 bits of a colour, but reads either half
-of 16, so such images are decoded twice. What it cannot give in full is an error that says so.
+- Rows below the region. The height in the frame header (T.81, B.2.2) is lowered in a copy of the bytes, so the decoder
+  stops there and skips to the end marker. Sequential JPEGs only: a progressive one has all rows in every scan. The
+  margin covers the rows that chroma upsampling looks at.
+- Scale. libjpeg decodes at 1/2, 1/4 or 1/8 by inverse DCTs of fewer coefficients.
+- Colour that is stored at half the size is repeated instead of interpolated: a tenth of the time.
+
+JPEGs for which libjpeg warns or fails are left to Pillow, which decides what is damaged beyond use: it continues after
+most warnings, with the same pixels, and reads colour samplings that TurboJPEG has no name for. An image that is damaged
+where decoding can go past it is decoded, as by Pillow; the CRC32C of the index is there to find that.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+import math
+import re
+import struct
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 
 from cache.errors import BadSampleError
-from readers.decode.jpeg import check_coding, decode_rows
-from readers.decode.orient import upright, upright_size
-from readers.decode.pillow import EIGHT_BITS, as_stored, bits_of, check_size, decode_whole, layout_of, tiles_of
-from readers.decode.region import Region, Scratch, check_pixels, pixels_of
+from readers.decode.pillow import as_stored, decode_stored, decode_whole
+from readers.decode.region import Region, Scratch, check_header, pixels_of, upright
 from readers.headers import ImageHeader, read_frame, read_header
-from readers.headers.pillow import opened
 from readers.sample import Buffer
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+__all__ = ["DECODER", "check_coding", "decode_image", "decode_unchanged", "has_clean_header"]
 
-__all__ = ["DECODER", "decode_image", "decode_unchanged", "without_all_bits"]
-
-# Named in resume tokens: another decoder may give slightly other pixels.
+# Named in resume tokens: another decoder may give slightly different pixels.
 DECODER = "cpu"
-# Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
-_OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
-_HALVED = ("RGB", "RGBA", "RGBX", "CMYK")
-_PLANAR_CONFIGURATION = 284
-_GREY_ALPHA_16, _FOUR_BYTES = "LA;16B", "RGBA"
+_MARGIN_ROWS = 16
+_BITS = 8
+_PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
+_SEQUENTIAL = (0xC0, 0xC1)
+_height = struct.Struct(">H")
+# simplejpeg raises the first warning of libjpeg, or its error. Bytes before the end marker follow all pixels, and those
+# that a lowered height leaves over come before any marker.
+_BYTES_BEFORE_THE_END = re.compile(r"extraneous bytes before marker 0xd9$").search
+_BYTES_LEFT_OVER = re.compile(r"extraneous bytes before marker 0x..$").search
 
 
 def decode_image(
@@ -52,20 +55,17 @@ def decode_image(
     scratch: Scratch | None = None,
     size: tuple[int, int] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """RGB pixels of an encoded image, upright, uint8 [height, width, 3].
+    """RGB pixels of an encoded image, upright, uint8 [height, width, 3]. Raises BadSampleError.
 
-    region: the part that is wanted (None: all of it). Only JPEGs can be reduced; of other images the box comes in full
-    size. scratch: memory to use; the result may lie in it, and lasts until its next use. Of an image that is decoded
-    already the result is a read-only view of `data`. size: the (height, width) that the index promises for the upright
-    image. Raises BadSampleError.
+    data: the encoded image. Where it is decoded already, the result is a read-only view of it.
+    region: the part that is needed (None: all of it). Only JPEGs can be reduced; other images are cropped at full size.
+    scratch: memory to use; the result may be a view of it, valid until its next use.
+    size: the (height, width) that the index promises for the upright image.
     """
     header, frame = read_frame(data)
-    seen = upright_size(header.height, header.width, header.orientation)
-    if size is not None and seen != size:
-        raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")
-    check_pixels(header.height, header.width)
+    check_header(header, size)
     if region is None:
-        region = Region(0, 0, *seen)
+        region = Region(0, 0, *header.upright_size)
     top, left, height, width, reduce, coarse = region
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
@@ -74,7 +74,7 @@ def decode_image(
         check_coding(data, header, frame)
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
-        pixels = decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
+        pixels = _decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
         if pixels is not None and header.orientation != 1:
             pixels = upright(pixels, header.orientation)
     if pixels is None:
@@ -84,79 +84,71 @@ def decode_image(
 
 
 def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None) -> npt.NDArray[Any]:
-    """The upright pixels of an encoded image, [height, width] or [height, width, channels], as described at the top.
+    """The upright pixels of an encoded image, [height, width] or [height, width, channels], in their own depth.
 
     size: the (height, width) that the index promises for the upright image. Raises BadSampleError.
     """
     header = read_header(data)
     if header.media == "pixels":
         raise BadSampleError("the cache holds this image as 8-bit RGB; keep='encoded' leaves it unchanged")
-    seen = upright_size(header.height, header.width, header.orientation)
-    if size is not None and seen != size:
-        raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {seen}")
-    check_pixels(header.height, header.width)
-    is_rgb = header.media == "jpeg" and header.components == 3
-    stored = decode_image(data) if is_rgb else upright(_stored(data, header), as_stored(header))
-    return np.array(stored)
+    check_header(header, size)
+    if header.media == "jpeg" and header.components == 3:
+        return np.array(decode_image(data))
+    return np.array(upright(decode_stored(data, header), as_stored(header)))
 
 
-def _stored(data: Buffer, header: ImageHeader) -> npt.NDArray[Any]:
-    """The pixels as Pillow leaves them."""
-    with opened(data, header.media) as image:
-        layout, other = layout_of(image), _other_byte(image)
-        reason = without_all_bits(image)
-        if reason:
-            raise BadSampleError(reason)
-        if layout == _GREY_ALPHA_16:
-            _read_as(image, _FOUR_BYTES)
-        image.load()
-        check_size(image, header)
-        upper = _array(image)
-    if layout == _GREY_ALPHA_16:
-        return upper.view(">u2").astype(np.uint16)
-    if not other:
-        return upper
-    with opened(data, header.media) as image:
-        _read_as(image, other)
-        image.load()
-        both: npt.NDArray[Any] = np.bitwise_or(upper.astype(np.uint16) << 8, _array(image))
-        return both
+def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
+    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow takes.
+
+    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
+    JPEGs, and lossless ones of arithmetic coding.
+    """
+    bits = data[frame - 1]
+    if bits != _BITS:
+        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
+    if header.components == 2:
+        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
+    if header.process not in _PROCESSES:
+        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
 
 
-def without_all_bits(image: Image) -> str:
-    """Why Pillow cannot give all bits of an image, "" where it can."""
-    short = bits_of(image) > 8 and image.mode in EIGHT_BITS and not _other_byte(image)
-    return f"holds {bits_of(image)} bits a channel, of which Pillow gives no more than 8" if short else ""
+def has_clean_header(source: Any) -> bool:
+    """Whether libjpeg reports nothing for a JPEG before its pixels: TurboJPEG decodes no others."""
+    try:
+        simplejpeg.decode_jpeg_header(source, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
-def _other_byte(image: Image) -> str:
-    """The layout by which Pillow takes the other byte of values of 16 bits; "" where there is none."""
-    kind, _, byte_order = layout_of(image).rpartition(";16")
-    halved = kind in _HALVED and byte_order in _OTHER_BYTE and not _in_planes(image)
-    return f"{kind};16{_OTHER_BYTE[byte_order]}" if halved else ""
+def _decode_rows(
+    data: Buffer, header: ImageHeader, frame: int, bottom: int, reduce: int, coarse: bool, scratch: Scratch
+) -> npt.NDArray[np.uint8] | None:
+    """RGB pixels, uint8 [rows, columns, 3], of the rows from 0 to at least `bottom` (as stored) at 1/reduce.
 
-
-def _array(image: Image) -> npt.NDArray[Any]:
-    """The values of an image."""
-    values = np.array(image)
-    if values.dtype == np.bool_:
-        return values.astype(np.uint8) * 255
-    if image.mode == "I" and image.format == "PNG":
-        return values.astype(np.uint16)
-    native: npt.NDArray[Any] = values.astype(values.dtype.newbyteorder("="), copy=False)
-    return native
-
-
-def _in_planes(image: Image) -> bool:
-    """Whether the channels of a TIFF lie apart; libtiff then reads them by layouts of its own choice."""
-    return bool(getattr(image, "tag_v2", {}).get(_PLANAR_CONFIGURATION) == 2)
-
-
-def _read_as(image: Any, layout: str) -> None:
-    """Have Pillow take the values for others than they are."""
-    tiles = []
-    for tile in tiles_of(image):
-        *where, arguments = tile
-        other = layout if isinstance(arguments, str) else (layout, *arguments[1:])
-        tiles.append(tile._replace(args=other) if hasattr(tile, "_replace") else (*where, other))
-    image.tile = tiles
+    frame: the byte of `data` that holds the height. coarse: see `Region`. The array is a view of `scratch`. None where
+    only Pillow can decode the image.
+    """
+    height, width = header.height, header.width
+    rows = min(height, (bottom + _MARGIN_ROWS - 1) // _MARGIN_ROWS * _MARGIN_ROWS + _MARGIN_ROWS)
+    source: Any = data
+    harmless = _BYTES_BEFORE_THE_END
+    if rows < height and header.process in _SEQUENTIAL:
+        source, harmless = memoryview(scratch.encoded(len(data)))[: len(data)], _BYTES_LEFT_OVER
+        source[:] = data
+        _height.pack_into(source, frame, rows)
+    else:
+        rows = height
+    shape = (-(-rows // reduce), -(-width // reduce), 3)
+    options = {"min_height": shape[0], "min_width": shape[1]} if reduce > 1 else {}
+    memory = scratch.pixels(rows * width * 3)
+    try:
+        # strict: without it even images on which libjpeg gives up pass for decoded, with the old contents of `memory`.
+        found = simplejpeg.decode_jpeg(source, "RGB", fastupsample=coarse, buffer=memory, strict=True, **options)
+    except ValueError as error:
+        if not harmless(str(error)) or not has_clean_header(source):
+            return None
+        # It raised behind the last row: the pixels are where they belong.
+        return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
+    pixels: npt.NDArray[np.uint8] | None = found if found.shape == shape else None
+    return pixels

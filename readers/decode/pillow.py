@@ -1,49 +1,57 @@
-"""Everything that is no plain JPEG, decoded by Pillow: PNG, WebP, GIF, BMP, TIFF, and JPEGs that take Pillow to read.
+"""Images decoded by Pillow: all but plain JPEGs, as RGB or unchanged.
 
 As RGB: what Pillow's `convert("RGB")` makes of the first frame or page, without alpha. Two exceptions, where that would
-be wrong without a word:
+be silently wrong:
 
 - Grey of 16 bits is shifted to 8, as Pillow does it for colours of 16 bits, where `convert` takes all above 255 for
   white. Of 12 bits, in a TIFF, the upper 8 as well.
 - Floating point and integers of 32 bits or with a sign have no 8-bit RGB form that everyone agrees on: refused.
 
-Pillow turns TIFFs upright by itself and leaves the others as they are stored.
+Unchanged, in its own depth and channels, also of the first frame or page:
+
+    JPEG                                    uint8 [h, w], [h, w, 3]; CMYK and YCCK [h, w, 4]
+    palette (PNG, GIF, BMP, TIFF)           uint8 [h, w]: the indices, not their colours
+    grey of 1, 2 or 4 bits                  uint8 [h, w], scaled to 0 to 255
+    grey, grey with alpha, RGB, RGBA, CMYK  uint8 or uint16, [h, w] or [h, w, channels]
+    TIFF of 12 bits                         uint16 [h, w], 0 to 4095
+    TIFF of integers with a sign, 32 bits   int32 [h, w]
+    TIFF of floating point                  float32 [h, w]
+    CIELAB (TIFF)                           uint8 [h, w, 3], as in the file
+
+Pillow holds no more than 8 bits of a colour, but reads either half of 16, so such images are decoded twice. An image
+that it cannot give in full is an error that says so. Pillow turns TIFFs upright by itself and leaves the others as they
+are stored.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError
-from readers.decode.orient import upright, upright_size
+from readers.decode.region import upright
 from readers.headers import ImageHeader
-from readers.headers.pillow import opened
+from readers.headers.pillow import opened, tiles_of
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "EIGHT_BITS",
-    "as_stored",
-    "bits_of",
-    "bits_of_grey",
-    "check_size",
-    "decode_whole",
-    "layout_of",
-    "tiles_of",
-    "without_rgb",
-]
+__all__ = ["as_stored", "bits_of", "bits_of_grey", "decode_stored", "decode_whole", "without_all_bits", "without_rgb"]
 
 _WITHOUT_RGB = {"F": "floating-point samples", "I": "integers of 32 bits or with a sign"}
 _NO_RGB = "holds {}, which have no 8-bit RGB form; decode='unchanged' reads it"
-_MISREAD = "holds {} bits a channel in planes, which Pillow misreads; write it anew with its channels interleaved"
+_MISREAD = "holds {} bits a channel in planes, which Pillow misreads; rewrite it with interleaved channels"
 _BYTE = 8
-EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
-_BITS_PER_SAMPLE = 258
+_EIGHT_BITS = ("RGB", "RGBA", "RGBX", "CMYK", "LAB", "L", "LA")
+_BITS_PER_SAMPLE, _PLANAR_CONFIGURATION = 258, 284
+# Pillow's names of layouts of which it takes the upper byte, and those by which it takes the lower one.
+_OTHER_BYTE = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+_HALVED = ("RGB", "RGBA", "RGBX", "CMYK")
+_GREY_ALPHA_16, _FOUR_BYTES = "LA;16B", "RGBA"
 
 
 def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
@@ -53,8 +61,7 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         reason = without_rgb(image)
         if reason:
             raise BadSampleError(reason)
-        image.load()
-        check_size(image, header)
+        _load(image, header)
         if bits:
             grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
             return upright(np.repeat(grey[:, :, None], 3, axis=2), as_stored(header))
@@ -62,17 +69,50 @@ def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
         return upright(np.array(plain.convert("RGB")), as_stored(header))
 
 
+def decode_stored(data: Buffer, header: ImageHeader) -> npt.NDArray[Any]:
+    """The pixels as Pillow leaves them, in their own depth and channels. Raises BadSampleError."""
+    with opened(data, header.media) as image:
+        layout, other = _layout_of(image), _other_byte(image)
+        reason = without_all_bits(image)
+        if reason:
+            raise BadSampleError(reason)
+        if layout == _GREY_ALPHA_16:
+            _read_as(image, _FOUR_BYTES)
+        _load(image, header)
+        upper = _array(image)
+    if layout == _GREY_ALPHA_16:
+        return upper.view(">u2").astype(np.uint16)
+    if not other:
+        return upper
+    with opened(data, header.media) as image:
+        _read_as(image, other)
+        image.load()
+        both: npt.NDArray[Any] = np.bitwise_or(upper.astype(np.uint16) << 8, _array(image))
+        return both
+
+
+def as_stored(header: ImageHeader) -> int:
+    """The orientation in which Pillow leaves the pixels."""
+    return 1 if header.media == "tiff" else header.orientation
+
+
 def without_rgb(image: Image) -> str:
-    """Why an image has no 8-bit RGB form, or Pillow gets it wrong; "" where all is well."""
+    """Why an image has no 8-bit RGB form, or Pillow misreads it; "" where neither is so."""
     if bits_of_grey(image):
         return ""
-    if bits_of(image) > _BYTE and image.mode in EIGHT_BITS and ";" not in layout_of(image):
+    if bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and ";" not in _layout_of(image):
         return _MISREAD.format(bits_of(image))
     return _NO_RGB.format(_WITHOUT_RGB[image.mode]) if image.mode in _WITHOUT_RGB else ""
 
 
+def without_all_bits(image: Image) -> str:
+    """Why Pillow cannot give all bits of an image, "" where it can."""
+    short = bits_of(image) > _BYTE and image.mode in _EIGHT_BITS and not _other_byte(image)
+    return f"holds {bits_of(image)} bits a channel, of which Pillow gives no more than 8" if short else ""
+
+
 def bits_of_grey(image: Image) -> int:
-    """Bits of the samples of a grey image that has more than 8 of them, without a sign; 0 of any other."""
+    """Bits of the samples of a grey image that has more than 8 of them, without a sign; 0 for any other."""
     if image.mode.startswith("I;16"):
         return bits_of(image) if bits_of(image) in range(9, 17) else 16
     # Pillow before 11 has no other mode for a PNG of 16 bits.
@@ -85,30 +125,49 @@ def bits_of(image: Image) -> int:
     return max((bits for bits in found if isinstance(bits, int)), default=_BYTE)
 
 
-def layout_of(image: Image) -> str:
-    """Pillow's name for how the values of a pixel lie in the file; "" where they lie apart."""
+def _load(image: Image, header: ImageHeader) -> None:
+    """Decode the image. Raises BadSampleError where it is not of the size that its header says."""
+    image.load()
+    expected = header.upright_size if header.media == "tiff" else (header.height, header.width)
+    found = (image.height, image.width)
+    if found != expected:
+        raise BadSampleError(f"expected {expected} pixels (height, width), found {found}")
+
+
+def _layout_of(image: Image) -> str:
+    """Pillow's name for how the values of a pixel are stored in the file; "" where they are stored in planes."""
     arguments = (tile[-1] for tile in tiles_of(image))
     names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
     name = names.pop() if len(names) == 1 else ""
     return name if isinstance(name, str) else ""
 
 
-def tiles_of(image: Image) -> list[Any]:
-    """The parts of the file that hold pixels: (decoder, box, offset, arguments) each, before they are loaded."""
-    tiles: list[Any] = getattr(image, "tile", [])
-    return tiles
+def _other_byte(image: Image) -> str:
+    """The layout by which Pillow takes the other byte of values of 16 bits; "" where there is none."""
+    kind, _, byte_order = _layout_of(image).rpartition(";16")
+    # libtiff reads channels that are stored in planes by layouts of its own choice.
+    in_planes = getattr(image, "tag_v2", {}).get(_PLANAR_CONFIGURATION) == 2
+    return (
+        f"{kind};16{_OTHER_BYTE[byte_order]}" if kind in _HALVED and byte_order in _OTHER_BYTE and not in_planes else ""
+    )
 
 
-def check_size(image: Image, header: ImageHeader) -> None:
-    """Raise BadSampleError for a decoded image that is not of the size that its header says."""
-    expected = (header.height, header.width)
-    if header.media == "tiff":
-        expected = upright_size(*expected, header.orientation)
-    found = (image.height, image.width)
-    if found != expected:
-        raise BadSampleError(f"expected {expected} pixels (height, width), found {found}")
+def _read_as(image: Any, layout: str) -> None:
+    """Have Pillow read the values by another layout than their own."""
+    tiles = []
+    for tile in tiles_of(image):
+        *where, arguments = tile
+        other = layout if isinstance(arguments, str) else (layout, *arguments[1:])
+        tiles.append(tile._replace(args=other) if hasattr(tile, "_replace") else (*where, other))
+    image.tile = tiles
 
 
-def as_stored(header: ImageHeader) -> int:
-    """The orientation in which Pillow leaves the pixels."""
-    return 1 if header.media == "tiff" else header.orientation
+def _array(image: Image) -> npt.NDArray[Any]:
+    """The values of an image."""
+    values = np.array(image)
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if image.mode == "I" and image.format == "PNG":
+        return values.astype(np.uint16)
+    native: npt.NDArray[Any] = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return native

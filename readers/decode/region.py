@@ -1,6 +1,6 @@
-"""What part of an image to decode, the memory to decode it into, and images that are decoded already.
+"""What part of an image to decode, the memory to decode it into, and pixels as seen, by EXIF orientation.
 
-The latter (`readers.headers.pixels`) are looked at where they are, whatever part is wanted.
+Any part of an image that a cache has decoded (`readers.headers.base`) is a view of it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
-from readers.headers.header import MAX_PIXELS
-from readers.headers.pixels import HEADER_BYTES, header
+from readers.headers.base import MAX_PIXELS, PIXELS_HEADER_BYTES, pixels_header
 from readers.sample import Buffer
 
-__all__ = ["MAX_PIXELS", "Region", "Scratch", "check_pixels", "lent", "pixels_of", "with_header"]
+__all__ = ["MAX_PIXELS", "Region", "Scratch", "check_header", "lent", "pixels_of", "upright", "with_header"]
 
 _KEPT_BYTES = 64 << 20
 
@@ -39,7 +38,7 @@ class Region(NamedTuple):
 
 
 class Scratch:
-    """Memory of one thread, used for one image after another: what was decoded before is overwritten.
+    """Memory of one thread, used for one image after another: each overwrites what was decoded before.
 
     Up to 64 MiB of each kind are kept; an image that needs more gets memory of its own.
     """
@@ -52,43 +51,58 @@ class Scratch:
 
     def encoded(self, size: int) -> bytearray:
         """At least `size` bytes for encoded data."""
-        if len(self._encoded) < size:
-            fresh = bytearray(_rounded(size))
-            if len(fresh) > _KEPT_BYTES:
-                return fresh
-            self._encoded = fresh
-        return self._encoded
+        memory = _enlarged(self._encoded, size)
+        if len(memory) <= _KEPT_BYTES:
+            self._encoded = memory
+        return memory
 
     def pixels(self, size: int) -> bytearray | memoryview:
         """At least `size` bytes for decoded pixels."""
-        if len(self._pixels) < size:
-            fresh = bytearray(_rounded(size))
-            if len(fresh) > _KEPT_BYTES:
-                return fresh
-            self._pixels = fresh
-        return self._pixels
+        memory = _enlarged(self._pixels, size)
+        if len(memory) <= _KEPT_BYTES:
+            self._pixels = memory
+        return memory
 
 
-def check_pixels(height: int, width: int) -> None:
-    """Raise BadSampleError for an image so large that decoding it could take the machine down."""
-    if height * width > MAX_PIXELS:
-        raise BadSampleError(f"{height} x {width} pixels are more than the {MAX_PIXELS} that are decoded")
+def _enlarged(memory: bytearray, size: int) -> bytearray:
+    """The memory itself, or new memory in whole MiB where it is too small."""
+    return memory if len(memory) >= size else bytearray(-(-size // (1 << 20)) << 20)
 
 
-def _rounded(size: int) -> int:
-    return -(-size // (1 << 20)) << 20
+def check_header(header: ImageHeader, size: tuple[int, int] | None = None) -> None:
+    """Raise BadSampleError for an image that is not of the upright (height, width) in the index, or so large that
+    decoding it could exhaust the machine.
+    """
+    if size is not None and header.upright_size != size:
+        found = header.upright_size
+        raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {found}")
+    if header.height * header.width > MAX_PIXELS:
+        raise BadSampleError(f"{header.height} x {header.width} pixels are more than the {MAX_PIXELS} that are decoded")
+
+
+def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
+    """Pixels [height, width, channels], or [height, width], as seen: a view, perhaps with negative strides.
+
+    Source: EXIF 2.32, tag 0x0112. The numbers 2 to 4 mirror or turn by 180 degrees; 5 to 8 exchange rows and columns as
+    well.
+    """
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    rows = slice(None, None, -1) if orientation in (3, 4, 7, 8) else slice(None)
+    columns = slice(None, None, -1) if orientation in (2, 3, 6, 7) else slice(None)
+    return np.asarray(pixels[rows, columns])
 
 
 def pixels_of(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
-    """The pixels behind the header, uint8 [height, width, 3]: a view, read-only where `data` is."""
+    """The pixels behind the header of decoded ones, uint8 [height, width, 3]: a view, read-only where `data` is."""
     count = header.height * header.width * 3
-    return np.frombuffer(data, np.uint8, count, HEADER_BYTES).reshape(header.height, header.width, 3)
+    return np.frombuffer(data, np.uint8, count, PIXELS_HEADER_BYTES).reshape(header.height, header.width, 3)
 
 
 def with_header(pixels: npt.NDArray[np.uint8]) -> bytes:
     """Pixels, uint8 [height, width, 3], as an image that `decode_image` takes."""
     height, width, _ = pixels.shape
-    return header(height, width) + pixels.tobytes()
+    return pixels_header(height, width) + pixels.tobytes()
 
 
 def lent(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -100,7 +114,7 @@ def lent(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 class _Lent:
-    """An array under other flags; keeps it alive for as long as anybody looks."""
+    """An array under other flags, kept alive for as long as a view of it is."""
 
     def __init__(self, pixels: npt.NDArray[np.uint8]) -> None:
         self._pixels = pixels

@@ -5,25 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from cache.errors import MissingExtraError
-from readers.decode.backend import ListDecoder
 
-__all__ = ["open_torchcodec"]
+__all__ = ["load_torchcodec"]
 
 
-def open_torchcodec(device: torch.device) -> ListDecoder:
-    """Raises MissingExtraError where torchcodec is missing, older, or cannot be loaded beside this torch."""
+def load_torchcodec(device: torch.device) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """The function that decodes a list of images, uint8 [bytes] on the CPU, to uint8 [3, height, width] on `device`.
+
+    Raises MissingExtraError where torchcodec is missing, older, or cannot be loaded with this torch.
+    """
     try:
         from torchcodec.decoders import decode_jpeg
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingExtraError("torchcodec >= 0.16", "gpu", f"decoding on {device.type}") from error
 
-    def call(encoded: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        pixels: Sequence[torch.Tensor] = decode_jpeg(encoded, mode="RGB", device=device)
-        return pixels
-
-    return ListDecoder(f"torchcodec/{device.type}", device, call, turns=True)
+    return lambda encoded: decode_jpeg(encoded, mode="RGB", device=device)

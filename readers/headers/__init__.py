@@ -4,14 +4,13 @@
     >>> parse_header(data)
     ImageHeader(media='jpeg', height=375, width=500, components=3, process=192, orientation=1)
 
-`data` is the whole encoded image: bytes, or a one-dimensional memoryview of bytes that may lie anywhere in a
-larger buffer. One module per format states the bytes it reads; its `parse` relies on the magic that
-`sniff` has seen. Each also notices a truncated file, by what the format says about its own end; none looks at
-the pixels. Pillow finds that out by decoding alone, which takes 20 to 1,500 times as long.
+`data` is the whole encoded image: bytes, or a one-dimensional memoryview of bytes, which may be part of a larger
+buffer. The modules state the bytes that they read; each parser relies on the magic that `sniff` has seen, and notices a
+truncated file by what the format says about its own end. None decodes pixels but for compressed BMPs, which takes 20 to
+1,500 times as long.
 
-A format has an entry in `_FORMATS`: how its header is parsed, the orientation by EXIF alone, and how many frames or
-pages it holds, of which readers decode the first. The pictures that some cameras put behind a JPEG (MPF) are not
-counted: previews and gain maps, mostly.
+A format has an entry in `_FORMATS`: how its header is parsed, and how many frames or pages it holds, of which readers
+decode the first. The pictures that some cameras put behind a JPEG (MPF), mostly previews, are not counted.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cache.errors import BadSampleError
-from readers.headers import bmp, gif, jpeg, pillow, pixels, png, tiff, webp
-from readers.headers.foreign import FOREIGN_SUFFIXES, foreign_medium
-from readers.headers.header import MEDIA, SUFFIX, Buffer, ImageHeader
+from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, parse_pixels
+from readers.headers.chunks import gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
+from readers.headers.jpeg import parse_frame, parse_jpeg
+from readers.headers.magic import FOREIGN_SUFFIXES, foreign_medium, sniff
+from readers.headers.pillow import parse_bmp, parse_decodable
+from readers.headers.tiff import UPRIGHT, parse_tiff, tiff_frames
 
 __all__ = [
     "FOREIGN_SUFFIXES",
@@ -33,8 +35,8 @@ __all__ = [
     "exif_orientation",
     "foreign_medium",
     "frames",
+    "parse_any",
     "parse_header",
-    "parse_held",
     "read_frame",
     "read_header",
     "sniff",
@@ -42,70 +44,53 @@ __all__ = [
 
 
 class _Format(NamedTuple):
-    parse: Callable[[Buffer], ImageHeader]
-    exif: Callable[[Buffer], int] | None = None
-    frames: Callable[[Buffer], int] | None = None
+    """has_exif: whether `parse` takes exif_only, to read no XMP."""
+
+    parse: Callable[..., ImageHeader]
+    has_exif: bool = True
+    frames: Callable[[Buffer], int] = lambda data: 1
 
 
 _FORMATS = {
-    "jpeg": _Format(jpeg.parse, jpeg.exif_orientation),
-    "png": _Format(png.parse, png.exif_orientation, png.frames),
-    "webp": _Format(webp.parse, webp.exif_orientation, webp.frames),
-    "gif": _Format(gif.parse, frames=gif.frames),
-    "bmp": _Format(bmp.parse),
-    "tiff": _Format(tiff.parse, tiff.exif_orientation, tiff.frames),
+    "jpeg": _Format(parse_jpeg),
+    "png": _Format(parse_png, frames=png_frames),
+    "webp": _Format(parse_webp, frames=webp_frames),
+    "gif": _Format(parse_gif, has_exif=False, frames=gif_frames),
+    "bmp": _Format(parse_bmp, has_exif=False),
+    "tiff": _Format(parse_tiff, frames=tiff_frames),
 }
-_HEAD_BYTES = 18
-
-
-def sniff(data: Buffer) -> str:
-    """The medium of `data` by its first bytes: one of MEDIA, "" for no image that we know. Never raises."""
-    head = bytes(data[:_HEAD_BYTES])
-    if head.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        return "webp"
-    if head.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return "tiff"
-    # Two letters are too few: a caption may begin with them.
-    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in bmp.VERSIONS:
-        return "bmp"
-    return ""
 
 
 def parse_header(data: Buffer) -> ImageHeader:
     """The header of an encoded image; raises BadSampleError, and nothing else, for bytes that are not one.
 
-    The message names the byte, counted from the start of `data`, and what was expected and found there.
+    The message names the byte, counted from the start of `data`, and what was expected and found there; of a BMP it is
+    Pillow's.
     """
-    known = _FORMATS.get(sniff(data))
-    if known is None:
-        foreign = foreign_medium(data)
-        if foreign:
-            raise BadSampleError(
-                f"image, byte 0: found {foreign}, an image format that is not read; write it as jpeg, png or webp first"
-            )
-        found = bytes(data[:8]).hex(" ") or "no bytes"
-        raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {found}")
-    return known.parse(data)
+    media = sniff(data)
+    if media:
+        return _FORMATS[media].parse(data)
+    foreign = foreign_medium(data)
+    if foreign:
+        raise BadSampleError(
+            f"image, byte 0: found {foreign}, an image format that is not read; write it as jpeg, png or webp first"
+        )
+    found = bytes(data[:8]).hex(" ") or "no bytes"
+    raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {found}")
 
 
-def parse_held(data: Buffer) -> ImageHeader:
-    """The header of what a reader hands out: that of a file's bytes, or of pixels that a cache has decoded.
+def parse_any(data: Buffer) -> ImageHeader:
+    """The header of what a reader hands out: an encoded image, or pixels that a cache has decoded.
 
-    Pixels lie in memory only. In a file, or a shard, they are no image: `sniff` and `parse_header` do not know them.
+    Pixels exist in memory only. In a file or a shard they are not an image: `sniff` and `parse_header` refuse them.
     """
-    return pixels.parse(data) if data[: len(pixels.MAGIC)] == pixels.MAGIC else parse_header(data)
+    return parse_pixels(data) if data[: len(PIXELS_MAGIC)] == PIXELS_MAGIC else parse_header(data)
 
 
 def read_header(data: Buffer) -> ImageHeader:
-    """The header that a decoder goes by: that of `parse_held`, or of an image that is refused there but decodes.
+    """The header that decoders use: that of `parse_any`, or of an image that it refuses although Pillow decodes it.
 
-    So whatever Pillow reads has a header. An image with damage is decoded to find out. Raises BadSampleError.
+    An image with damage is decoded to find out. Raises BadSampleError.
     """
     return read_frame(data)[0]
 
@@ -114,29 +99,28 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
     """The same, and the byte at which the frame of a JPEG states its height; 0 for what only Pillow decodes."""
     media = sniff(data)
     try:
-        return jpeg.parse_frame(data) if media == "jpeg" else (parse_held(data), 0)
+        return parse_frame(data) if media == "jpeg" else (parse_any(data), 0)
     except BadSampleError as error:
         if not media:
             raise
         try:
-            return pillow.parse(data, media), 0
+            return parse_decodable(data, media), 0
         except BadSampleError:
             raise error from None
 
 
 def exif_orientation(data: Buffer) -> int:
-    """The orientation by EXIF alone, of an image with a header: by what other libraries turn it, which read no XMP."""
+    """The orientation by EXIF alone, as libraries that read no XMP turn the image; upright where it is damaged."""
     known = _FORMATS.get(sniff(data))
     try:
-        return known.exif(data) if known is not None and known.exif is not None else 1
-    except (BadSampleError, struct.error):
-        return 1  # an image with damage, which other libraries do not read at all
+        return known.parse(data, exif_only=True).orientation if known is not None and known.has_exif else UPRIGHT
+    except BadSampleError:
+        return UPRIGHT
 
 
 def frames(data: Buffer, media: str) -> int:
-    """Frames or pages, 1 or more; those up to the damage of a damaged file. Never raises."""
-    known = _FORMATS.get(media)
+    """Frames or pages, 1 or more; those before the damage in a damaged file. Never raises."""
     try:
-        return max(1, known.frames(data)) if known is not None and known.frames is not None else 1
+        return max(1, _FORMATS[media].frames(data))
     except (BadSampleError, LookupError, struct.error):
         return 1

@@ -7,20 +7,18 @@
     FF D9                       end of image; bytes after it are legal and common
 
 Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, this skips stray bytes between segments and takes no
-height from a DNL segment. Like Pillow, it takes several APP1 segments with EXIF for one that was cut, and the last of
-those with XMP.
+height from a DNL segment. Like Pillow, it joins several APP1 segments with EXIF, and takes the last of those with XMP.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
 
-from readers.headers.exif import PREFIX, UPRIGHT, orientation, xmp_orientation
-from readers.headers.header import Buffer, ImageHeader, bad, check_size, truncated
+from readers.headers.base import Buffer, ImageHeader, bad, check_size, truncated
+from readers.headers.tiff import EXIF_PREFIX, UPRIGHT, orientation, xmp_orientation
 
-__all__ = ["exif_orientation", "parse", "parse_frame"]
+__all__ = ["parse_frame", "parse_jpeg"]
 
 _SCAN = 0xFFDA
 _APP1 = 0xFFE1
@@ -37,13 +35,16 @@ _frame = struct.Struct(">5xHHB").unpack_from
 _next_marker = re.compile(rb"\xff[^\x00\xff]").search
 
 
-def parse(data: Buffer) -> ImageHeader:
-    """The header of a JPEG; raises BadSampleError. Bytes 0 to 2 are known to be FF D8 FF."""
-    return parse_frame(data)[0]
+def parse_jpeg(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
+    """The header of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF; raises BadSampleError.
+
+    exif_only: take the orientation from EXIF alone, and not from XMP; then the end is not looked for.
+    """
+    return parse_frame(data, exif_only=exif_only)[0]
 
 
-def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
-    """The header of a JPEG, and the byte at which its frame states the height (uint16, big-endian)."""
+def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, int]:
+    """The same, and the byte at which the frame states the height (uint16, big-endian)."""
     # Runs once per sample of a conversion, so: one loop, the frequent segments first, local names, no slices.
     segment = _segment
     skipped = _SKIPPED
@@ -64,7 +65,7 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
                 height, width, components = _read_frame(data, at, size)
                 process, frame = code & 0xFF, at + 5
             elif code == _APP1:
-                if data[at + 4 : at + 10] == PREFIX:
+                if data[at + 4 : at + 10] == EXIF_PREFIX:
                     exif.append((at + 10, at + 2 + size))
                 elif data[at + 4 : at + 4 + len(_XMP_PREFIX)] == _XMP_PREFIX:
                     xmp = (at + 4 + len(_XMP_PREFIX), at + 2 + size)
@@ -81,34 +82,17 @@ def parse_frame(data: Buffer) -> tuple[ImageHeader, int]:
     if not process:
         raise bad("jpeg", at, "a frame (SOF) before the scan", "none")
     scan = at + 2 + size
-    if data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3:
+    if not exif_only and (data[-1] != 0xD9 or data[-2] != 0xFF or len(data) < scan + 3):
         _find_end(data, scan)
-    rotated = _exif_orientation(data, exif) if exif else 0
-    if not rotated:
-        rotated = (xmp[0] and xmp_orientation(data, *xmp)) or UPRIGHT
-    return ImageHeader("jpeg", height, width, components, process, rotated), frame
-
-
-def exif_orientation(data: Buffer) -> int:
-    """The orientation by EXIF alone, without XMP, of a JPEG that `parse` takes: by what some libraries turn it."""
-    ranges: list[tuple[int, int]] = []
-    at = 2
-    while True:
-        code, size = _segment(data, at)
-        if code == _SCAN:
-            return _exif_orientation(data, ranges) or UPRIGHT
-        if code == _APP1 and data[at + 4 : at + 10] == PREFIX:
-            ranges.append((at + 10, at + 2 + size))
-        known = code in _SKIPPED or code in _FRAMES or code == _APP1
-        at = at + 2 + size if known else _resume(data, at, code)
-
-
-def _exif_orientation(data: Buffer, ranges: Sequence[tuple[int, int]]) -> int:
-    """What the EXIF in these ranges of bytes says; 0 where it says nothing."""
-    if len(ranges) == 1:
-        return orientation(data, *ranges[0])
-    whole = b"".join(bytes(data[start:stop]) for start, stop in ranges)
-    return orientation(whole, 0, len(whole))
+    rotated = 0
+    if len(exif) == 1:
+        rotated = orientation(data, *exif[0])
+    elif exif:
+        blob = b"".join(bytes(data[start:stop]) for start, stop in exif)
+        rotated = orientation(blob, 0, len(blob))
+    if not rotated and xmp[0] and not exif_only:
+        rotated = xmp_orientation(data, *xmp)
+    return ImageHeader("jpeg", height, width, components, process, rotated or UPRIGHT), frame
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
@@ -123,7 +107,7 @@ def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
 
 
 def _resume(data: Buffer, at: int, code: int) -> int:
-    """Where to go on from byte `at`, at which no known segment begins: always beyond it."""
+    """The byte beyond `at`, where no known segment begins, at which to continue."""
     if code in _STANDALONE:
         return at + 2
     match = _next_marker(data, at)
@@ -137,7 +121,7 @@ def _resume(data: Buffer, at: int, code: int) -> int:
 def _find_end(data: Buffer, scan: int) -> None:
     """Raise BadSampleError unless an end marker follows a byte or more of the scan, which begins at `scan`.
 
-    Searches backwards in small copies: a memoryview cannot search, and what follows the marker is short.
+    Searches backwards in small copies, since a memoryview cannot search and little follows the marker.
     """
     stop = len(data)
     while stop >= scan + 3:

@@ -31,7 +31,7 @@ from readers.order.base import Int64s
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
-    from readers.decode.streams import Ready
+    from readers.decode.device import Ready
 
 __all__ = ["Allocate", "Batch", "Crew", "EpochWork"]
 
@@ -106,7 +106,7 @@ class EpochWork:
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
             self.feed.reader.prefetch(self.feed.rows(self._epoch, step + 1)[1])
         plans, sizes = self._plan_samples(positions, indices)
-        shapes = [self._size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
+        shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
@@ -114,11 +114,11 @@ class EpochWork:
         return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(indices), images)
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the images of rows [start, stop) into their places. Raises what on_error="raise" lets through."""
+        """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
         some = slice(start, stop)
         out = [images[some] for images in batch.images]
         pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
-        places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and half as quick again
+        places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and 50% faster
         if batch.bad_boxes or not all(
             tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
             for jobs, images in zip(batch.jobs, pixels, strict=True)
@@ -139,7 +139,7 @@ class EpochWork:
             for jobs, place in zip(batch.jobs, places, strict=True):
                 tools.render(data, jobs[row], batch.sizes[row], place)
         except SAMPLE_ERRORS as error:
-            self._bad_sample(batch, row, error, tools, places)
+            self._treat_bad(batch, row, error, tools, places)
 
     def complete(self, batch: Batch) -> None:
         """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
@@ -169,7 +169,7 @@ class EpochWork:
     def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[list[Plan], list[tuple[int, int]]]:
         """What happens to these samples, by view, and the sizes of their upright images."""
         heights, widths = upright_sides(self.feed.reader.image_info(indices))
-        # 0 stands for a header that cannot be read; decoding such a sample says what is wrong with it.
+        # 0 is the size of an image whose header cannot be read; decoding it then raises the reason.
         given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
         plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
@@ -181,17 +181,17 @@ class EpochWork:
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data
 
-    def _size(
+    def _choose_size(
         self, view: int, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
     ) -> tuple[int, int]:
-        """The one size of all images of a view of a batch. Raises BadSampleError where they differ."""
+        """The common size of all images of a view of a batch. Raises BadSampleError where they differ."""
         size = self.recipes[view].out_size
         if size is not None:
             return size
         good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
         heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
         if not good:
-            return self._size_of_substitute(view, positions[:1])
+            return self._choose_size_of_substitute(view, positions[:1])
         differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
         if len(differ):
             other = int(differ[0])
@@ -203,20 +203,20 @@ class EpochWork:
             )
         return int(heights[0]), int(widths[0])
 
-    def _size_of_substitute(self, view: int, position: Int64s) -> tuple[int, int]:
-        """That of a batch without a good sample: of the one that replaces its first."""
+    def _choose_size_of_substitute(self, view: int, position: Int64s) -> tuple[int, int]:
+        """The size of a batch without a good sample: of the one that replaces its first."""
         if self.feed.options.on_error != "substitute":
             return 1, 1
         try:
             error = BadSampleError("no sample of a batch is good")
             _, (_, _, sizes) = self.feed.substitute(
-                self._epoch, int(position[0]), error, lambda row: self._jobs(position, row)
+                self._epoch, int(position[0]), error, lambda row: self._plan_one(position, row)
             )
         except BadSampleError:
             return 1, 1
         return sizes[view]
 
-    def _bad_sample(
+    def _treat_bad(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> None:
         position = batch.positions[row : row + 1]
@@ -226,7 +226,7 @@ class EpochWork:
             return
 
         def render(index: int) -> list[Job]:
-            jobs, stored, sizes = self._jobs(position, index)
+            jobs, stored, sizes = self._plan_one(position, index)
             data = self.feed.reader.read(index)
             for job, size, place in zip(jobs, sizes, places, strict=True):
                 if size != place.shape[2:]:
@@ -238,7 +238,7 @@ class EpochWork:
         for jobs, job in zip(batch.jobs, replaced, strict=True):
             jobs[row] = job
 
-    def _jobs(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
+    def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
         """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.
 
         Raises BadSampleError where a recipe does not fit, or its size is unknown.

@@ -2,7 +2,7 @@
 
     crew: read, check headers, decode the CPU's images ──► batch ──► this thread: decode the rest, augment ──► queue
     ──► consumer
-          (`prefetch` batches ahead)                         stream of its own (`readers.decode.streams`)   (prefetch)
+          (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
@@ -20,11 +20,8 @@ import torch
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job, Recipe
-from readers.decode.backend import CpuDecoder, Decoder
-from readers.decode.choice import DecoderName, open_decoder
-from readers.decode.picture import Picture
-from readers.decode.route import routes, same_as_promised
-from readers.decode.streams import DecodeStream
+from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
+from readers.decode.device import DecodeStream, Picture
 from readers.feed import Feed
 from readers.loader.crew import Allocate, Batch, Crew, EpochWork
 from readers.loop import Ahead
@@ -128,7 +125,7 @@ class DeviceStage(Ahead[Batch]):
     def __init__(self, crew: Crew, work: EpochWork, path: DevicePath) -> None:
         self._crew, self._work, self._path = crew, work, path
         self._stream, self._tools = DecodeStream(path.renderer.device), work.tools()
-        super().__init__(self._finished, work.steps, path.ahead, "packer-loader-device")
+        super().__init__(self._finish, work.steps, path.ahead, "packer-loader-device")
 
     def take(self) -> Batch:
         """The next batch, its images on the device, for the current stream of the calling thread to use."""
@@ -141,7 +138,7 @@ class DeviceStage(Ahead[Batch]):
         self._crew.stop()
         super().stop()
 
-    def _finished(self, step: int) -> Batch:
+    def _finish(self, step: int) -> Batch:
         batch = self._crew.take()
         if batch.error is None:
             with self._stream.decoding():
@@ -173,12 +170,12 @@ class DeviceStage(Ahead[Batch]):
             boxes[row] = [place[0].to(device) for place in places]
         for view, (images, jobs) in enumerate(zip(batch.images, batch.jobs, strict=True)):
             size = (images.shape[2], images.shape[3])
-            pictures = self._uploaded(images, batch) | {row: Picture(some[view]) for row, some in boxes.items()} | whole
+            pictures = self._upload(images, batch) | {row: Picture(some[view]) for row, some in boxes.items()} | whole
             jobs = [job if row in whole else _rest_of(job, size) for row, job in enumerate(jobs)]
             batch.images[view] = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
 
-    def _uploaded(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
-        """The rows of a view that the CPU decoded, on the device; one copy where that is all of them."""
+    def _upload(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
+        """The rows of a view that the CPU decoded, on the device; in one copy if those are all rows."""
         device = self._path.renderer.device
         if not batch.headers:
             return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}

@@ -30,7 +30,7 @@ from readers.order.schedule import Tail
 from readers.reader import Reader
 
 if TYPE_CHECKING:
-    from readers.decode.choice import DecoderName
+    from readers.decode.batch import DecoderName
     from readers.loader.device import DevicePath
 
 __all__ = ["ImageLoader", "Layout", "find_device"]

@@ -82,9 +82,10 @@ class PlainOrder(ABC):
         given = np.asarray(positions, np.int64)
         if not given.size:
             return given
-        if int(given.min()) < 0 or int(given.max()) >= len(self):
-            raise IndexError(f"positions {given.min()} to {given.max()} are not all inside the {len(self)} of an epoch")
-        return self._samples_at(epoch, given.ravel()).reshape(given.shape)
+        flat = given.ravel()
+        if int(flat.view(np.uint64).max()) >= len(self):  # negative values are huge as unsigned ones
+            raise IndexError(f"positions {flat.min()} to {flat.max()} are not all inside the {len(self)} of an epoch")
+        return self._samples_at(epoch, flat).reshape(given.shape)
 
     def with_seed(self: _Self, seed: int) -> _Self:
         return replace(self, seed=check_counter("seed", seed))  # type: ignore[type-var]

@@ -31,8 +31,8 @@ import numpy as np
 
 from cache.errors import DatasetError, MissingExtraError, PipelineError
 from cache.node import detect_ranks, usable_cpus
+from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.augment.presets import CELEBA_CROP
 from readers.feed import check_choice, upright_sides
 from readers.rocal.source import PREFETCH, RocalSource
 

@@ -22,13 +22,12 @@ import simplejpeg
 
 from cache.errors import BadSampleError, DatasetError
 from readers.decode import decode_image
-from readers.decode.jpeg import has_clean_header
-from readers.decode.orient import upright_size
+from readers.decode.cpu import has_clean_header
 from readers.feed import upright_sides
 from readers.headers import MEDIA, ImageHeader, read_frame
+from readers.headers.base import shrunk, upright_size
 from readers.reader import Reader
 from readers.sample import Buffer, ImageInfo
-from readers.shrink import shrunk
 
 __all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "vet"]
 

@@ -17,7 +17,6 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.ops import Op
 from readers.augment.recipe import Job, Recipe
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
-from readers.decode.orient import upright_size
 from readers.feed import (
     ON_ERROR,
     SAMPLE_ERRORS,
@@ -32,6 +31,7 @@ from readers.feed import (
     substitutes,
 )
 from readers.headers import read_header
+from readers.headers.base import upright_size
 from readers.reader import Reader
 from readers.sample import Buffer
 

@@ -114,12 +114,12 @@ def test_the_cpus_of_a_task(cluster: Cluster) -> None:
     )
     job = cluster.submit("-N1", "-n4", "--exclusive", f"--wrap=python {script}; srun python {script}")
     assert cluster.ended(job, 60) == "COMPLETED"
-    told = {
+    found = {
         "eight each": cluster.run("srun", "-N1", "-n4", "-c8", "python", script),
         "one each": cluster.run("srun", "-N1", "-n4", "python", script),
         "the script and four tasks": cluster.output(job),
     }
-    assert {name: out.split() for name, out in told.items()} == {
+    assert {name: out.split() for name, out in found.items()} == {
         "eight each": ["8"] * 4,
         "one each": ["1"] * 4,
         "the script and four tasks": ["32"] + ["8"] * 4,
@@ -135,11 +135,11 @@ reader = readers.open(os.environ["PACKER_STAGED"], "train", fallback=sys.argv[1]
 samples = [int(i) for i in EpochSampler(NodeLocal(len(reader), nodes=2))]
 for i in samples:
     reader.read(i)
-stats = reader.stats()
-told = {"slurm": os.environ["SLURM_NODEID"], "torchrun": os.environ["GROUP_RANK"], "samples": samples,
+stats = reader.store.stats()
+found = {"slurm": os.environ["SLURM_NODEID"], "torchrun": os.environ["GROUP_RANK"], "samples": samples,
         "source": stats.source}
 with open(f"parts.{os.environ['RANK']}", "w") as file:
-    json.dump(told, file)
+    json.dump(found, file)
 """
 
 
@@ -153,10 +153,10 @@ def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source
         *("--rdzv-id=parts", "--rdzv-endpoint=n9:29500", script, source),
         seconds=300,
     )
-    told = [json.loads((cluster.work / f"parts.{rank}").read_text()) for rank in range(4)]
-    assert all(one["slurm"] != one["torchrun"] for one in told), "the names are to make torchrun's numbers differ"
-    assert [one["source"] for one in told] == [0] * 4, "each read the other's part"
-    assert sorted(sample for one in told for sample in one["samples"]) == list(range(SAMPLES))
+    found = [json.loads((cluster.work / f"parts.{rank}").read_text()) for rank in range(4)]
+    assert all(one["slurm"] != one["torchrun"] for one in found), "the names are to make torchrun's numbers differ"
+    assert [one["source"] for one in found] == [0] * 4, "each read the other's part"
+    assert sorted(sample for one in found for sample in one["samples"]) == list(range(SAMPLES))
     assert_clean(cluster)
 
 

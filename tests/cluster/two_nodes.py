@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on one machine, private to whoever starts it, gone when its owner is.
+"""A real Slurm of two nodes on one machine, private to its owner, and ending with it.
 
     with Cluster(folder) as cluster:
         cluster.run("srun", "--nodes=2", "hostname")

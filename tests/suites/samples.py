@@ -13,7 +13,7 @@ from PIL import Image
 
 import packer
 import readers
-from readers.headers import MEDIA, parse_held
+from readers.headers import MEDIA, parse_any
 
 __all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite"]
 
@@ -37,7 +37,7 @@ make_jpeg = make_image
 
 def header(image: bytes) -> tuple[int, ...]:
     """What `ImageInfo` says of an image."""
-    media, height, width, components, process, orientation = parse_held(image)
+    media, height, width, components, process, orientation = parse_any(image)
     return height, width, components, process, orientation, MEDIA.index(media)
 
 

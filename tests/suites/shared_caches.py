@@ -124,7 +124,7 @@ class SharedCacheSuite:
         assert cache.stats().users == 1 and cache.stats().hits == 5
 
     def test_threads(self, cache: SharedByteCache) -> None:
-        """Each slot is filled once, whoever wins."""
+        """Each slot is filled once."""
         won: list[int] = []
         begin = threading.Barrier(4)
 

@@ -6,7 +6,7 @@ Views that were handed out stay as they are and cannot be written.
 
 A shard that is missing, or not as large as it was when the store was opened, is a StaleIndexError, and so is an extent
 that leads beyond the end of its shard: never other bytes, fewer bytes, or another kind of error. Other shards stay
-readable. That no offset or length is negative is what whoever made the extents vouches for.
+readable. Negative offsets and lengths are not part of the contract.
 
 Stores pickle by what they were opened with; threads share them, they work in forked children, and one that was closed
 opens again with the next read.
@@ -31,7 +31,7 @@ from suites.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "StoreSuite", "extents"]
 
-# Of some pages, of many, of one byte, and of none; one lies in a folder.
+# Some pages, many, one byte, and none; one is in a folder.
 SHARDS = {"a.bin": 10_000, "folder/b.bin": 300_000, "c.bin": 1, "d.bin": 0}
 NAMES, SIZES = tuple(SHARDS), tuple(SHARDS.values())
 

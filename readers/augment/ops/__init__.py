@@ -1,20 +1,16 @@
-"""The ops, one file each; `readers.augment.ops.base` says what an op is.
+"""The ops; `readers.augment.ops.base` says what an op is.
 
-A new one is its file and its entry here: the import, and its name in `__all__`.
+A new one is a file, or a class in the file of its kind, and its entry here: the import, and its name in `__all__`.
 """
 
 from readers.augment.ops.auto import RandAugment, TrivialAugmentWide
 from readers.augment.ops.base import Interpolation, Op, Size, Stage
-from readers.augment.ops.color_jitter import ColorJitter
-from readers.augment.ops.crops import CenterCrop, Crop, RandomCrop
+from readers.augment.ops.boxes import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Resize
+from readers.augment.ops.color import IMAGENET_MEAN, IMAGENET_STD, ColorJitter, Normalize, RandomGrayscale
 from readers.augment.ops.erasing import RandomErasing
-from readers.augment.ops.flips import RandomHorizontalFlip, RandomVerticalFlip
 from readers.augment.ops.gaussian_blur import GaussianBlur
-from readers.augment.ops.grayscale import RandomGrayscale
 from readers.augment.ops.mix import CutMix, MixUp
-from readers.augment.ops.normalize import IMAGENET_MEAN, IMAGENET_STD, Normalize
-from readers.augment.ops.resize import RandomResizedCrop, Resize
-from readers.augment.ops.rotation import RandomRotation
+from readers.augment.ops.turns import RandomHorizontalFlip, RandomRotation, RandomVerticalFlip
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -18,23 +18,22 @@ Pixels that come into view are black, neighbours are not interpolated, and each 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from readers.augment.ops.base import Floats, Op, Rows, Stage
-from readers.augment.pixels import affine, blend, column, grey
+from readers.augment.geometry import Planner
+from readers.augment.ops.base import Floats, Matrix, Op, Rows, Stage, affine, blend, column, grey
+from readers.augment.ops.turns import rotated
 
 if TYPE_CHECKING:
     import torch
 
-    from readers.augment.geometry import Planner
-
 __all__ = ["RandAugment", "TrivialAugmentWide"]
 
+_Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
 _MOST_CHANGES = 16
 _CHANGES, _SIGNED = 14, slice(1, 10)
 _POSTERIZE, _SOLARIZE = 10, 11
@@ -122,41 +121,26 @@ def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
     return images
 
 
-def _shear_x(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    """About the upper left corner, as is shearing down."""
-    half = images.shape[2] / 2
-    return affine(images, [(1, s, s * half, 0, 1, 0) for (s,) in by], "nearest")
+def _mapped(matrix: Callable[[float, float, float], Matrix]) -> _Change:
+    """An affine map without interpolation. matrix: a function of the strength and of half the height and width."""
 
+    def change(images: torch.Tensor, by: Rows) -> torch.Tensor:
+        height, width = images.shape[2:]
+        return affine(images, [matrix(strength, height / 2, width / 2) for (strength,) in by], "nearest")
 
-def _shear_y(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    half = images.shape[3] / 2
-    return affine(images, [(1, 0, 0, s, 1, s * half) for (s,) in by], "nearest")
-
-
-def _translate_x(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    return affine(images, [(1, 0, -int(s), 0, 1, 0) for (s,) in by], "nearest")
-
-
-def _translate_y(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    return affine(images, [(1, 0, 0, 0, 1, -int(s)) for (s,) in by], "nearest")
-
-
-def _rotate(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    turns = [math.radians(degrees) for (degrees,) in by]
-    matrices = [(math.cos(t), -math.sin(t), 0.0, math.sin(t), math.cos(t), 0.0) for t in turns]
-    return affine(images, matrices, "nearest")
+    return change
 
 
 def _brightness(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    return images.mul_(1 + column(images, by, 0)).clamp_(0, 255)
+    return images.mul_(column(images, by, 0, 1.0)).clamp_(0, 255)
 
 
 def _colour(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    return blend(images, grey(images).round_(), 1 + column(images, by, 0))
+    return blend(images, grey(images).round_(), column(images, by, 0, 1.0))
 
 
 def _contrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    return blend(images, grey(images).round_().mean((2, 3), keepdim=True), 1 + column(images, by, 0))
+    return blend(images, grey(images).round_().mean((2, 3), keepdim=True), column(images, by, 0, 1.0))
 
 
 def _sharpness(images: torch.Tensor, by: Rows) -> torch.Tensor:
@@ -168,12 +152,13 @@ def _sharpness(images: torch.Tensor, by: Rows) -> torch.Tensor:
     smooth = images.clone()
     if min(images.shape[2:]) > 2:
         smooth[:, :, 1:-1, 1:-1] = F.conv2d(images, kernel, groups=3).round_()
-    return blend(images, smooth, 1 + column(images, by, 0))
+    return blend(images, smooth, column(images, by, 0, 1.0))
 
 
 def _posterize(images: torch.Tensor, by: Rows) -> torch.Tensor:
     step = 2.0 ** (8 - column(images, by, 0))
-    return (images / step).floor_() * step
+    rounded: torch.Tensor = (images / step).floor_() * step
+    return rounded
 
 
 def _solarize(images: torch.Tensor, by: Rows) -> torch.Tensor:
@@ -202,14 +187,14 @@ def _equalize(images: torch.Tensor, by: Rows) -> torch.Tensor:
     return table.gather(1, values).to(torch.float32).view_as(images)
 
 
-_Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
 _FUNCTIONS: tuple[_Change, ...] = (
     lambda images, by: images,
-    _shear_x,
-    _shear_y,
-    _translate_x,
-    _translate_y,
-    _rotate,
+    # Shears about the upper left corner, translations.
+    _mapped(lambda s, height, width: (1, s, s * height, 0, 1, 0)),
+    _mapped(lambda s, height, width: (1, 0, 0, s, 1, s * width)),
+    _mapped(lambda s, height, width: (1, 0, -int(s), 0, 1, 0)),
+    _mapped(lambda s, height, width: (1, 0, 0, 0, 1, -int(s))),
+    lambda images, by: rotated(images, by, "nearest"),
     _brightness,
     _colour,
     _contrast,

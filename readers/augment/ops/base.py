@@ -1,7 +1,7 @@
-"""The contract of an op: one thing that may be done to an image, as a frozen dataclass of plain values.
+"""The contract of an op: one thing that may be done to an image, as a frozen dataclass of plain values; and the
+arithmetic that ops share.
 
-An op is one file in this folder plus one entry in `readers.augment.ops`; nothing else in the project knows its name.
-It states
+An op is a class in this folder plus one entry in `readers.augment.ops`; no executor knows its name. It states
 
     values      its fields, checked when it is created (ValueError that names the op and the argument)
     stage       where in a list it may stand: geometry, then pixels, then normalisation, then batches
@@ -40,31 +40,41 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from readers.augment.geometry import Planner
+
 if TYPE_CHECKING:
     import torch
-
-    from readers.augment.geometry import Planner
 
 __all__ = [
     "MAX_SIDE",
     "Floats",
     "Interpolation",
+    "Matrix",
     "Op",
     "Rows",
     "Size",
     "Stage",
+    "affine",
+    "blend",
     "check_choice",
     "check_probability",
     "check_range",
     "check_size",
+    "column",
+    "grey",
     "sides",
+    "tried_sides",
+    "window",
 ]
 
 MAX_SIDE = 1 << 15
+# ITU-R BT.601, as Pillow's and torchvision's greyscale.
+_LUMA = (0.299, 0.587, 0.114)
 
 Size: TypeAlias = int | tuple[int, int]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Floats: TypeAlias = npt.NDArray[np.float64]
+Matrix: TypeAlias = tuple[float, float, float, float, float, float]
 Rows: TypeAlias = Sequence[Sequence[float]]  # the parameters of n images
 
 
@@ -160,3 +170,68 @@ def check_choice(op: Op, name: str, value: str, allowed: Sequence[str]) -> None:
     """Raise ValueError for a word that is not one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{type(op).__name__}: {name} is one of {', '.join(allowed)}, not {value!r}")
+
+
+def tried_sides(
+    scale: tuple[float, float], ratio: tuple[float, float], areas: npt.NDArray[np.int64], u: Floats
+) -> tuple[Floats, Floats]:
+    """Whole sides, [n, tries] each, of boxes with a share of `areas` from `scale` and a ratio of the first side to the
+    second from `ratio`. u: [n, 2 * tries], for the shares and then for the ratios.
+    """
+    tries = u.shape[1] // 2
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    area = areas[:, None] * (scale[0] + (scale[1] - scale[0]) * u[:, :tries])
+    quotient = np.exp(low + (high - low) * u[:, tries:])
+    return np.rint(np.sqrt(area * quotient)), np.rint(np.sqrt(area / quotient))
+
+
+def column(images: torch.Tensor, rows: Rows, number: int, plus: float = 0.0) -> Any:
+    """Parameter `number` of each image, and `plus`: float32 [n, 1, 1, 1] on the device of the images; for a single
+    image a number, which is quicker, and which is rounded to float32 so that results are the same.
+    """
+    import torch
+
+    if len(rows) == 1:
+        return float(np.float32(rows[0][number]) + np.float32(plus))
+    values = torch.tensor([row[number] for row in rows], dtype=torch.float32) + plus
+    return values.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+
+
+def grey(images: torch.Tensor) -> torch.Tensor:
+    """[n, 1, height, width]."""
+    weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(_LUMA)]
+    return weighted[0].add_(weighted[1]).add_(weighted[2])
+
+
+def blend(images: torch.Tensor, other: torch.Tensor, factor: Any) -> torch.Tensor:
+    """factor * images + (1 - factor) * other, clamped to 0..255; in place."""
+    return images.mul_(factor).add_((1.0 - factor) * other).clamp_(0, 255)
+
+
+def affine(images: torch.Tensor, matrices: Sequence[Matrix], mode: Literal["bilinear", "nearest"]) -> torch.Tensor:
+    """Pixel (x, y) of a result is that at (a x + b y + c, d x + e y + f), for the matrix (a, b, c, d, e, f) of each
+    image; x, y in pixels from the centre of the image. Black outside."""
+    import torch
+    import torch.nn.functional as F
+
+    _, _, height, width = images.shape
+    # affine_grid works in units of half the image: x' and y' are scaled by what they are measured in.
+    theta = [
+        [[a, b * height / width, 2 * c / width], [d * width / height, e, 2 * f / height]]
+        for a, b, c, d, e, f in matrices
+    ]
+    grid = F.affine_grid(
+        torch.tensor(theta).to(images.device, non_blocking=True), list(images.shape), align_corners=False
+    )
+    return F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
+
+
+def window(images: torch.Tensor, corner: tuple[int, int], size: tuple[int, int]) -> torch.Tensor:
+    """The crop [n, 3, *size] at `corner`: a view, or a copy that is black where it reaches beyond the images."""
+    (top, left), (height, width) = corner, size
+    below, behind = top + height - images.shape[2], left + width - images.shape[3]
+    if min(top, left) >= 0 and max(below, behind) <= 0:
+        return images[:, :, top : top + height, left : left + width]
+    import torch.nn.functional as F
+
+    return F.pad(images, (-left, behind, -top, below))  # negative numbers crop

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
+from readers.augment.geometry import Planner
+from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range, tried_sides
 from readers.order.permutation import counter_hash
 
 if TYPE_CHECKING:
     import torch
-
-    from readers.augment.geometry import Planner
 
 __all__ = ["RandomErasing"]
 
@@ -54,10 +53,7 @@ class RandomErasing(Op):
     def plan(self, planner: Planner, u: Floats) -> None:
         """Parameters: top, left, height, width of the box, height 0 for none; and a key of the noise."""
         height, width = planner.height, planner.width
-        low, high = np.log(self.ratio[0]), np.log(self.ratio[1])
-        area = (height * width)[:, None] * (self.scale[0] + (self.scale[1] - self.scale[0]) * u[:, 4 : 4 + _TRIES])
-        ratio = np.exp(low + (high - low) * u[:, 4 + _TRIES :])
-        tried_height, tried_width = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        tried_height, tried_width = tried_sides(self.scale, self.ratio, height * width, u[:, 4:])
         fits = (tried_height < height[:, None]) & (tried_width < width[:, None])
         rows, first = np.arange(len(height)), fits.argmax(axis=1)
         erased = (u[:, 0] < self.p) & fits[rows, first]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from readers.augment.geometry import Planner
 from readers.augment.ops.base import Floats, Op, Rows, Stage, check_probability, check_range
 
 if TYPE_CHECKING:
     import torch
-
-    from readers.augment.geometry import Planner
 
 __all__ = ["GaussianBlur"]
 
@@ -49,12 +49,11 @@ class GaussianBlur(Op):
         _, _, height, width = images.shape
         sigma = torch.tensor([row[0] for row in rows]).to(images.device, non_blocking=True)
         group = max(1, _VALUES // (height * height + width * width))
-        parts = []
         for some, part in zip(images.split(group), sigma.split(group), strict=True):
             down = _matrices(height, part, largest)
             across = down if height == width else _matrices(width, part, largest)
-            parts.append(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
-        return torch.cat(parts)
+            some.copy_(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
+        return images
 
 
 def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
@@ -62,16 +61,24 @@ def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
     import torch
 
     reach = max(1, math.ceil(_REACH_SIGMAS * largest))
-    offsets = torch.arange(-reach, reach + 1, device=sigma.device)
+    offsets, sources = _sources(length, reach, sigma.device)
     own = sigma.clamp(min=_LEAST_SIGMA)[:, None]
     weights = torch.exp(-0.5 * (offsets / own) ** 2)
-    weights = torch.where(offsets.abs() <= torch.ceil(_REACH_SIGMAS * own).clamp(min=1), weights, 0.0)
+    if len(sigma) > 1:  # whose kernels may be narrower than the widest
+        weights = torch.where(offsets.abs() <= torch.ceil(_REACH_SIGMAS * own).clamp(min=1), weights, 0.0)
     weights = weights / weights.sum(1, keepdim=True)
-    # Mirrored about the edge pixels, again and again where the kernel is wider than the image.
-    period = max(1, 2 * (length - 1))
-    place = (torch.arange(length, device=sigma.device)[:, None] + offsets) % period
-    place = torch.minimum(place, period - place) if length > 1 else torch.zeros_like(place)
     count = len(sigma)
     matrices = torch.zeros(count, length, length, device=sigma.device)
-    index, values = place.expand(count, -1, -1), weights[:, None].expand(-1, length, -1)
-    return matrices.scatter_add_(2, index, values)
+    return matrices.scatter_add_(2, sources.expand(count, -1, -1), weights[:, None].expand(-1, length, -1))
+
+
+@lru_cache(maxsize=16)
+def _sources(length: int, reach: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The offsets of a kernel, and the pixel at each of them from each pixel, [length, 2 * reach + 1]."""
+    import torch
+
+    offsets = torch.arange(-reach, reach + 1, device=device)
+    # Mirrored about the edge pixels, again and again where the kernel is wider than the image.
+    period = max(1, 2 * (length - 1))
+    place = (torch.arange(length, device=device)[:, None] + offsets) % period
+    return offsets, torch.minimum(place, period - place) if length > 1 else torch.zeros_like(place)

@@ -1,16 +1,19 @@
-"""What the staging tests share: a small packed set, processes that stage it slowly, and what to expect of a copy."""
+"""Processes that stage a set slowly, the state of a target, and what to expect of a copy."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import files_of
 
 import packer
@@ -38,7 +41,7 @@ except readers.PackerError as error:
 
 
 class Notes:
-    """A watcher that remembers what it was told."""
+    """A watcher that keeps all texts."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -56,9 +59,39 @@ class Notes:
         return any(part in text for text in self.texts)
 
 
-def pack(tree: Path, out: Path, samples_per_shard: int = 4) -> Path:
-    packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=samples_per_shard)
-    return out
+def staged(source: Path | str, target: Path, **options: Any) -> Path:
+    """Stage a set and release the copy, which stays."""
+    with readers.stage(source, target, **options) as local:
+        return local
+
+
+def refused(message: str, source: Path | str, target: Path, **options: Any) -> None:
+    """Staging must end with this message."""
+    with pytest.raises(readers.StagingError, match=message):
+        staged(source, target, **options)
+
+
+@contextlib.contextmanager
+def tmpfs(folder: Path, size: str, inodes: str = "0") -> Iterator[Path]:
+    """A filesystem of that size. Skips the test without the right to mount one."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", folder]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError as error:
+        pytest.skip(f"cannot mount a tmpfs: {error}")
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        gc.collect()
+        subprocess.run(["umount", "-l", folder], timeout=30, check=True)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a set or a copy, without the records of staging."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and ".staging" not in file.parts)
 
 
 def start(source: Path, to: Path | str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:

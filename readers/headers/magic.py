@@ -1,17 +1,19 @@
-"""Images of formats that are not read: told by their first bytes, so that they are named and not overlooked.
+"""Recognise an image by its first bytes: one of the media, or of a format that is not read.
 
-ISO base media files (AVIF, HEIC) begin with a box "ftyp", whose brands say what they hold: ISO/IEC 14496-12, 4.3.
+The latter are recognised so that they can be named in messages instead of being overlooked. ISO base media files (AVIF,
+HEIC) begin with a box "ftyp", whose brands say what they hold: ISO/IEC 14496-12, 4.3.
 """
 
 from __future__ import annotations
 
 import re
 
-from readers.headers.header import Buffer
+from readers.headers.base import Buffer
 
-__all__ = ["FOREIGN_HEAD_BYTES", "FOREIGN_SUFFIXES", "foreign_medium"]
+__all__ = ["FOREIGN_SUFFIXES", "foreign_medium", "sniff"]
 
-FOREIGN_HEAD_BYTES = 256
+_HEAD_BYTES, _FOREIGN_HEAD_BYTES = 18, 256
+_BMP_VERSIONS = (12, 40, 52, 56, 64, 108, 124)  # bytes of the second header
 FOREIGN_SUFFIXES = (
     *(".avif", ".avifs", ".heic", ".heif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf", ".jpc", ".jxl", ".jxr", ".wdp"),
     *(".psd", ".exr", ".dcm", ".ico", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".dds", ".qoi", ".svg", ".tga", ".xcf"),
@@ -48,9 +50,28 @@ _ICON = re.compile(rb"\0\0[\1\2]\0[\1-\x40]\0..[\0-\xff]\0", re.S)
 _SVG = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*(?:<!DOCTYPE svg|<svg[\s>])", re.S)
 
 
+def sniff(data: Buffer) -> str:
+    """The medium of `data` by its first bytes: one of MEDIA, "" for anything else. Never raises."""
+    head = bytes(data[:_HEAD_BYTES])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "tiff"
+    # Two letters are too few: a caption may begin with them.
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_VERSIONS:
+        return "bmp"
+    return ""
+
+
 def foreign_medium(data: Buffer) -> str:
-    """The name of the image format that `data` has and that is not read, such as "AVIF"; "" for anything else."""
-    head = bytes(data[:FOREIGN_HEAD_BYTES])
+    """The name of an image format that is not read, such as "AVIF"; "" for anything else. Never raises."""
+    head = bytes(data[:_FOREIGN_HEAD_BYTES])
     for magic, name in _MAGIC.items():
         if head.startswith(magic):
             return name

@@ -1,0 +1,129 @@
+"""Ops on colours: brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978);
+greyscale, by the luma of ITU-R BT.601, as in torchvision and Pillow's mode "L"; and normalisation by channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from readers.augment.geometry import Planner
+from readers.augment.ops.base import Floats, Op, Rows, Stage, blend, check_probability, check_range, column, grey
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ColorJitter", "Normalize", "RandomGrayscale", "channel_factors"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ColorJitter(Op):
+    """Brightness, contrast and saturation, in this order, each times a factor from [max(0, 1-x), 1+x]; then hue.
+
+    Blends with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255. The hue
+    turns by -hue to +hue of the circle, at most 0.5.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            check_range(self, name, (value, value), 0.0, 100.0)
+        check_range(self, "hue", (self.hue, self.hue), 0.0, 0.5)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        spread = np.array([self.brightness, self.contrast, self.saturation])
+        low = np.maximum(0.0, 1.0 - spread)
+        factors = low + (1.0 + spread - low) * u[:, :3]
+        turns = self.hue * (2 * u[:, 3:] - 1)
+        planner.step(self, np.concatenate([factors, turns], axis=1) if self.hue else factors)
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if self.brightness:
+            images = images.mul_(column(images, rows, 0)).clamp_(0, 255)
+        if self.contrast:
+            images = blend(images, grey(images).mean((2, 3), keepdim=True), column(images, rows, 1))
+        if self.saturation:
+            images = blend(images, grey(images), column(images, rows, 2))
+        return _turn_hue(images, column(images, rows, 3)) if self.hue else images
+
+
+def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
+    """Turn the hue of each pixel, from 0 to 6 around the circle; the largest value and the chroma stay as they are.
+
+    turns: a number, or float32 [n, 1, 1, 1].
+    """
+    import torch
+
+    red, green, blue = images.split(1, 1)
+    largest, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
+    divisor = chroma.clamp(min=1e-6)
+    hue = (red - green) / divisor + 4
+    hue = ((blue - red) / divisor + 2).where(largest == green, hue)
+    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns
+    parts = []
+    for start in (5, 3, 1):
+        place = (hue + start) % 6
+        parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
+    return torch.cat(parts, 1)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RandomGrayscale(Op):
+    """Without colour, with probability p; the image keeps its three channels."""
+
+    p: float = 0.1
+
+    stage: ClassVar[Stage] = Stage.PIXELS
+    draws: ClassVar[int] = 1
+    on_dali: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_probability(self, self.p)
+
+    def plan(self, planner: Planner, u: Floats) -> None:
+        """Parameter: the saturation that is left, 0 or 1."""
+        planner.step(self, np.where(u < self.p, 0.0, 1.0))
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        if all(row[0] for row in rows):
+            return images
+        return blend(images, grey(images), column(images, rows, 0))
+
+    def dali(self, fn: Any, images: Any, parameters: Any) -> Any:
+        return fn.saturation(images, saturation=parameters[0])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Normalize(Op):
+    """(x / 255 - mean) / std, by channel; the result is a float. The last op on single images of a list."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    stage: ClassVar[Stage] = Stage.NORMALIZE
+    on_dali: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(value > 0 for value in self.std):
+            raise ValueError(f"Normalize: three means and three positive deviations, not {self.mean!r}, {self.std!r}")
+
+
+def channel_factors(normalize: Normalize | None) -> list[list[float]]:
+    """By what to multiply each channel of values from 0 to 255, and what to add, for results that are normalised, or
+    from 0 to 1 without `normalize`.
+    """
+    mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
+    return [[1.0 / (255.0 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
