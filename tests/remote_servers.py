@@ -23,24 +23,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 _MOTO = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
-
-_MOTO_TLS = """
-import ssl, sys
+import ssl, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(sys.argv[1])
+context = None
+if len(sys.argv) > 1:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[1])
 app = DomainDispatcherApplication(create_backend_app)
 server = make_server("127.0.0.1", 0, app, threaded=True, ssl_context=context)
 print("127.0.0.1", server.port, flush=True)
-import threading
 threading.Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
 """
@@ -50,7 +42,7 @@ sys.stdin.read()
 def s3_server(certificate: Path | None = None) -> Iterator[tuple[str, int]]:
     """An S3-compatible server; it ends with this process. certificate: and key, in one PEM file, to speak TLS with."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _MOTO if certificate is None else _MOTO_TLS, str(certificate)],
+        [sys.executable, "-W", "ignore", "-c", _MOTO, *([] if certificate is None else [str(certificate)])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from PIL import Image
 
 import readers
 from cache.stores import Buffer, Extents
-from readers.caching import fill
 from readers.caching.form import compress as compressed
 from readers.caching.form import compressed_share, decompress
 from readers.decode import decode_image
@@ -66,9 +65,9 @@ class Raced(SlowStore):
 def test_a_process_that_meets_another_continues_elsewhere(
     base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fill.random, "randrange", lambda stop: 6)
+    starts = itertools.chain([0], itertools.repeat(6))
+    monkeypatch.setattr("random.randrange", lambda stop: next(starts))
     other = readers.cached(SlowReader(base), 1.0, fields=["image"], **place)
-    monkeypatch.setattr(fill, "_start", lambda blocks, users: 0)
     raced = Raced(base.store, 0.0, {})
     reader = readers.cached(readers.Reader(base.table, raced), 1.0, fields=["image"], **place)
     raced.reads.clear()
@@ -79,13 +78,20 @@ def test_a_process_that_meets_another_continues_elsewhere(
     assert reader.stats().present == 36 and images(reader) == images(base)
 
 
-@pytest.mark.parametrize(("ranks", "users", "start"), [((2, 4), 9, 50), ((0, 1), 1, 0), ((0, 1), 2, 77)])
-def test_where_filling_starts(monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int], users: int, start: int) -> None:
-    found = fill.detect_ranks()
-    local = replace(found, world_size=ranks[1], local_rank=ranks[0], local_world_size=ranks[1])
-    monkeypatch.setattr(fill, "detect_ranks", lambda: local)
-    monkeypatch.setattr(fill.random, "randrange", lambda stop: 77)
-    assert fill._start(100, users) == start and fill._start(0, 1) == 0
+@pytest.mark.parametrize(("rank", "first"), [(0, 0), (1, 8), (3, 24)])
+def test_ranks_start_filling_at_blocks_of_their_own(
+    base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rank: int, first: int
+) -> None:
+    set_ranks(monkeypatch, rank, 4)
+    slow = SlowReader(base)
+    reader = readers.cached(slow, **place)
+    slow.reads.clear()
+    assert reader.prefill(1) == 36 and slow.reads[0] == first
+
+
+def set_ranks(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}.items():
+        monkeypatch.setenv(name, str(value))
 
 
 def test_fill_ahead_is_ahead(base: Any, place: dict[str, Any]) -> None:
@@ -124,10 +130,7 @@ def test_fill_ahead_raises_the_error_of_the_source(base: Any, place: dict[str, A
 def test_ranks_share_the_filling(base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     filled = []
     for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        set_ranks(monkeypatch, rank, 2)
         slow = SlowReader(base)
         reader = readers.cached(slow, **{**place, "job": f"rank{rank}"})
         slow.reads.clear()

@@ -56,37 +56,27 @@ class TestFolder(ReaderSuite):
         return samples.of_folder
 
 
-@pytest.mark.parametrize(("base", "nested"), [("hdf5", False), ("tar", True), ("folder", True)])
+@pytest.mark.parametrize(("base", "how"), [("hdf5", "once"), ("tar", "twice"), ("folder", "twice"), ("tar", "mapped")])
 class TestSelections(ReaderSuite):
-    """With repeats, in an order of its own; also a selection of a selection."""
+    """With repeats, in another order; a selection of a selection, and one whose indices are in a file."""
 
     @pytest.fixture
-    def reader(self, samples: Samples, base: str, nested: bool) -> Iterator[Any]:
+    def reader(self, samples: Samples, base: str, how: str, tmp_path: Path) -> Iterator[Any]:
         opened: Any = readers.open_folder(samples.images) if base == "folder" else readers.open(samples.packed(base))
         with opened:
-            if nested:
+            if how == "once":
+                yield opened.select(indices=INDICES)
+            elif how == "twice":
                 turned = opened.select(indices=range(len(opened) - 1, -1, -1))
                 yield turned.select(indices=[len(opened) - 1 - i % len(opened) for i in INDICES])
             else:
-                yield opened.select(indices=INDICES)
+                np.save(tmp_path / "indices.npy", np.array(INDICES) % 24)
+                rows = np.load(tmp_path / "indices.npy", mmap_mode="r")
+                yield readers.Reader(opened.table.take(rows), opened.store)
 
     @pytest.fixture
-    def truth(self, samples: Samples, base: str) -> Truth:
+    def truth(self, samples: Samples, base: str, how: str) -> Truth:
         return (samples.of_folder if base == "folder" else samples.truth).take(INDICES)
-
-
-class TestMappedSelection(ReaderSuite):
-    """Whose indices are in a file."""
-
-    @pytest.fixture
-    def reader(self, samples: Samples, tmp_path: Path) -> Iterator[Any]:
-        np.save(tmp_path / "indices.npy", np.array(INDICES) % 24)
-        with readers.open(samples.packed()) as base:
-            yield readers.Reader(base.table.take(np.load(tmp_path / "indices.npy", mmap_mode="r")), base.store)
-
-    @pytest.fixture
-    def truth(self, samples: Samples) -> Truth:
-        return samples.truth.take(INDICES)
 
 
 @pytest.mark.parametrize(

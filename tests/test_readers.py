@@ -149,8 +149,8 @@ def test_pickles_carry_paths_not_descriptors_or_keys(packed: Path) -> None:
     assert [sample.key for sample in again] == [sample.key for sample in reader]
 
 
-def test_every_key_finds_its_sample(tmp_path: Path) -> None:
-    """By an index of 8 bytes a sample; of samples with one key, the first."""
+def test_every_key_finds_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an index of 8 bytes a sample; of samples with one key, the first; also where two keys share a hash."""
     keys = [f"{i * 7919 % 5000:04d}" for i in range(5000)]
     table = readers.Table.of(keys)
     assert [table.find(key) for key in keys[::37]] == list(range(0, 5000, 37))
@@ -161,6 +161,12 @@ def test_every_key_finds_its_sample(tmp_path: Path) -> None:
             table.find(missing)
     with pytest.raises(UnknownNameError, match=r"no sample has the key 'a'$"):
         readers.Table.of([]).find("a")
+    monkeypatch.setattr("readers.table.hash", len, raising=False)
+    few = readers.Table.of(["bb", "aa", "c", "cc"])
+    assert [few.find(key) for key in ("bb", "aa", "c", "cc")] == [0, 1, 2, 3]
+    for missing in ("dd", "d", ""):
+        with pytest.raises(UnknownNameError, match=f"no sample has the key '{missing}'"):
+            few.find(missing)
 
 
 def test_an_unknown_backend(packed: Path) -> None:

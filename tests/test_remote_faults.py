@@ -7,6 +7,7 @@ import gc
 import os
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -160,37 +161,28 @@ def test_a_server_that_sends_too_much(reader: readers.Reader, proxy: Proxy, addr
 # --- web servers -----------------------------------------------------------------------------------------------------
 def test_a_web_server_without_ranges(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))
-    server = FileServer(packed.parent, ranges=False)
-    try:
-        with pytest.raises(readers.RemoteError, match="the server ignores ranges"):
-            readers.open(f"http://127.0.0.1:{server.address[1]}/set", "train")
-    finally:
-        server.close()
+    refused = pytest.raises(readers.RemoteError, match="the server ignores ranges")
+    with closing(FileServer(packed.parent, ranges=False)) as server, refused:
+        readers.open(f"http://127.0.0.1:{server.address[1]}/set", "train")
 
 
 def test_a_web_server_without_etags(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes and checksums must do, and a body that breaks off is asked for again by us."""
+    """Sizes and checksums must do, and a body that breaks off is requested again."""
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PACKER_REMOTE_TIMEOUT", "2")
-    server = FileServer(packed.parent, etags=False)
-    proxy = Proxy(server.address)
-    try:
+    with closing(FileServer(packed.parent, etags=False)) as server, closing(Proxy(server.address)) as proxy:
         with readers.open(f"{proxy.url}/set", "train") as reader, readers.open(packed, "train") as local:
             proxy.faults.append(Fault("truncate"))
             assert bytes(reader.read(7)) == bytes(local.read(7)) and len(proxy.gets()) == 2
         with readers.stage(f"{proxy.url}/set", tmp_path / "to") as copy:
             assert (copy / "train-000000.tar").read_bytes() == (packed / "train-000000.tar").read_bytes()
-    finally:
-        proxy.close()
-        server.close()
 
 
 def test_a_password_is_used_and_never_printed(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PACKER_REMOTE_RETRIES", "0")
     login = "Basic " + base64.b64encode(b"user:hunter2").decode()
-    server = FileServer(packed.parent, password=login)
-    try:
+    with closing(FileServer(packed.parent, password=login)) as server:
         url = f"http://user:hunter2@127.0.0.1:{server.address[1]}/set"
         with readers.open(url, "train") as reader:
             assert len(reader.read(0)) > 0 and "hunter2" not in f"{reader!r} {reader.byte_range(0)}"
@@ -206,8 +198,6 @@ def test_a_password_is_used_and_never_printed(packed: Path, tmp_path: Path, monk
         assert "hunter2" not in "".join(texts) and "credentials are missing or wrong" in texts[1]
         done = run_packer("inspect", url)
         assert done.returncode == 0 and "hunter2" not in done.stdout + done.stderr
-    finally:
-        server.close()
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------

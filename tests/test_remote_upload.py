@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ import packer
 import readers
 from cache.remote import CRC_ATTRIBUTE, Remote
 from cache.remote.store import ObjectStore
-from packer import uploading
 
 
 @pytest.fixture
@@ -201,9 +201,10 @@ def test_another_set_is_there(target: str, packed: Path, tmp_path: Path, proxy: 
     assert writes.index("dataset.json") > max(i for i, name in enumerate(writes) if name.startswith("train-"))
 
 
-def test_foreign_objects_stay(target: str, packed: Path) -> None:
-    store = Remote(target).store
-    store._store.put("train-000000.tar", b"foreign")
+def test_foreign_objects_stay(target: str, packed: Path, proxy: Proxy) -> None:
+    url = f"{proxy.url}/{target.removeprefix('s3://')}/train-000000.tar"
+    headers = {"Content-Type": "application/octet-stream"}
+    urllib.request.urlopen(urllib.request.Request(url, b"foreign", headers, method="PUT")).close()
     with pytest.raises(readers.OutputError, match="packer has not written"):
         packer.upload(packed, target)
     assert there(target)["train-000000.tar"] == b"foreign" and "dataset.json" not in there(target)
@@ -211,32 +212,32 @@ def test_foreign_objects_stay(target: str, packed: Path) -> None:
 
 def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one commits while the first is about to."""
-    text = (other_set(packed, tmp_path) / "dataset.json").read_bytes()
-    whole = uploading._Upload._check_all
+    text, put = (other_set(packed, tmp_path) / "dataset.json").read_bytes(), ObjectStore.put
 
-    def meanwhile(self: Any, files: Any) -> None:
-        whole(self, files)
-        Remote(target).store.put("dataset.json", text, crc32c=0, create=True)
+    def commit_before(self: Any, path: str, content: Any, **options: Any) -> None:
+        if path == "dataset.json":
+            put(self, path, text, crc32c=0, create=True)
+        put(self, path, content, **options)
 
-    monkeypatch.setattr(uploading._Upload, "_check_all", meanwhile)
-    with pytest.raises(readers.OutputError, match="another upload has written its set there meanwhile"):
-        packer.upload(packed, target)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "put", commit_before)
+        with pytest.raises(readers.OutputError, match="another upload has written its set there meanwhile"):
+            packer.upload(packed, target)
     assert there(target)["dataset.json"] == text
 
 
-def test_what_changes_before_the_commit(
-    target: str, packed: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bring = uploading._Upload._send
+def test_what_changes_before_the_commit(target: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = ObjectStore.put
 
-    def spoiled(self: Any, file: Any) -> None:
-        bring(self, file)
-        if file.path == "train-000000.tar":
-            Remote(target).store.put(file.path, b"another", crc32c=1)
+    def replace_after(self: Any, path: str, content: Any, **options: Any) -> None:
+        put(self, path, content, **options)
+        if path == "train-000000.tar":
+            put(self, path, b"another", crc32c=1)
 
-    monkeypatch.setattr(uploading._Upload, "_send", spoiled)
-    with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
-        packer.upload(packed, target)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "put", replace_after)
+        with pytest.raises(readers.OutputError, match=r"train-000000.tar: is not what was uploaded"):
+            packer.upload(packed, target)
     assert "dataset.json" not in there(target)
 
 
@@ -338,7 +339,7 @@ def test_the_commands(target: str, tree: Path, tmp_path: Path, proxy: Proxy) -> 
     assert done.returncode == 1 and "DAMAGED train: train-000000.tar" in done.stdout
     for wrong, status, message in [
         ("s3://no-such-bucket/set", 1, "there is no such bucket"),
-        ("ftp://host/set", 2, "no address of the kinds"),
+        ("ftp://host/set", 2, "not an address of the kinds"),
     ]:
         done = run("convert", str(tree), "--to", "tar", "-o", wrong, "--workers", "1")
         assert done.returncode == status and message in done.stderr and "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import simplejpeg
 
 from cache.errors import BadSampleError
+from cache.stores import Buffer
 from readers.augment.geometry import Boxes
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
@@ -21,7 +22,6 @@ from readers.decode import Region, decode_image
 from readers.decode.region import with_header
 from readers.headers import read_header
 from readers.headers.base import shrunk, upright_size
-from readers.sample import Buffer
 
 __all__ = ["boxes_of", "decoded", "recoded"]
 
