@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-decoders test-corpora test-slurm lint format clean
+.PHONY: demo test test-faults test-timing test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,10 @@ test: $(VENV)/.ready-test
 # TRIALS=20 makes fewer of real commands.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
+
+# What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
+test-timing: $(VENV)/.ready-test
+	$(BIN)/python -m pytest -q -m timing
 
 # torchvision and torchcodec as they are, on the CPU: an environment of its own, of several GB.
 test-decoders: $(DECODERS)/.ready

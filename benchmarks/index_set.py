@@ -24,8 +24,7 @@ def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
 def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
     """Make a set in an empty folder. image: what every sample is, a JPEG; without one, shards are holes."""
     from cache.files import Folder
-    from packer.columns import PartMeta, save_part
-    from packer.index_writer import write_index
+    from packer.columns import PartMeta, save_part, write_index
     from readers.layout import DATASET_FILE, DatasetInfo, ShardInfo, SplitInfo
 
     counts = [samples * (k + 1) // SHARDS - samples * k // SHARDS for k in range(SHARDS)]

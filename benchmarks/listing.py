@@ -40,12 +40,11 @@ def make_tree(root: Path, files: int, per_folder: int) -> None:
 
 def measure(root: str, per_shard: int, shuffle: bool, traced: bool) -> dict[str, float]:
     """Seconds of each step, and the peak of memory in bytes."""
-    from packer.conversion.options import ConvertOptions
-    from packer.conversion.plan import check_listing, make_plan
-    from packer.engines.local import no_search_for_cycles
+    from packer.conversion.plan import ConvertOptions, check_listing, make_plan
     from packer.formats import format_named
     from packer.sources.base import SomeSamples
     from packer.sources.folder import FolderSource
+    from packer.workers import without_gc
 
     options = ConvertOptions("tar", shuffle=0 if shuffle else None, samples_per_shard=per_shard)
     container = format_named("tar")
@@ -54,7 +53,7 @@ def measure(root: str, per_shard: int, shuffle: bool, traced: bool) -> dict[str,
         tracemalloc.start()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
-    with no_search_for_cycles():
+    with without_gc():
         listing = FolderSource(root).list(None)
         found["list_s"] = time.perf_counter() - started
         for part in listing.splits.values():

@@ -9,7 +9,7 @@ A lock lasts as long as any descriptor of its opening, and a fork copies descrip
 copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on descriptions that nothing else
 has a copy of (`reopen`).
 
-The process that held a lock may have removed its file, and then a lock on it excludes nobody: `is_at` compares.
+The process that held a lock may have removed its file, and then a lock on it excludes no other: `is_at` compares.
 
 A forked child has one thread, and every `threading.Lock` in the state of that moment: one that another thread of the
 parent held is held in the child for ever. `call_after_fork` lets the owners of locks make new ones in the child, before

@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Protocol
 
-__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "parse_size", "plural", "printable"]
+__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "listed", "parse_size", "plural", "printable"]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
@@ -66,6 +67,11 @@ def plural(count: int, noun: str) -> str:
     else:
         noun += "s"
     return f"{count:,} {noun}"
+
+
+def listed(names: Collection[str], most: int = 3) -> str:
+    """The first few of some names: "a, b, c, …"."""
+    return ", ".join(islice(names, most)) + (", …" if len(names) > most else "")
 
 
 def printable(text: str) -> str:

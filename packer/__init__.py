@@ -15,8 +15,6 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packer.version import VERSION as __version__
-
 for _name in ("readers", "cache"):
     _spec = importlib.util.find_spec(_name)
     if Path((_spec and _spec.origin) or "").resolve().parent.parent != Path(__file__).resolve().parent.parent:
@@ -26,46 +24,36 @@ for _name in ("readers", "cache"):
         )
 del _name, _spec
 
+__version__ = "0.1.0"  # pyproject.toml has the same
+
 if TYPE_CHECKING:
+    from packer.adopted_shard import open_shard
     from packer.adoption import IndexResult, index
-    from packer.conversion.options import Reencode
+    from packer.conversion.plan import Reencode
     from packer.conversion.run import ConvertResult, convert
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
-    from packer.opened_shard import open_shard
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
 
-# What is public, and where it is: loaded when it is first used, so that `import packer`, and the command line's start,
-# wait for no library.
-_HOMES = {
-    "CleanResult": "packer.node",
-    "ConvertResult": "packer.conversion.run",
-    "ExportResult": "packer.exported_index",
-    "ExtractResult": "packer.extraction",
-    "IndexResult": "packer.adoption",
-    "InspectResult": "packer.inspection",
-    "OrderReport": "packer.inspection",
-    "Reencode": "packer.conversion.options",
-    "StagedCopy": "packer.node",
-    "UploadResult": "packer.uploading",
-    "VerifyResult": "packer.verification",
-    "clean_staged": "packer.node",
-    "compare_orders": "packer.inspection",
-    "convert": "packer.conversion.run",
-    "export_index": "packer.exported_index",
-    "extract": "packer.extraction",
-    "index": "packer.adoption",
-    "inspect": "packer.inspection",
-    "open_shard": "packer.opened_shard",
-    "open_source": "packer.sources",
-    "staged_copies": "packer.node",
-    "upload": "packer.uploading",
-    "verify": "packer.verification",
+# The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
+_MODULES = {
+    "packer.adoption": ("IndexResult", "index"),
+    "packer.conversion.plan": ("Reencode",),
+    "packer.conversion.run": ("ConvertResult", "convert"),
+    "packer.exported_index": ("ExportResult", "export_index"),
+    "packer.extraction": ("ExtractResult", "extract"),
+    "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
+    "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
+    "packer.adopted_shard": ("open_shard",),
+    "packer.sources": ("open_source",),
+    "packer.uploading": ("UploadResult", "upload"),
+    "packer.verification": ("VerifyResult", "verify"),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CleanResult",
@@ -96,9 +84,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'packer' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
 
 

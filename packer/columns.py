@@ -1,7 +1,8 @@
-"""The index columns of one shard while it is made, and their file: a part.
+"""The index of a split: its columns while a shard is made, the file of each shard's columns, and the folder of all.
 
-A part is a NumPy .npz (no pickle) with the columns of `readers.index` for the samples of one shard, except `shard`,
-and `meta`, the shard's own facts as UTF-8 JSON. Writing the index of a split is putting its parts together.
+part     <shard>.part      NumPy .npz (no pickle): the columns of `readers.index` for the samples of one shard,
+                           except `shard`; and `meta`, the facts of the shard as UTF-8 JSON
+index    <split>.index/    the parts of a split joined, column by column, in constant memory
 """
 
 from __future__ import annotations
@@ -9,30 +10,42 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import DatasetError
-from cache.files import Folder, open_regular
+from cache.errors import DatasetError, OutputError
+from cache.files import Folder, open_regular, sync_file
 from packer.formats.base import PackedSample, Payloads
+from packer.formats.files import Window
 from readers.headers import MEDIA, ImageHeader
-from readers.index import COLUMNS, FIELD_COLUMNS, encode_name
-from readers.layout import ShardInfo
+from readers.index import ABSENT, COLUMNS, FIELD_COLUMNS, column_names, encode_name
+from readers.layout import ColumnFile, ShardInfo
 from readers.sample import NO_LABEL
-from readers.strings import Strings
 
-__all__ = ["LeftOut", "PartMeta", "ShardColumns", "header_row", "load_meta", "load_part", "save_part", "string_columns"]
+__all__ = [
+    "HEADER_COLUMNS",
+    "LeftOut",
+    "PartMeta",
+    "ShardColumns",
+    "column_files",
+    "header_values",
+    "is_index",
+    "load_meta",
+    "load_part",
+    "remove_index",
+    "save_part",
+    "write_index",
+]
 
-_HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
+HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
 _MEDIA_CODE = {media: code for code, media in enumerate(MEDIA)}
-_BLOCK_SAMPLES = 4096
-_Row: TypeAlias = tuple[str, int, tuple[str, ...], ImageHeader | None]  # key, label, file names, header
 _NO_HEADER = ImageHeader("", 0, 0, 0, 0, 1)
 
 
@@ -49,9 +62,14 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    fields, unreadable (images without a readable header), class_names (label -> name), class_conflict (a label with two
-    names, "" for none) and max_label are those of a shard that was adopted; a shard we wrote has the fields of its set.
-    remarks: how many images each of the remarks of `packer.conversion.images` is about, and the name of the first.
+    remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
+
+    Of adopted shards only (a shard that packer writes has the fields of its set):
+    fields: those that any sample has.
+    unreadable: images without a readable header.
+    class_names: label -> name.
+    class_conflict: a label with two names, "" for none.
+    max_label: the highest label.
     """
 
     shard: ShardInfo
@@ -78,81 +96,65 @@ class PartMeta:
 
 
 class ShardColumns:
-    """Collects the index columns of one shard, sample by sample; some 100 bytes of memory for each."""
+    """Collects the index columns of one shard, sample by sample, in about 100 bytes of memory for each."""
 
-    def __init__(self, fields: Sequence[str]) -> None:
-        self._fields = tuple(fields)
-        self._blocks: list[dict[str, npt.NDArray[Any]]] = []
-        self._samples: list[_Row] = []
-        self._count = 0
+    def __init__(self, fields: Iterable[str]) -> None:
+        self._numbers = {name: array(np.dtype(COLUMNS[name]).char) for name in ("label", *HEADER_COLUMNS)}
+        self._append = tuple(column.append for column in self._numbers.values())
+        self._keys = _StringColumn()
+        self._names: dict[str, _StringColumn] = {}
+        for name in fields:
+            self.add_field(name)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._numbers["label"])
+
+    def add_field(self, name: str) -> None:
+        """Add a field, which no sample so far has."""
+        self._names[name] = _StringColumn(len(self))
 
     def add(self, sample: PackedSample) -> None:
-        """One sample, whose payloads are not looked at."""
-        self._samples.append((sample.key, sample.label, sample.names, sample.header))
-        self._count += 1
-        if len(self._samples) == _BLOCK_SAMPLES:
-            self._compact()
+        """Add a sample, whose payloads are ignored; its names are in the order of the fields."""
+        for append, value in zip(self._append, (sample.label, *header_values(sample.header)), strict=True):
+            append(value)
+        self._keys.append(sample.key)
+        for column, name in zip(self._names.values(), sample.names, strict=True):
+            column.append(encode_name(name, sample.key))
 
     def arrays(self, payloads: Mapping[str, Payloads]) -> dict[str, npt.NDArray[Any]]:
-        """The columns, given where the payloads of each field lie."""
-        self._compact()
-        blocks = self._blocks or [self._block([])]
-        found = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
-        for name in ("key", *(f"{field_name}.name" for field_name in self._fields)):
-            found[f"{name}.offset"] = _joined_offsets([block[f"{name}.offset"] for block in blocks])
-        for name in self._fields:
+        """The columns, given the extents and checksums of each field's payloads."""
+        columns: dict[str, npt.NDArray[Any]] = {
+            name: np.frombuffer(column, COLUMNS[name]) for name, column in self._numbers.items()
+        }
+        for name, strings in (("key", self._keys), *((f"{name}.name", names) for name, names in self._names.items())):
+            columns[name] = np.frombuffer(strings.blob, np.uint8)
+            columns[f"{name}.offset"] = np.frombuffer(strings.offsets, np.uint64)
+        for name in self._names:
             for column, dtype in FIELD_COLUMNS.items():
-                found[f"{name}.{column}"] = np.array(getattr(payloads[name], column), dtype)
-        return found
-
-    def _compact(self) -> None:
-        """Turn what was collected into arrays, which take a tenth of the memory of Python objects."""
-        if self._samples:
-            self._blocks.append(self._block(self._samples))
-            self._samples = []
-
-    def _block(self, samples: Sequence[_Row]) -> dict[str, npt.NDArray[Any]]:
-        keys = [key for key, _, _, _ in samples]
-        found = {"label": np.array([label for _, label, _, _ in samples], COLUMNS["label"])}
-        headers = [header or _NO_HEADER for _, _, _, header in samples]
-        media, height, width, components, process, orientation = zip(*headers, strict=True) if headers else ((),) * 6
-        codes = [_MEDIA_CODE[name] for name in media]
-        values = (height, width, components, process, orientation, codes)
-        for name, column in zip(_HEADER_COLUMNS, values, strict=True):
-            found[name] = np.array(column, COLUMNS[name])
-        found |= string_columns("key", keys)
-        for number, name in enumerate(self._fields):
-            names = [encode_name(names[number], key) for key, _, names, _ in samples]
-            found |= string_columns(f"{name}.name", names)
-        return found
+                columns[f"{name}.{column}"] = np.array(getattr(payloads[name], column), dtype)
+        return columns
 
 
-def header_row(header: ImageHeader | None) -> dict[str, int]:
-    """What the header columns hold of an image; None: of no image, or one whose header cannot be read."""
+class _StringColumn:
+    """A blob of UTF-8 and its offsets, which begin with `count` empty strings. Lone surrogates are an error."""
+
+    __slots__ = ("blob", "offsets")
+
+    def __init__(self, count: int = 0) -> None:
+        self.blob, self.offsets = bytearray(), array("Q", bytes(8 * (count + 1)))
+
+    def append(self, text: str) -> None:
+        self.blob += text.encode()
+        self.offsets.append(len(self.blob))
+
+
+def header_values(header: ImageHeader | None) -> tuple[int, ...]:
+    """An image's HEADER_COLUMNS; None: no image, or one whose header cannot be read."""
     media, *values = header or _NO_HEADER
-    return dict(zip(_HEADER_COLUMNS, (*values, _MEDIA_CODE[media]), strict=True))
+    return (*values, _MEDIA_CODE[media])
 
 
-def _joined_offsets(parts: Sequence[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
-    """The offsets of string columns put one behind the other."""
-    start = np.zeros(1, np.uint64)
-    joined = [start]
-    for offsets in parts:
-        joined.append(offsets[1:] + start)
-        start = start + offsets[-1]
-    return np.concatenate(joined)
-
-
-def string_columns(name: str, strings: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """The two columns of a string column."""
-    column = Strings.of(strings)
-    return {name: column.blob, f"{name}.offset": column.offsets}
-
-
-def save_part(path: Path, arrays: dict[str, npt.NDArray[Any]], meta: PartMeta) -> None:
+def save_part(path: Path, arrays: Mapping[str, npt.NDArray[Any]], meta: PartMeta) -> None:
     """Write a part: it appears whole."""
     memory = io.BytesIO()
     columns: dict[str, Any] = {**arrays, "meta": np.frombuffer(meta.to_json().encode(), np.uint8)}
@@ -163,20 +165,16 @@ def save_part(path: Path, arrays: dict[str, npt.NDArray[Any]], meta: PartMeta) -
 
 @contextmanager
 def load_part(path: Path) -> Iterator[Any]:
-    """An open part: a mapping from column to array, which reads a column when asked. Raises DatasetError."""
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
-    with file:
+    """An open part: a mapping from names to columns, each read when it is asked for. Raises DatasetError."""
+    with ExitStack() as opened:
         try:
+            file = opened.enter_context(open_regular(path))
             part = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
         if not isinstance(part, np.lib.npyio.NpzFile):
             raise DatasetError(f"{path}: not the part of an index it should be: a single array")
-        with part:
-            yield part
+        yield opened.enter_context(part)
 
 
 def load_meta(path: Path) -> PartMeta:
@@ -186,3 +184,111 @@ def load_meta(path: Path) -> PartMeta:
             return PartMeta.from_json(part["meta"].tobytes().decode())
         except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise DatasetError(f"{path}: its meta record cannot be read: {error}") from error
+
+
+def write_index(
+    place: Folder,
+    name: str,
+    parts: Sequence[Path],
+    samples: Sequence[int],
+    fields: Sequence[str],
+    *,
+    scratch: Folder,
+) -> dict[str, ColumnFile]:
+    """Write every column of `readers.index` to the folder `name` in `place`, durably; an index there is replaced.
+
+    parts: one per shard, in order.
+    samples: how many each of them has.
+    scratch: a folder of the same filesystem, where the index is made.
+
+    Returns size and CRC32C of every file. Raises OutputError where other files are in the way.
+    """
+    temporary = f"{name}.tmp"
+    scratch.remove_tree(temporary)
+    with scratch.folder(temporary, create=True) as folder:
+        with ExitStack() as opened:
+            names = column_names(fields)
+            files = {name.removesuffix(".npy"): opened.enter_context(folder.create(name)) for name in names}
+            _write_columns(files, parts, samples, fields)
+            for file in files.values():
+                sync_file(file)
+        folder.sync()
+        columns = column_files(folder.path, names)
+    if not remove_index(place, name):
+        raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
+    scratch.rename(temporary, name, place)
+    return columns
+
+
+def _write_columns(
+    files: Mapping[str, BinaryIO], parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]
+) -> None:
+    total = sum(samples)
+    fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
+    for name, dtype in fixed.items():
+        _write_header(files[name], dtype, total)
+    blob_bytes = dict.fromkeys(("key", *(f"{name}.name" for name in fields)), 0)
+    for name in blob_bytes:
+        _write_header(files[name], "|u1", 0)  # written again at the end, when the length is known
+        _write_header(files[f"{name}.offset"], "<u8", total + 1)
+        files[f"{name}.offset"].write(bytes(8))
+    for number, (path, count) in enumerate(zip(parts, samples, strict=True)):
+        with load_part(path) as part:
+            for name, dtype in fixed.items():
+                if name in part:
+                    column = part[name]
+                else:  # the number of the shard, or a field that no sample of this shard has
+                    value = number if name == "shard" else ABSENT if name.endswith(".offset") else 0
+                    column = np.full(count, value, dtype)
+                files[name].write(np.ascontiguousarray(column).data)
+            for name, start in blob_bytes.items():
+                blob = part[name] if name in part else np.zeros(0, "u1")
+                offsets = part[f"{name}.offset"][1:] if name in part else np.zeros(count, "<u8")
+                files[name].write(np.ascontiguousarray(blob).data)
+                files[f"{name}.offset"].write((offsets + np.uint64(start)).data)
+                blob_bytes[name] += len(blob)
+    for name, size in blob_bytes.items():
+        files[name].seek(0)
+        _write_header(files[name], "|u1", size)
+
+
+def _write_header(file: BinaryIO, dtype: str, length: int) -> None:
+    """The header of a .npy file, which has the same size for any length."""
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    content = {"descr": descr, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, content)
+
+
+def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
+    """Size and CRC32C of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    columns = {}
+    for name in sorted(names):
+        with Window(folder / name) as window:
+            columns[name] = ColumnFile(window.size, window.checksum())
+    return columns
+
+
+def remove_index(place: Folder, name: str) -> bool:
+    """Remove the columns in the folder `name`, and the folder; False where it holds anything else, which stays.
+
+    Raises PathError where it is not a folder.
+    """
+    if not place.kind(name):
+        return True
+    with place.folder(name) as folder:
+        for column in folder.names():
+            if _is_column(folder, column):
+                folder.unlink(column)
+    return place.remove_folder(name)
+
+
+def is_index(place: Folder, name: str) -> bool:
+    """Whether `remove_index` would remove all of it. Raises PathError where it is not a folder."""
+    if not place.kind(name):
+        return True
+    with place.folder(name) as folder:
+        return all(_is_column(folder, column) for column in folder.names())
+
+
+def _is_column(folder: Folder, name: str) -> bool:
+    return name.endswith(".npy") and folder.kind(name) in ("file", "link")

@@ -1,4 +1,4 @@
-"""`packer.export_index`: the index files that other libraries want beside shards; the shards stay as they are.
+"""`packer.export_index`: the index files that other libraries read with shards; the shards stay as they are.
 
     dali          tar        <shard>.idx       "v1.2 <samples>", then one line a sample: <ext> <offset> <bytes> <name> …
     rocal         tar        <shard>.idx       the same as "v1.0 <samples>": rocAL reads names in no other version
@@ -7,8 +7,8 @@
     wids          tar        <split>.wids.json {"wids_version": 1, "shardlist": [{"url", "nsamples", "filesize"}], …}
 
 Sources: `tools/wds2idx.py` and `webdataset_loader.cc` of DALI; `webdataset_source_reader.cpp` of rocAL; `tfrecord2idx`
-of DALI and of the tfrecord package; `wids_specs.py` of webdataset. Offsets and names are walked from the shards
-themselves, so that what an index says is what the file holds. None of these libraries reads HDF5 shards by an index.
+of DALI and of the tfrecord package; `wids_specs.py` of webdataset. Offsets and names are read from the shards
+themselves, so that an index agrees with its file. None of these libraries reads HDF5 shards by an index.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cache.errors import FormatError, StaleIndexError
 from cache.files import Folder
@@ -28,7 +28,7 @@ from cache.messages import Silent, Watcher
 from packer.formats import REGISTRY, format_named
 from packer.formats.base import Format
 from packer.formats.files import Window
-from packer.output import local_output, output_errors
+from packer.output import Result, local_output, output_errors
 from readers.layout import ShardInfo, SplitInfo, read_dataset_info
 
 __all__ = ["TARGETS", "ExportResult", "Target", "export_index"]
@@ -44,17 +44,13 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class ExportResult:
-    """What was written: the index files in the order of the shards, and the samples they name."""
+class ExportResult(Result):
+    """What was written: the index files in the order of the shards, and the samples in them."""
 
     path: Path
     target: str
     files: tuple[Path, ...]
     samples: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path), "files": [str(file) for file in self.files]}
 
 
 def export_index(
@@ -65,11 +61,16 @@ def export_index(
     split: str | None = None,
     watcher: Watcher | None = None,
 ) -> ExportResult:
-    """Write the index files of `target` for the set in `path`, beside its shards or, under the same names, in `output`.
+    """Write the index files of a set for another library.
 
-    split: only this one. Each file appears whole or not at all, and replaces one of its name. Raises FormatError where
-    the target has no reader for this format or cannot spell a name, StaleIndexError for a shard that is not the one
-    that was indexed, DatasetError, UnknownNameError, OutputError.
+    path: the set.
+    target: the library: "dali", "rocal", "tfrecord" or "wids".
+    output: the directory of the files, under the names of the shards; default that of the set.
+    split: only this one.
+
+    Each file appears whole or not at all, and replaces one of its name. Raises FormatError where the target has no
+    reader for this format or cannot spell a name, StaleIndexError for a shard that is not the one that was indexed,
+    DatasetError, UnknownNameError, OutputError.
     """
     if target not in TARGETS:
         raise ValueError(f"an index is for one of {', '.join(TARGETS)}, not {target!r}")
@@ -112,7 +113,7 @@ def _export_shards(
 
 
 def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
-    """Of each shard, its own name with another ending. Raises FormatError where two names fall together."""
+    """The name of each shard with another suffix. Raises FormatError where two names are the same."""
     names = []
     for shard in shards:
         ending = next((known for known in REGISTRY.suffixes() if shard.endswith(known)), "")
@@ -120,7 +121,7 @@ def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
     taken = Counter(names + shards)
     twice = next((name for name in names if taken[name] > 1), None)
     if twice is not None:
-        raise FormatError(f"{root}: an index {twice} would stand for two shards, or replace one; rename the shards")
+        raise FormatError(f"{root}: an index {twice} would belong to two shards, or replace one; rename the shards")
     return names
 
 
@@ -139,14 +140,14 @@ def _shard_lines(root: Path, container: Format, target: str, shard: ShardInfo) -
 
 
 def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]:
-    """`url` is relative to the file beside the shards, so that both may move, and absolute elsewhere."""
+    """`url` is relative where the file is in the set, so that both can be moved together, else absolute."""
     for shard in part.shards:
         with Window(root / shard.path) as window:
             _check_size(window, shard)
-    beside = folder.resolve() == root.resolve()
+    is_in_set = folder.resolve() == root.resolve()
     shards = [
         {
-            "url": shard.path if beside else str((root / shard.path).resolve()),
+            "url": shard.path if is_in_set else str((root / shard.path).resolve()),
             "nsamples": shard.samples,
             "filesize": shard.bytes,
         }
@@ -165,7 +166,7 @@ def _check_size(window: Window, shard: ShardInfo) -> None:
 
 @output_errors()
 def _write(folder: Path, name: str, lines: Iterator[str]) -> Path:
-    """Write `name` below `folder`, whole; nothing is left of a file that could not be finished."""
+    """Write `name` below `folder`, whole or not at all."""
     above = name.rpartition("/")[0]
     with Folder(folder, create=True) as top:
         if above:

@@ -1,31 +1,33 @@
-"""`packer.extract`: the original tree back out of a set, names and bytes.
+"""`packer.extract`: write the original tree of a set, with its names and bytes.
 
-Files go to OUT/<split's folder>/<original name>. What came from no file gets a name from its key: `key.json` for a
-json field, `key.jpg` and so on for an image. Where folders do not tell the labels, `labels.csv` does (columns path,
-label, class, split), which `packer convert` reads as a manifest.
+Files go to OUT/<split's folder>/<original name>. What was not a file gets a name from its key: `key.json` for a
+json field, `key.jpg` and so on for an image. Where folders do not show the labels, `labels.csv` does (columns path,
+label, class, split), which `packer convert` reads as a manifest. Splits that are extracted one after the other, even
+at the same time, share that file: rows are added to it. A table of another kind is not touched.
 
 Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
-Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no half file under a
-name of the set; what it leaves in that folder, which nobody locks any more, the next one removes.
+Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no partial file under
+a name of the set; what it leaves in that folder, which is then unlocked, the next one removes.
 """
 
 from __future__ import annotations
 
+import csv
 import fnmatch
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
 from cache.files import BusyError, Folder
 from cache.messages import Silent, Watcher, plural
-from packer.index_check import check_columns
-from packer.labels_file import LABELS_FILE, LabelRow, add_labels
-from packer.output import local_output, output_errors
+from packer.comparison import check_columns
+from packer.output import Result, local_output, output_errors
 from readers.headers import SUFFIX, sniff
 from readers.index import decode_name
 from readers.layout import DatasetInfo, read_dataset_info
@@ -36,13 +38,18 @@ __all__ = ["LABELS_FILE", "ExtractResult", "extract"]
 
 _WORK_FOLDER = ".extracting"
 _LOCK = "lock"
+LABELS_FILE = "labels.csv"
+_LABELS_HEADER = ["path", "label", "class", "split"]
+_LABELS_BYTES = 1 << 32
+_LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractResult:
-    """What was written: files and their bytes; kept counts files that were there already with the same bytes.
+class ExtractResult(Result):
+    """What was written: files and their bytes.
 
-    renamed: files whose names no file can have, and that have a shorter one.
+    kept: files that existed already with the same bytes.
+    renamed: files that got a shorter name because theirs is too long.
     """
 
     output: Path
@@ -51,10 +58,6 @@ class ExtractResult:
     kept: int
     labels_file: bool
     renamed: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "output": str(self.output)}
 
 
 def extract(
@@ -68,18 +71,20 @@ def extract(
 ) -> ExtractResult:
     """Write the files of a set below `output`.
 
-    keys: shell patterns of the keys to take (none: all). split: only this one. overwrite: replace files that are
-    there with other bytes. The checksums of the index and of every sample are verified. Raises OutputError (a name
-    leads out of `output`, or a file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index)
-    and DamagedSampleError.
+    split: only this one.
+    keys: shell patterns of the keys to extract; none: all.
+    overwrite: replace existing files of other bytes.
+
+    The checksums of the index and of every sample are verified. Raises OutputError (a name leads out of `output`, or a
+    file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index) and DamagedSampleError.
     """
     root, out = Path(path), local_output(output)
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     for name in names:
-        check_columns(root, info.splits[name])  # file names are as good as the index that holds them
+        check_columns(root, info.splits[name])  # which holds the file names
     watcher = watcher or Silent()
-    labels = not _told_by_folders(root, info)
+    labels = not _folders_are_classes(root, info)
     with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own):
         extraction = _Extraction(place, own, keys, overwrite)
         for name in names:
@@ -90,7 +95,7 @@ def extract(
         labels = labels and bool(extraction.labels)
         if labels:
             extraction.check_labels_name()
-            add_labels(place, extraction.labels, overwrite, shared, own)
+            _add_labels(place, extraction.labels, overwrite, shared, own)
     if extraction.renamed:
         watcher.note(f"warning: {plural(extraction.renamed, 'name')} too long for a file, and shortened")
     return ExtractResult(out, extraction.files, extraction.bytes, extraction.kept, labels, extraction.renamed)
@@ -98,7 +103,7 @@ def extract(
 
 @contextmanager
 def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
-    """The folder of all extractions into `place`, and our own in it, whose lock we hold."""
+    """The folder of all extractions into `place`, and that of this one in it, locked."""
     while True:
         try:
             shared = place.folder(_WORK_FOLDER, create=True)
@@ -107,7 +112,7 @@ def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
             own = shared.folder(token, create=True)
             lock = own.lock(_LOCK)
             break
-        except (FileNotFoundError, BusyError):  # another one that began or ended has swept
+        except (FileNotFoundError, BusyError):  # another extraction has just swept
             continue
     try:
         yield shared, own
@@ -120,7 +125,7 @@ def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
 
 
 def _sweep(shared: Folder) -> None:
-    """Remove what killed extractions have left."""
+    """Remove what killed extractions left."""
     for name in shared.names():
         is_folder = shared.kind(name) == "folder"
         try:
@@ -134,7 +139,7 @@ def _sweep(shared: Folder) -> None:
 
 
 def _remove(shared: Folder, name: str) -> None:
-    """Remove the folder of one extraction. The lock goes last, or somebody would sweep what is still being removed."""
+    """Remove the folder of one extraction; the lock last, so that no other sweeps it meanwhile."""
     with shared.folder(name) as folder:
         for file in folder.names():
             if file != _LOCK:
@@ -143,8 +148,8 @@ def _remove(shared: Folder, name: str) -> None:
     shared.remove_folder(name)
 
 
-def _told_by_folders(root: Path, info: DatasetInfo) -> bool:
-    """Whether the first folder of every file that has a label is called like its class, in all splits."""
+def _folders_are_classes(root: Path, info: DatasetInfo) -> bool:
+    """Whether the first folder of every labelled file has the name of its class, in all splits."""
     for split in info.splits:
         with readers.open(root, split) as reader:
             labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
@@ -164,10 +169,10 @@ class _Extraction:
         self._written: set[str] = set()
         self._folder, self._folder_name = place, ""
         self.files = self.bytes = self.kept = self.renamed = 0
-        self.labels: list[LabelRow] = []
+        self.labels: list[_LabelRow] = []
 
     def run(self, reader: readers.Reader, watcher: Watcher) -> None:
-        chosen = [i for i, key in enumerate(reader.keys) if self._wanted(key)]
+        chosen = [i for i, key in enumerate(reader.keys) if self._matches(key)]
         watcher.begin(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
         try:
             for i in chosen:
@@ -179,7 +184,7 @@ class _Extraction:
         finally:
             watcher.end()
 
-    def _wanted(self, key: str) -> bool:
+    def _matches(self, key: str) -> bool:
         return not self._patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)
 
     def _names(self, reader: readers.Reader, index: int) -> Iterator[tuple[str, str]]:
@@ -203,7 +208,9 @@ class _Extraction:
                 f"the set names the file {name!r:.200}, which leads out of {self._place.path}; nothing is written there"
             ) from error
         if path.partition("/")[0] == _WORK_FOLDER:
-            raise OutputError(f"the set names the file {name!r:.200}, and {_WORK_FOLDER} is where files are made here")
+            raise OutputError(
+                f"the set names the file {name!r:.200}, and {_WORK_FOLDER} is reserved for temporary files"
+            )
         return path
 
     def _write(self, name: RelativePath, payload: Buffer) -> None:
@@ -242,13 +249,13 @@ class _Extraction:
         label = int(reader.labels[index])
         if label != NO_LABEL:
             class_name = reader.classes[label] if label < len(reader.classes) else ""
-            self.labels.append(LabelRow(name, str(label), class_name, reader.split))
+            self.labels.append(_LabelRow(name, str(label), class_name, reader.split))
 
     def check_labels_name(self) -> None:
-        """A set may hold a file of its own that is called labels.csv."""
+        """Raise OutputError where the set itself holds a file named labels.csv."""
         if LABELS_FILE in self._written:
             raise OutputError(
-                f"{self._place.path / LABELS_FILE}: is a file of the set itself, so there is no place for the labels; "
+                f"{self._place.path / LABELS_FILE}: is a file of the set itself, so the labels cannot be written; "
                 f"read them with readers.open"
             )
 
@@ -260,3 +267,64 @@ def _suffix(reader: readers.Reader, index: int, field: str) -> str:
     media = sniff(reader.read(index, field))
     suffix = SUFFIX.get(media, "bin")
     return suffix if kind == "image" else f"{field}.{suffix}"
+
+
+class _LabelRow(NamedTuple):
+    """One file: its path below the folder, the number and the name of its class, its split."""
+
+    path: str
+    label: str
+    name: str
+    split: str
+
+
+def _add_labels(place: Folder, rows: Iterable[_LabelRow], overwrite: bool, shared: Folder, scratch: Folder) -> None:
+    """Add rows to the labels.csv of `place`; a row of the same file in the same split is replaced under `overwrite`.
+
+    shared: a folder of all extractions, for the lock; scratch: that of this one. Raises OutputError where packer did
+    not write the table, or it gives a file another label.
+    """
+    with shared.lock(_LABELS_LOCK, _LABELS_LOCK_SECONDS):
+        try:
+            known = _read_labels(place)
+        except OutputError:
+            if not overwrite:
+                raise
+            known = {}
+        for row in rows:
+            found = known.setdefault((row.path, row.split), row)
+            if found != row and not overwrite:
+                raise OutputError(
+                    f"{place.path / LABELS_FILE}: says {found.label} {found.name!r} of {row.path!r}, the set says "
+                    f"{row.label} {row.name!r}; pass overwrite=True, or choose another output"
+                )
+            known[row.path, row.split] = row
+        text = io.StringIO(newline="")
+        table = csv.writer(text)
+        table.writerow(_LABELS_HEADER)
+        table.writerows(known.values())
+        place.write(LABELS_FILE, text.getvalue().encode(), scratch=scratch)
+        shared.unlink(_LABELS_LOCK)
+
+
+def _read_labels(place: Folder) -> dict[tuple[str, str], _LabelRow]:
+    """The rows of the table, by path and split."""
+    where = place.path / LABELS_FILE
+    kind = place.kind(LABELS_FILE)
+    if not kind:
+        return {}
+    if kind != "file":
+        raise OutputError(f"{where}: is in the way (a {kind})")
+    try:
+        header, *rows = csv.reader(
+            io.StringIO(place.read(LABELS_FILE, _LABELS_BYTES).decode(), newline=""), strict=True
+        )
+        if header != _LABELS_HEADER:
+            raise ValueError(f"its columns are {', '.join(header)[:80]}")
+        found = [_LabelRow(*row) for row in rows]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise OutputError(
+            f"{where}: exists, and is not a table of labels by packer ({error}); pass overwrite=True to replace it, "
+            f"or choose another output"
+        ) from error
+    return {(row.path, row.split): row for row in found}

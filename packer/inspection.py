@@ -1,14 +1,14 @@
-"""What a set is, from its index alone; no image is read.
+"""Describe a set from its index alone; no image is read.
 
-`packer.inspect` counts and describes; `packer.compare_orders` tells what the ways to shuffle it cost in bytes read, and
-how well they mix it.
+`packer.inspect` counts and describes; `packer.compare_orders` compares ways to shuffle a set by the bytes they read and
+by how well they mix it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,31 @@ import numpy as np
 import numpy.typing as npt
 
 import readers
-from packer.output import place_told, set_root
+from packer.output import Result, set_root, set_title
 from readers.headers import MEDIA
 from readers.layout import read_dataset_info
 from readers.order import Order, Sequential, Shuffled, block_shuffled
 from readers.order.quality import read_amplification, shuffle_quality
 from readers.sample import NO_LABEL
 
-__all__ = ["REQUESTS", "InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
+__all__ = ["InspectResult", "OrderReport", "SplitReport", "compare_orders", "inspect"]
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
-# What one read of a sample fetches: a page of a local disk, and a request to a parallel file system or object store.
-REQUESTS = (4 << 10, 1 << 20)
+# Bytes fetched by a read: a page of a local disk, and a request to a parallel file system or object store.
+_REQUESTS = (4 << 10, 1 << 20)
 _WINDOWS = (16, 64, 256)
 _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """One split. Sizes are bytes; size_percentiles maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
+    """One split. Sizes are bytes.
 
-    dimensions: percentiles of width and height in pixels. media: images by kind, coding: what a decoder must know.
+    size_percentiles: maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
+    dimensions: percentiles of width and height in pixels.
+    media: images by kind.
+    coding: images by what a decoder must know.
     label_counts: samples by label; unlabelled: samples without one.
     """
 
@@ -55,7 +58,7 @@ class SplitReport:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectResult:
+class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some."""
 
     path: Path | str
@@ -69,10 +72,6 @@ class InspectResult:
     duplicates: int
     duplicate_examples: tuple[tuple[str, ...], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
     """Describe a packed set, in a directory or at an address. Raises DatasetError where there is none."""
@@ -81,7 +80,7 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
     opened = {name: readers.open(path, name) for name in info.splits}
     duplicates, examples = _duplicates(opened)
     return InspectResult(
-        path=place_told(path),
+        path=set_title(path),
         format=info.format,
         fields=info.fields,
         classes=info.classes,
@@ -146,13 +145,13 @@ def _coding(reader: readers.Reader) -> dict[str, int]:
 
 def _duplicates(opened: Mapping[str, readers.Reader]) -> tuple[int, tuple[tuple[str, ...], ...]]:
     """Samples, over all splits, whose first field has the length and CRC32C of another sample's."""
-    marks, places = [], []
+    marks, splits = [], []
     for name, reader in opened.items():
         field = reader.fields[0]
         length = reader.table.field_column(field, "length").astype(np.uint64)
         crc = reader.table.field_column(field, "crc32c").astype(np.uint64)
         marks.append((length << np.uint64(32)) ^ crc)
-        places.append((name, len(reader)))
+        splits.append((name, len(reader)))
     if not marks:
         return 0, ()
     _values, first, inverse, counts = np.unique(
@@ -162,12 +161,12 @@ def _duplicates(opened: Mapping[str, readers.Reader]) -> tuple[int, tuple[tuple[
     examples = []
     for group in repeated[np.argsort(first[repeated])][:_EXAMPLES]:
         members = np.flatnonzero(inverse == group)[:_EXAMPLES]
-        examples.append(tuple(_place_name(int(i), places, opened) for i in members))
+        examples.append(tuple(_sample_name(int(i), splits, opened) for i in members))
     return int(counts[repeated].sum() - len(repeated)), tuple(examples)
 
 
-def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mapping[str, readers.Reader]) -> str:
-    for name, count in places:
+def _sample_name(position: int, splits: Sequence[tuple[str, int]], opened: Mapping[str, readers.Reader]) -> str:
+    for name, count in splits:
         if position < count:
             return f"{name}/{opened[name].keys[position]}"
         position -= count
@@ -175,18 +174,19 @@ def _place_name(position: int, places: Sequence[tuple[str, int]], opened: Mappin
 
 
 @dataclass(frozen=True, slots=True)
-class OrderReport:
-    """One order. amplification: bytes fetched per byte used, by bytes of a request. quality: 1 mixes as well as a
-    global shuffle, 0 not at all. memory_bytes: what a reader holds to read every block once; 0 for no blocks."""
+class OrderReport(Result):
+    """One order.
+
+    amplification: bytes fetched per byte used, by bytes of a request.
+    quality: 1 mixes as well as a global shuffle, 0 not at all.
+    memory_bytes: what a reader needs to read every block once; 0 without blocks.
+    """
 
     name: str
     spec: Mapping[str, Any]
     amplification: dict[int, float]
     quality: float
     memory_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_orders(
@@ -204,7 +204,7 @@ def compare_orders(
     if block_bytes < 1 or not windows or min(windows) < 1:
         raise ValueError(f"block_bytes ({block_bytes}) and windows ({tuple(windows)}) must be at least 1")
     with readers.open(path, split) as reader:
-        whole = int(reader.sizes().sum())  # nobody holds more than that
+        whole = int(reader.sizes().sum())  # the most that memory can take
         orders: list[tuple[str, Order, int]] = [("stored order", Sequential(len(reader)), 0)]
         for window in windows:
             order = block_shuffled(reader, seed, block_bytes=block_bytes, window=window)
@@ -214,5 +214,5 @@ def compare_orders(
 
 
 def _order_report(name: str, order: Order, memory: int, reader: readers.Reader) -> OrderReport:
-    amplification = {size: read_amplification(order, reader, request_bytes=size) for size in REQUESTS}
+    amplification = {size: read_amplification(order, reader, request_bytes=size) for size in _REQUESTS}
     return OrderReport(name, order.spec(), amplification, shuffle_quality(order), memory)

@@ -1,6 +1,6 @@
-"""What this node keeps of data sets: caches in shared memory, and staged copies. Listing, filling, removing.
+"""Caches in shared memory and staged copies on this node: list, fill, remove.
 
-Of staged copies only directories that carry packer's marker are looked at; see `cache.staging`. Making a copy is
+Only directories with packer's marker count as staged copies; see `cache.staging`. Making a copy is
 `readers.stage`.
 """
 
@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cache
 import readers
 from cache.errors import OutputError, StagingError, UnknownNameError
-from cache.messages import Silent, Watcher
+from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
-from cache.staging import Copy, Removed, Store, candidates, find_store, remove_copies, sweep
-from packer.output import place_told
+from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
+from packer.output import Result, set_title
 
 __all__ = [
     "DIRECTORY",
@@ -38,11 +37,16 @@ DIRECTORY = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReport:
-    """One cache. set: fingerprint of the data set and, after a slash, its split; title: its directory or address and
-    split, as its first user named it. kept: what of each sample. job: "0" outside a batch system.
+class CacheReport(Result):
+    """One cache.
 
-    filled: share of the capacity that is taken; hit_rate: hits per read; users: process id and command of those alive.
+    set: fingerprint of the data set and, after a slash, its split.
+    title: its directory or address and split, as its first user named it.
+    kept: what of each sample.
+    job: "0" outside a batch system.
+    filled: share of the capacity in use.
+    hit_rate: hits per read.
+    users: process id and command of those alive.
     """
 
     name: str
@@ -66,14 +70,10 @@ class CacheReport:
     persist: bool
     age_s: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class WarmResult:
-    """What filling a cache came to. samples: of the split; kept: those that have a place; present: those there now."""
+class WarmResult(Result):
+    """The result of filling a cache. samples: of the split; kept: those that fit; present: those in the cache now."""
 
     path: Path | str
     split: str
@@ -85,25 +85,23 @@ class WarmResult:
     used_bytes: int
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
 
 def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
-    """The caches of this user in a directory, or those of them whose name, set, title or kind has one of `names` in it.
+    """The caches of this user in a directory; names: only those whose name, set, title or kind contains one of these.
 
-    Raises OSError where there is no such directory, UnknownNameError for a name that none has.
+    Raises OSError where the directory does not exist, UnknownNameError for a name that matches none.
     """
     reports = [_report(info) for info in cache.list_caches(Path(directory))]
     for name in names:
-        if not any(_is_meant(report, name) for report in reports):
-            raise UnknownNameError(f"{directory}: no cache {name!r}; it has {_shown(reports)}")
-    return [report for report in reports if not names or any(_is_meant(report, name) for name in names)]
+        if not any(_matches(report, name) for report in reports):
+            raise UnknownNameError(
+                f"{directory}: no cache {name!r}; it has {listed([report.name for report in reports], 20) or 'none'}"
+            )
+    return [report for report in reports if not names or any(_matches(report, name) for name in names)]
 
 
 def clean_caches(directory: str | os.PathLike[str] = DIRECTORY, *, everything: bool = False) -> list[CacheReport]:
-    """Remove what nobody uses and nobody wanted to persist; everything: also what persists. Returns what went."""
+    """Remove unused caches that do not persist; everything: also those that persist. Returns what was removed."""
     return [_report(info) for info in cache.clean_caches(Path(directory), all=everything)]
 
 
@@ -118,11 +116,11 @@ def warm_cache(
     job: str | None = None,
     watcher: Watcher | None = None,
 ) -> WarmResult:
-    """Fill a cache that stays: whoever opens the set with the same keep and persist=True begins with it.
+    """Fill a cache that stays, for readers that open the set with the same keep and persist=True.
 
     Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
     """
-    seen, told = watcher or Silent(), place_told(path)
+    watcher, title = watcher or Silent(), set_title(path)
     started = time.monotonic()
     with readers.open(path, split) as base:
         with warnings.catch_warnings(record=True) as warned:
@@ -133,24 +131,24 @@ def warm_cache(
             reasons = "; ".join(str(warning.message) for warning in warned)
             if not before.capacity_bytes:  # a warning in training, an error here
                 raise OutputError(
-                    f"{directory}: no room for a cache of {told}{': ' if reasons else ''}{reasons}; ask for less with "
+                    f"{directory}: no room for a cache of {title}{': ' if reasons else ''}{reasons}; ask for less with "
                     f"capacity=SIZE, or see  packer cache ls"
                 )
             if reasons:
-                seen.note(reasons)
+                watcher.note(reasons)
             done = [0, 0]
 
             def progress(samples: int, size: int) -> None:
                 done[:] = samples, size
 
-            seen.begin(before.kept, 0, lambda: (done[0], done[1]))
+            watcher.begin(before.kept, 0, lambda: (done[0], done[1]))
             try:
                 reader.prefill(threads, progress=progress)
             finally:
-                seen.end()
+                watcher.end()
             after = reader.stats()
             return WarmResult(
-                told,
+                title,
                 base.split,
                 after.kind,
                 after.samples,
@@ -189,12 +187,8 @@ def _report(info: cache.CacheInfo) -> CacheReport:
     )
 
 
-def _is_meant(report: CacheReport, name: str) -> bool:
+def _matches(report: CacheReport, name: str) -> bool:
     return any(name in text for text in (report.name, report.set, report.title, report.kept))
-
-
-def _shown(reports: list[CacheReport]) -> str:
-    return ", ".join(report.name for report in reports) or "none"
 
 
 def _command(pid: int) -> str:
@@ -205,11 +199,11 @@ def _command(pid: int) -> str:
         return ""
 
 
-@dataclass(frozen=True)
-class StagedCopy:
+@dataclass(frozen=True, slots=True)
+class StagedCopy(Result):
     """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch.
 
-    leaving: it is being removed, or whoever removed it was killed; `clean_staged` and the next staging finish that.
+    leaving: its removal is under way, or was interrupted; `clean_staged` and the next staging finish it.
     """
 
     path: str
@@ -220,20 +214,14 @@ class StagedCopy:
     in_use: bool
     leaving: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class CleanResult:
-    """What was removed, and what was kept because somebody uses it."""
+@dataclass(frozen=True, slots=True)
+class CleanResult(Result):
+    """What was removed, and what was kept because it is in use."""
 
     removed: tuple[StagedCopy, ...]
     kept: tuple[StagedCopy, ...]
-    foreign: tuple[str, ...]  # files in removed copies that were not ours; they are still there
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    foreign: tuple[str, ...]  # files in removed copies that packer did not write; they are kept
 
 
 def staged_copies(target: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
@@ -249,13 +237,13 @@ def clean_staged(
     *,
     dry_run: bool = False,
 ) -> CleanResult:
-    """Remove the copies of a set (None: all copies) that nobody uses, and what interrupted removals left of any.
+    """Remove unused copies of a set (None: all copies), and what interrupted removals left of any.
 
     Raises StagingError.
     """
     source = None if dataset is None else _source_text(dataset)
 
-    def chosen(copy: Copy) -> bool:
+    def is_chosen(copy: Copy) -> bool:
         return source is None or source in (copy.source, os.path.realpath(copy.path))
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
@@ -263,20 +251,20 @@ def clean_staged(
         with store.lock():
             described = {copy.path: _described(copy) for copy in store.copies()}
             described |= {copy.path: _described(copy, leaving=True) for copy in store.leaving()}
-            for gone in [*sweep(store, dry_run), *remove_copies(store, chosen, dry_run)]:
-                if gone.bytes or not gone.foreign:  # else only files of others have stayed there
+            for gone in [*sweep(store, dry_run), *remove_copies(store, is_chosen, dry_run)]:
+                if gone.bytes or not gone.foreign:  # else only foreign files are left in it
                     (kept if gone.kept else removed).append(described[gone.path])
-                foreign += _paths(gone)
+                foreign += map(str, gone.foreign)
     return CleanResult(tuple(removed), tuple(kept), tuple(foreign))
 
 
 def _source_text(dataset: str | os.PathLike[str]) -> str:
-    """A set as records of copies call it."""
-    return str(place_told(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
+    """A set as the records of copies name it."""
+    return str(set_title(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
 def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
-    """Our directories in the candidates; those that are not ours are an error only where the user named one."""
+    """The stores in the candidates; a foreign directory is an error only where the user named it."""
     found: dict[Path, Store] = {}
     for candidate in candidates(target):
         try:
@@ -293,7 +281,3 @@ def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
 def _described(copy: Copy, leaving: bool = False) -> StagedCopy:
     size, wanted = copy.stored_bytes(), copy.planned_bytes
     return StagedCopy(str(copy.path), copy.source, size, wanted, copy.last_use(), copy.in_use(), leaving)
-
-
-def _paths(gone: Removed) -> list[str]:
-    return [str(path) for path in gone.foreign]

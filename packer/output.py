@@ -1,4 +1,4 @@
-"""Where sets are and where results go: a directory of this machine, or an address; and what is wrong with it."""
+"""Where sets are and where results go: a directory of this machine, or an address; results, and errors of outputs."""
 
 from __future__ import annotations
 
@@ -6,55 +6,66 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from cache.errors import OutputError, PackerError
 from cache.remote import SCHEMES, Remote, is_remote, parse_url
 from readers.remote import RemoteHome
 
-__all__ = ["local_output", "output_errors", "place_told", "set_root"]
+__all__ = ["Result", "local_output", "output_errors", "set_root", "set_title"]
 
 _ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(SCHEMES)}):/")  # a Path has made one slash of two
 
 
-def local_output(place: str | os.PathLike[str]) -> Path:
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a function of packer returns."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: paths are text."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else [*map(_plain, value)] if isinstance(value, tuple) else value
+
+
+def local_output(directory: str | os.PathLike[str]) -> Path:
     """The directory to write to. Raises OutputError for an address, which would become a directory called "s3:"."""
-    text = os.fspath(place)
+    text = os.fspath(directory)
     if _ADDRESS.match(text):
         raise OutputError(
             f"{re.sub('//[^/]*@', '//***@', text)!r} is not a directory of this machine. Results go to one; a set "
             f"that is packed or uploaded also goes to an address, given as text: "
             f"{', '.join(f'{name}://' for name in SCHEMES)}"
         )
-    return Path(place)
+    return Path(directory)
 
 
 @contextmanager
 def output_errors() -> Iterator[None]:
-    """Have what the system says of the files of an output be an OutputError that names the file."""
+    """Turn system errors about the files of an output into OutputErrors that name the file."""
     try:
         yield
     except PackerError:
         raise
     except OSError as error:
-        told = f"{error.filename}: cannot be written: {error.strerror}" if error.filename is not None else str(error)
-        wrong = OutputError(told)
-        wrong.errno = error.errno
-        raise wrong from error
+        text = f"{error.filename}: cannot be written: {error.strerror}" if error.filename is not None else str(error)
+        output_error = OutputError(text)
+        output_error.errno = error.errno
+        raise output_error from error
 
 
-def place_told(path: str | os.PathLike[str]) -> Path | str:
-    """What results call a set: its directory, or its address without secrets. Raises RemoteError."""
-    if not is_remote(path):
-        return Path(path)
-    return str(parse_url(path))
+def set_title(path: str | os.PathLike[str]) -> Path | str:
+    """A set as results name it: its directory, or its address without secrets. Raises RemoteError."""
+    return str(parse_url(path)) if is_remote(path) else Path(path)
 
 
 def set_root(path: str | os.PathLike[str]) -> Path:
-    """The directory with dataset.json: the set's, or the one that keeps it for an address.
+    """The directory of dataset.json: the set's own, or the local one that stands for an address.
 
     Raises DatasetError, RemoteError.
     """
-    if not is_remote(path):
-        return Path(path)
-    return RemoteHome(Remote(str(path))).path
+    return RemoteHome(Remote(str(path))).path if is_remote(path) else Path(path)

@@ -1,13 +1,13 @@
-"""What can be added from outside: entries by name, packer's own first, then those of installed packages.
+"""Registries of formats and sources: entries by name, packer's own first, then those of installed packages.
 
-An entry says what may be known of an implementation without importing it: its name, how its files begin, how they are
+An entry says what is known of an implementation without importing it: its name, how its files begin, how they are
 named. `load` imports the implementation. Another distribution adds an entry through an entry point:
 
     [project.entry-points."packer.formats"]          # or "packer.sources"
     myformat = "mypackage.packing:ENTRY"
 
 where ENTRY is a `packer.formats.FormatEntry` (or `packer.sources.SourceEntry`) of that name. Installed entries are
-looked for where packer's own do not answer, so that they cost nothing else; none can replace one of packer's own.
+loaded only where none of packer's own matches; they cannot replace one of packer's own.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cache.errors import PackerError
 __all__ = ["HEAD_BYTES", "Entry", "Registry"]
 
 HEAD_BYTES = 512
-"""How many of a file's first bytes entries are asked about."""
+"""How many first bytes of a file entries are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One implementation.
 
-    name: by which it is asked for.
-    title: what it reads, for people, with its article: "a TFRecord file".
+    name: of the implementation.
+    title: of its files, with the article: "a TFRecord file".
     home: "module:object" of the implementation.
-    magic: (offset, bytes) pairs, any of which tells its files.
+    magic: (offset, bytes) pairs, any of which identifies its files.
     suffixes: of its files, in lower case.
-    claims: tells its files by their first HEAD_BYTES where no magic number does.
+    claims: identifies its files by their first HEAD_BYTES where no magic number does.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Entry:
         return known or (self.claims is not None and self.claims(head))
 
     def is_name(self, name: str) -> bool:
-        """Whether a file is called like these."""
+        """Whether a file has one of the suffixes."""
         return name.lower().endswith(self.suffixes)
 
     def load(self) -> Any:
@@ -105,7 +105,7 @@ class Registry(Generic[_E]):
         return next((entry for entry in self if entry.is_content(head)), None)
 
     def of_name(self, name: str) -> _E | None:
-        """The first entry whose files are called like this."""
+        """The first entry whose suffix a file has."""
         return next((entry for entry in self if entry.is_name(name)), None)
 
     def suffixes(self) -> tuple[str, ...]:

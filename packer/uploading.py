@@ -1,15 +1,15 @@
 """`packer.upload`: a packed set from a directory to an address, resumable, dataset.json last.
 
-    is another set there? ──► shards and indexes, in parallel, each unless it is there ──► all there? ──► dataset.json
+    another set? ──► shards and indexes, in parallel, each unless it exists ──► check of all ──► dataset.json
 
-Beside each object stands the CRC32C of its bytes (user metadata "crc32c"): one that has the right size and checksum is
-not sent again, so the same command goes on where it was. dataset.json is written only where none is (If-None-Match), so
-of two uploads to one address one fails. To replace a set, its dataset.json is removed first, and what the new one does
-not name at the end.
+Each object has the CRC32C of its bytes as user metadata "crc32c". One of the right size and checksum is not sent again,
+so that the same command continues where it was. dataset.json is written only where none exists (If-None-Match), so of
+two uploads to one address one fails. To replace a set, its dataset.json is removed first, and at the end the files that
+the new one does not name.
 
-Web servers (WebDAV: PUT, MKCOL, DELETE) keep nothing beside a file and know no conditions. So what lies there is read
-back and its CRC32C computed, before it counts as sent and once more at the end; a file goes up through memory, one at a
-time; and nobody keeps two uploads apart but that last look.
+Web servers (WebDAV: PUT, MKCOL, DELETE) store no metadata and know no conditions. So a file is read back and its CRC32C
+computed, before it counts as sent and again at the end; files are sent through memory, one at a time; and only that
+last check distinguishes two uploads at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cache.checksums import crc32c, file_checksum
 from cache.errors import DatasetError, ExistsError, MissingError, NoBucketError, OutputError, UnsupportedError
@@ -28,6 +28,7 @@ from cache.files import Folder, read_regular
 from cache.messages import Silent, Watcher
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
+from packer.output import Result
 from readers.index import column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
@@ -35,25 +36,21 @@ from readers.staged_files import set_files
 if TYPE_CHECKING:
     from packer.conversion.run import ConvertResult
 
-__all__ = ["UploadResult", "committed", "convert_to_address", "default_work", "upload"]
+__all__ = ["UploadResult", "convert_to_address", "upload"]
 
 _GET_BYTES = 8 << 20
 _FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
 
 
 @dataclass(frozen=True, slots=True)
-class UploadResult:
-    """What was done: bytes and objects that were sent, objects that were there, objects of the old set removed."""
+class UploadResult(Result):
+    """What was done: bytes and objects that were sent, objects that existed, objects of the old set removed."""
 
     address: str
     sent_bytes: int
     sent: int
     found: int
     removed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def upload(
@@ -63,7 +60,7 @@ def upload(
     overwrite: bool = False,
     watcher: Watcher | None = None,
 ) -> UploadResult:
-    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set that is there.
+    """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set there.
 
     Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
     RemoteError, MissingExtraError.
@@ -72,7 +69,7 @@ def upload(
     return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
 
 
-def committed(remote: Remote) -> bytes | None:
+def _committed(remote: Remote) -> bytes | None:
     """The dataset.json at an address; None where there is none. Raises cache.remote's errors."""
     try:
         return remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
@@ -93,8 +90,8 @@ class _Upload:
         manifest = set_files(self._directory).manifest
         files = [file for file in manifest.files if file.path != DATASET_FILE]
         text = read_regular(self._directory / DATASET_FILE, MAX_JSON_BYTES)
-        there = committed(self._remote)
-        if there is not None and there != text:
+        existing = _committed(self._remote)
+        if existing is not None and existing != text:
             if not self._overwrite:
                 raise OutputError(
                     f"{self._remote.url}: holds another set; pass overwrite=True to replace it, or choose another "
@@ -104,34 +101,34 @@ class _Upload:
         at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
         missing: list[StagedFile] = []
         work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
-        # What an earlier run has sent is no work of this one: rates and the time left are of what is sent now.
+        # Without what an earlier run has sent: rates and the time left are of this run.
         self._watcher.begin(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
-            work_off(missing, self._bring, at_once, threading.Event(), lambda: None)
+            work_off(missing, self._send, at_once, threading.Event(), lambda: None)
             self._check_all(files)
         finally:
             self._watcher.end()
-        if there != text:
+        if existing != text:
             self._commit(text)
-        removed = self._remove_old(there, {file.path for file in files}) if there not in (None, text) else 0
+        removed = self._remove_old(existing, {file.path for file in files}) if existing not in (None, text) else 0
         return UploadResult(str(self._remote.url), self._sent_bytes, self._sent, self._found, removed)
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
-        """Whether an object is there as it should be; otherwise it is appended to `missing`."""
+        """Count an object that exists as it should; otherwise append it to `missing`."""
         crc = file_checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
-        size, told = self._look(file, crc)
-        if size == file.bytes and told == f"{crc:08x}":
+        size, stored = self._look_up(file, crc)
+        if size == file.bytes and stored == f"{crc:08x}":
             self._count(file, crc, sent=False)
             return
-        if size is not None and not told and not self._overwrite:
+        if size is not None and not stored and not self._overwrite:
             raise OutputError(
-                f"{self._remote.url.at(file.path)}: there is an object that no upload of ours has written (whole); "
-                f"remove it there, or choose another address (overwrite=True replaces it, and whatever set is at the "
+                f"{self._remote.url.at(file.path)}: there is an object that packer has not written (whole); "
+                f"remove it there, or choose another address (overwrite=True replaces it, and any set that is at the "
                 f"address by then)"
             )
         missing.append(file)
 
-    def _bring(self, file: StagedFile) -> None:
+    def _send(self, file: StagedFile) -> None:
         """Send a file."""
         path = self._directory / file.path
         crc = file_checksum(path)
@@ -140,10 +137,10 @@ class _Upload:
         self._remote.store.put(file.path, path, crc32c=crc)
         self._count(file, crc, sent=True)
 
-    def _look(self, file: StagedFile, crc: int) -> tuple[int | None, str]:
-        """(bytes, CRC32C as told beside it) of an object; (None, "") where there is none.
+    def _look_up(self, file: StagedFile, crc: int) -> tuple[int | None, str]:
+        """(bytes, CRC32C in its metadata) of an object; (None, "") where there is none.
 
-        What a web server has is read: its CRC32C is told if it is `crc`.
+        A file of a web server is read: its CRC32C is given if it equals `crc`.
         """
         try:
             facts, attributes = self._remote.head(file.path)
@@ -162,10 +159,10 @@ class _Upload:
         return crc
 
     def _check_all(self, files: list[StagedFile]) -> None:
-        """Look at everything once more before the set becomes one: another upload may have come in between."""
-        found = self._remote.each(lambda file: self._look(file, self._sums[file.path]), files)
-        for file, (size, told) in zip(files, found, strict=True):
-            if size != file.bytes or told != f"{self._sums[file.path]:08x}":
+        """Check every object again before the commit: another upload may have replaced some."""
+        found = self._remote.each(lambda file: self._look_up(file, self._sums[file.path]), files)
+        for file, (size, stored) in zip(files, found, strict=True):
+            if size != file.bytes or stored != f"{self._sums[file.path]:08x}":
                 raise OutputError(
                     f"{self._remote.url.at(file.path)}: is not what was uploaded; does another upload go to the same "
                     f"address? run the same command again when it is over"
@@ -176,24 +173,24 @@ class _Upload:
         try:
             self._remote.store.put(DATASET_FILE, text, crc32c=sums, create=True)
         except UnsupportedError:  # a server without conditions
-            if committed(self._remote) not in (None, text):
+            if _committed(self._remote) not in (None, text):
                 raise _another(self._remote) from None
             self._remote.store.put(DATASET_FILE, text, crc32c=sums)
         except ExistsError as error:
-            # Ours, if the answer to a first try was lost on the way.
-            if committed(self._remote) != text:
+            # This upload's, if the answer to a first try was lost.
+            if _committed(self._remote) != text:
                 raise _another(self._remote) from error
 
-    def _remove_old(self, there: bytes | None, ours: set[str]) -> int:
-        """Remove what the replaced set named and this one does not."""
+    def _remove_old(self, old_text: bytes | None, new_paths: set[str]) -> int:
+        """Remove files of the replaced set that the new one does not name."""
         try:
-            info = parse_dataset_info(there or b"", str(self._remote.url))
+            info = parse_dataset_info(old_text or b"", str(self._remote.url))
         except DatasetError:
             return 0
         columns = column_names(info.fields)
         old = [shard.path for split in info.splits.values() for shard in split.shards]
         old += [f"{split.index}/{name}" for split in info.splits.values() for name in columns]
-        gone = [path for path in dict.fromkeys(old) if path not in ours]
+        gone = [path for path in dict.fromkeys(old) if path not in new_paths]
         self._remote.each(self._remote.store.delete, gone)
         return len(gone)
 
@@ -205,11 +202,11 @@ class _Upload:
 
 
 def _another(remote: Remote) -> OutputError:
-    return OutputError(f"{remote.url}: another upload has put its set there meanwhile; choose another address")
+    return OutputError(f"{remote.url}: another upload has written its set there meanwhile; choose another address")
 
 
-def default_work(remote: Remote) -> Path:
-    """Where a set for an address is made if no directory is named."""
+def _default_work(remote: Remote) -> Path:
+    """The directory of a set for an address, by default."""
     digest = hashlib.blake2b(str(remote.url).encode(), digest_size=4).hexdigest()
     return Path(f".packer-upload-{remote.url.name}-{digest}")
 
@@ -223,42 +220,42 @@ def convert_to_address(
     dry_run: bool,
     watcher: Watcher,
 ) -> ConvertResult:
-    """Make a set in a directory of this machine, and upload it. convert: makes it there, with or without overwriting.
+    """Make a set in a directory of this machine, and upload it. convert: (directory, overwrite) -> result.
 
-    The directory is `work`, or a hidden one that is removed when the upload is done. Until then the same command
-    continues where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
+    The directory is `work`, or a hidden one that is removed after the upload. Until then the same command continues
+    where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
     """
     remote = Remote(address)
-    there = committed(remote)  # also: is there a bucket, and may we read it? better now than after hours
-    if there is not None and not overwrite:
+    existing = _committed(remote)  # also shows at once that the bucket exists and can be read
+    if existing is not None and not overwrite:
         watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
-    place = Path(work) if work is not None else default_work(remote)
-    made = _made(convert, place, overwrite)
+    directory = Path(work) if work is not None else _default_work(remote)
+    result = _convert(convert, directory, overwrite)
     if dry_run:
-        return replace(made, output=str(remote.url))
-    watcher.note(f"uploading {place} to {remote.url}")
-    done = upload(place, remote.url, overwrite=overwrite, watcher=watcher)
+        return replace(result, output=str(remote.url))
+    watcher.note(f"uploading {directory} to {remote.url}")
+    done = upload(directory, remote.url, overwrite=overwrite, watcher=watcher)
     if work is None:
-        with Folder(place.parent) as here:
-            here.remove_tree(place.name)
-    return replace(made, output=str(remote.url), already_done=done.sent == 0, uploaded_bytes=done.sent_bytes)
+        with Folder(directory.parent) as parent:
+            parent.remove_tree(directory.name)
+    return replace(result, output=str(remote.url), already_done=done.sent == 0, uploaded_bytes=done.sent_bytes)
 
 
-def _made(convert: Callable[[Path, bool], ConvertResult], place: Path, overwrite: bool) -> ConvertResult:
-    """The local set. overwrite does not make it again where it is whole and only its upload was cut off."""
-    if overwrite and (place / DATASET_FILE).exists():
+def _convert(convert: Callable[[Path, bool], ConvertResult], directory: Path, overwrite: bool) -> ConvertResult:
+    """Make the local set; if it is whole, and only its upload was interrupted, it is kept despite `overwrite`."""
+    if overwrite and (directory / DATASET_FILE).exists():
         try:
-            return convert(place, False)
+            return convert(directory, False)
         except OutputError:  # it is another set
             pass
     try:
-        return convert(place, overwrite)
+        return convert(directory, overwrite)
     except OutputError as error:
         reason, semicolon, advice = str(error).partition(";")
         if not semicolon or "overwrite=True" not in advice:
             raise
-        # That advice is about the directory here; given to this command it is about the address as well.
+        # That advice is about the directory; given to this command it would apply to the address as well.
         raise OutputError(
-            f"{reason}: what an earlier run made for the same address is still there; remove {place}, or name another "
-            f"directory with work=DIR (overwrite=True would also replace what is at the address)"
+            f"{reason}: what an earlier run made for the same address still exists; remove {directory}, or name "
+            f"another directory with work=DIR (overwrite=True would also replace what is at the address)"
         ) from error

@@ -1,9 +1,9 @@
 """`packer.verify`: is every byte of a set what it was when it was packed, and is the index true?
 
 For each file of an index: its size and CRC32C. For each shard: its size; that its format finds exactly the samples,
-keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image is
-the one in the index. deep adds the CRC32C of the whole file, the format's own checksums of the payload and a
-full decode of every image. against compares with the original source, sample by sample.
+keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image
+equals that of the index. deep=True adds the CRC32C of the whole file, the format's own checksums of the payload and a
+full decode of every image. against=SOURCE compares with the original source, sample by sample.
 """
 
 from __future__ import annotations
@@ -33,16 +33,22 @@ from cache.node import usable_cpus
 from cache.remote import Remote, is_remote
 from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
-from packer.comparison import compare
+from packer.comparison import (
+    MAX_PROBLEMS,
+    Problem,
+    Problems,
+    check_index,
+    compare,
+    header_difference,
+    sample_difference,
+)
 from packer.conversion.images import decode_fully
-from packer.engines.local import run_shards
 from packer.formats import format_named
 from packer.formats.base import LocateOptions, locate_options
 from packer.formats.files import Window
-from packer.index_check import check_index, header_difference, sample_difference
-from packer.problems import MAX_PROBLEMS, Problem, Problems
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
+from packer.workers import run_shards
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 from readers.remote import RemoteHome
@@ -99,7 +105,9 @@ def verify(
     workers: int | None = None,
     watcher: Watcher | None = None,
 ) -> VerifyResult:
-    """Check a packed set. Damage is reported in the result; raises DatasetError where there is no set to check.
+    """Check a packed set, whose damage is reported in the result. Raises DatasetError where there is none.
+
+    deep, against: see the module. workers: processes; default the CPUs this process may use.
 
     Of a set at an address the checksum of every shard is compared, and the index. Raises RemoteError.
     """
@@ -145,7 +153,7 @@ def verify(
 
 
 def verify_shard(task: _Task, counter: Counter) -> Problems:
-    """Everything that can be wrong with one shard."""
+    """All problems of one shard."""
     found = Problems()
 
     reader = readers.open(task.root, task.split)
@@ -171,7 +179,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
 
 
 def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
-    """The format finds in the file what the index says of it."""
+    """Compare what the format locates in the file with the index."""
     count = 0
     try:
         for count, sample in enumerate(located_samples(format_named(task.format), path, task.options), start=1):
@@ -199,7 +207,7 @@ def _key_of(reader: readers.Reader, index: int) -> str | None:
 
 
 def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Counter) -> None:
-    """The checksum of every field of every sample, the header of its image, and under deep the pixels."""
+    """Check the checksum of every field of every sample, the header of its image and, if deep, the pixels."""
     info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
         for name in reader.fields:
@@ -219,7 +227,7 @@ def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Cou
 
 
 def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
-    """What is wrong with the bytes of a field; "" for nothing. decode: as what to decode an image ("none": not)."""
+    """What is wrong with the bytes of a field; "" for nothing. decode: what to decode an image to; "none": do not."""
     if payload is None:
         return ""
     crc = crc32c(payload)
@@ -235,10 +243,10 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
 
 
 def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> VerifyResult:
-    """Check shards and index of a set at an address, so many files at a time; each is fetched once, nothing is stored.
+    """Check shards and index of a set at an address, `workers` files at a time; each is fetched once, none is stored.
 
-    A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not looked at one
-    by one. What must be looked into (the format's structure, the pixels, the original source) needs the files here.
+    A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not checked one
+    by one. Checks of its content (the format's structure, the pixels, the original source) need the files here.
     """
     remote = Remote(address)
     if deep:
@@ -252,7 +260,7 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
     for name, split in home.info.splits.items():
         try:
             here = home.fetch_index(name)
-            check_index(home.path, home.info, name, found, f"; remove {here}, and it is fetched again")
+            check_index(home.path, home.info, name, found, f"remove {here}, and it is fetched again")
             sound.append(name)
         except DatasetError as error:
             found.add(Problem(name, split.index, str(error)))
@@ -262,10 +270,10 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         split = home.info.splits[name]
         files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
     total = sum(file.bytes for _, file in files)
-    checked = _Checked(RemoteSource(remote, home.path, frozenset()), found)
-    watcher.begin(0, total, lambda: (0, checked.done_bytes))
+    checks = _RemoteCheck(RemoteSource(remote, home.path, frozenset()), found)
+    watcher.begin(0, total, lambda: (0, checks.done_bytes))
     try:
-        work_off(files, checked.check, workers, checked.stop, lambda: None)
+        work_off(files, checks.check, workers, checks.stop, lambda: None)
     finally:
         watcher.end()
     return VerifyResult(
@@ -288,8 +296,8 @@ class _File(NamedTuple):
     crc32c: int
 
 
-class _Checked:
-    """What the threads of one check share."""
+class _RemoteCheck:
+    """The threads of one remote check, and what they share."""
 
     def __init__(self, source: RemoteSource, found: Problems) -> None:
         self._source, self._found = source, found
@@ -298,7 +306,7 @@ class _Checked:
         self.done_bytes = 0
 
     def check(self, item: tuple[str, _File]) -> None:
-        """Fetch and sum one file. Raises RemoteError where that says nothing about the file."""
+        """Fetch one file and compare its checksum. Raises RemoteError where the transport failed, not the file."""
         split, file = item
         crc = 0
         try:

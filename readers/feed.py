@@ -27,18 +27,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cache.errors import BadSampleError, DamagedSampleError, UnknownNameError
+from cache.errors import BadSampleError, UnknownNameError
 from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
-from readers.reader import Reader
+from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer, ImageInfo
 
 __all__ = [
     "ON_ERROR",
-    "SAMPLE_ERRORS",
     "BadSample",
     "Feed",
     "FeedOptions",
@@ -59,7 +58,6 @@ __all__ = [
 ]
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
-SAMPLE_ERRORS = (BadSampleError, DamagedSampleError, UnknownNameError)
 ON_ERROR = ("raise", "skip", "substitute")
 _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"

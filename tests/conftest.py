@@ -45,7 +45,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Packs a source, once for each set of options; nobody may write to what it gives."""
+    """Packs a source, once for each set of options; tests may not write to the result."""
     made: dict[Any, Path] = {}
 
     def pack(source: Path, to: str = "tar", **options: Any) -> Path:
@@ -84,7 +84,7 @@ def _call(environ: dict[str, str], work: bytes) -> Any:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train and val with three classes each, 12 and 3 images a class; nobody may write to it."""
+    """train and val with three classes each, 12 and 3 images a class; tests may not write to it."""
     names = [
         f"{split}/{name}/{name}_{number:03d}.JPEG"
         for split, count in (("train", 12), ("val", 3))
@@ -115,7 +115,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 class Hanging(Protocol):
-    """Runs something that must not wait for anybody."""
+    """Runs something that must not hang."""
 
     def __call__(self, work: Callable[[], object], seconds: float = 60.0) -> None: ...
 
@@ -146,7 +146,7 @@ def hanging() -> Hanging:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Where a test keeps its caches; and that it leaves none behind which nobody uses."""
+    """Where a test keeps its caches; and that it leaves none behind."""
     folder = tmp_path / "memory"
     folder.mkdir()
     yield {"directory": folder, "job": f"test-{os.getpid()}"}
@@ -183,7 +183,7 @@ def spoil() -> Callable[..., None]:
 
 
 def real_rocal() -> str | None:
-    """Where rocAL lies, whether or not it can be loaded."""
+    """Where rocAL is, whether or not it can be loaded."""
     spec = importlib.util.find_spec("amd") and importlib.util.find_spec("amd.rocal")
     return None if spec is None or not spec.origin else str(Path(spec.origin).parent)
 
@@ -194,7 +194,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; anew for each test."""
+    """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; a new one for each test."""
     tops = ("amd", "rocal_pybind")
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         monkeypatch.delitem(sys.modules, name)
@@ -206,9 +206,9 @@ def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """rocAL itself where it is importable (None), otherwise the double, which must not have been led astray."""
+    """rocAL itself where it is importable (None), otherwise the double, which must have seen no fault."""
     if real_rocal() is not None:
-        importlib.import_module("amd.rocal.pipeline")  # one that is there and cannot be loaded is no reason to skip it
+        importlib.import_module("amd.rocal.pipeline")  # one that exists and cannot be loaded is an error
         yield None
         return
     double = request.getfixturevalue("rocal_double")

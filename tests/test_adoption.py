@@ -112,3 +112,14 @@ def test_an_unfinished_conversion_is_not_adopted(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_splits_are_read_off_names(name: str, split: str) -> None:
     assert split_of_name(name) == split
+
+
+def test_a_field_that_only_later_samples_have(tmp_path: Path) -> None:
+    """Samples before it lack the field; the first two have nothing but an image."""
+    members = [("0.jpg", make_jpeg(0)), ("1.jpg", make_jpeg(1)), ("2.jpg", make_jpeg(2)), ("2.json", b'{"id": 2}')]
+    shard = tree_of(tmp_path, {"train-000000.tar": tar_of(*members)}) / "train-000000.tar"
+    packer.index(shard, workers=1)
+    assert packer.verify(tmp_path, workers=1).ok
+    for reader in (readers.open(tmp_path), packer.open_shard(shard)):
+        assert [reader.has(i, "json") for i in range(3)] == [False, False, True]
+        assert bytes(reader.read(2, "json")) == b'{"id": 2}' and bytes(reader.read(2)) == make_jpeg(2)

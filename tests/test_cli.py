@@ -1,182 +1,181 @@
-"""The command line as a user meets it: exit status, one message, JSON, progress."""
+"""The command line as a user meets it: what each command does, prints and says as JSON."""
 
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import files_of, make_jpeg
+from conftest import files_of, make_jpeg, tree_of
+from suites.programs import run_packer
 
-from packer.cli.progress import progress_line
-from packer.cli.text import bar, human_bytes, human_seconds
-from packer.conversion.options import parse_size
+import readers
+from cache.messages import parse_size
+from packer.cli.text import bar, human_bytes, human_seconds, progress_line
+from packer.inspection import compare_orders
+from readers.order import Shuffled
+from readers.order.quality import shuffle_quality
 
 
-def packer(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "packer", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, check=False)
+def run(*arguments: object, **options: Any) -> str:
+    """What a command that succeeds prints."""
+    done = run_packer(*arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_main_job(tree: Path, tmp_path: Path) -> None:
-    done = packer("convert", tree, "--to", "hdf5", "--workers", 2, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("images-hdf5: 45 samples (train 36, val 9), 3 classes, ")
-    assert "in 2 hdf5 shards" in done.stdout
-    assert f"listing image folder {tree}" in done.stderr
-
-    checked = packer("verify", "images-hdf5", "--deep", "--against", tree, cwd=tmp_path)
-    assert (checked.returncode, checked.stdout[:18]) == (0, "images-hdf5: OK: 4"), checked.stderr
-
-    shown = packer("inspect", "images-hdf5", cwd=tmp_path)
-    assert shown.returncode == 0
+    done = run_packer("convert", tree, "--to", "hdf5", "--workers", 2, cwd=tmp_path)
+    assert done.stdout.startswith("images-hdf5: 45 samples (train 36, val 9), 3 classes, "), done.stderr
+    assert "in 2 hdf5 shards" in done.stdout and f"listing image folder {tree}" in done.stderr
+    checked = run("verify", "images-hdf5", "--deep", "--against", tree, cwd=tmp_path)
+    assert checked.startswith("images-hdf5: OK: 45 samples")
+    shown = run("inspect", "images-hdf5", cwd=tmp_path)
     for text in ("hdf5 set, 3 classes", "train: 36 samples in 1 shard", "cat", "median", "duplicates: none"):
-        assert text in shown.stdout
-
-    back = packer("extract", "images-hdf5", "-o", "back", cwd=tmp_path)
-    assert back.returncode == 0 and back.stdout.startswith("back: 45 files")
+        assert text in shown
+    assert run("extract", "images-hdf5", "-o", "back", cwd=tmp_path).startswith("back: 45 files")
     assert files_of(tmp_path / "back") == files_of(tree)
-
-    again = packer("index", "images-hdf5", cwd=tmp_path)
-    assert again.returncode == 0
-    assert again.stdout.startswith("images-hdf5: 45 samples (train 36, val 9) in 2 hdf5 shards")
+    again = run("index", "images-hdf5", cwd=tmp_path)
+    assert again.startswith("images-hdf5: 45 samples (train 36, val 9) in 2 hdf5 shards")
 
 
 def test_json_is_one_document_and_nothing_else(tree: Path, tmp_path: Path) -> None:
-    done = packer("convert", tree, "--to", "tar", "-o", tmp_path / "set", "--json", "--samples-per-shard", 12)
+    done = run_packer("convert", tree, "--to", "tar", "-o", tmp_path / "set", "--json", "--samples-per-shard", 12)
     value = json.loads(done.stdout)
     assert (value["samples"], value["shards"], value["format"], done.stderr) == (45, 4, "tar", "")
-    for command in ("inspect", "verify", "index"):
-        result = packer(command, tmp_path / "set", "--json")
-        assert result.returncode == 0 and result.stderr == ""
-        assert isinstance(json.loads(result.stdout), dict)
-    assert json.loads(packer("extract", tmp_path / "set", "-o", tmp_path / "back", "--json").stdout)["files"] == 45
+    for command in (("inspect",), ("verify",), ("index",), ("extract", "-o", tmp_path / "back")):
+        done = run_packer(command[0], tmp_path / "set", *command[1:], "--json")
+        assert done.stderr == "" and isinstance(json.loads(done.stdout), dict)
 
 
-def test_orders_are_compared(tree: Path, tmp_path: Path) -> None:
-    packer("convert", tree, "--to", "hdf5", "-o", tmp_path / "set")
-    shown = packer("order", tmp_path / "set", "--block-bytes", "4KiB", "--window", 2)
-    assert shown.returncode == 0, shown.stderr
-    for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "████"):
-        assert text in shown.stdout
-    reports = json.loads(packer("order", tmp_path / "set", "--split", "val", "--json").stdout)
-    names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "global shuffle"]
-    assert [report["name"] for report in reports] == names
-    assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] > 0.5
-    refused = packer("order", tmp_path / "set", "--split", "nothing")
-    assert refused.returncode == 1 and "no split 'nothing'" in refused.stderr and "Traceback" not in refused.stderr
-
-
-def test_damage_exits_with_1(tree: Path, tmp_path: Path) -> None:
-    packer("convert", tree, "--to", "tar", "-o", tmp_path / "set")
+def test_damage_is_named_and_exits_with_1(tree: Path, tmp_path: Path) -> None:
+    run("convert", tree, "--to", "tar", "-o", tmp_path / "set")
     shard = tmp_path / "set/val-000000.tar"
     shard.write_bytes(shard.read_bytes()[:-1])
-    done = packer("verify", tmp_path / "set")
-    assert done.returncode == 1
-    assert done.stdout.startswith("DAMAGED val: val-000000.tar:")
-    assert "were indexed" in done.stdout
-    assert json.loads(packer("verify", tmp_path / "set", "--json").stdout)["ok"] is False
+    done = run_packer("verify", tmp_path / "set")
+    assert done.returncode == 1 and done.stdout.startswith("DAMAGED val: val-000000.tar:")
+    assert json.loads(run_packer("verify", tmp_path / "set", "--json").stdout)["ok"] is False
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("convert", "{tree}"), 2, "Missing option '--to'"),
-        (("convert", "nowhere", "--to", "tar"), 2, "Path 'nowhere' does not exist"),
-        (("convert", "{tree}", "--to", "zip"), 2, "is not one of 'hdf5', 'tfrecord', 'tar'"),
-        (
-            ("convert", "{tree}", "--to", "tar", "--shard-size", "big"),
-            2,
-            "'big' is not a valid size; write it as 256MiB",
-        ),
-        (
-            ("convert", "{tree}", "--to", "tar", "--max-side", "9", "--resize-short", "9"),
-            2,
-            "exclude each other",
-        ),
-        (("convert", "{tree}", "--to", "tar", "--split", "test"), 1, "no split 'test'; it has train, val"),
-        (("verify", "{tree}"), 1, "not a packed set (no dataset.json); make one with  packer convert"),
-        (("inspect", "{tree}"), 1, "not a packed set"),
-        (("extract", "{tree}", "-o", "x"), 1, "not a packed set"),
-        (("index", "{tree}"), 1, "no shards found"),
-        (("frobnicate",), 2, "No such command"),
-    ],
-)
-def test_one_clear_message(tree: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
-    done = packer(*(argument.format(tree=tree) for argument in arguments), cwd=tmp_path)
-    assert done.returncode == status
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr and done.stdout == ""
-    assert files_of(tmp_path) == {}
+def test_orders_are_compared(packed: Path) -> None:
+    shown = run("order", packed, "--split", "train", "--block-bytes", "4KiB", "--window", 2)
+    for text in ("stored order", "2 blocks", "global shuffle", "8.19 kB", "████"):
+        assert text in shown
+    reports = json.loads(run("order", packed, "--split", "val", "--json"))
+    names = ["stored order", "16 blocks", "64 blocks", "256 blocks", "global shuffle"]
+    assert [report["name"] for report in reports] == names
+    assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
+    with readers.open(packed, "train") as reader:
+        memory = {report.memory_bytes for report in compare_orders(packed, "train")}
+        assert memory == {0, int(reader.sizes().sum())}, "an order needs no more memory than the split has bytes"
 
 
-def test_a_bad_image_is_named(tmp_path: Path) -> None:
-    (tmp_path / "src/c").mkdir(parents=True)
-    (tmp_path / "src/c/a.jpg").write_bytes(make_jpeg(1)[:100])
-    (tmp_path / "src/c/b.jpg").write_bytes(make_jpeg(2))
-    done = packer("convert", tmp_path / "src", "--to", "tar", "-o", tmp_path / "set")
-    assert done.returncode == 1
-    assert "c/a.jpg: jpeg image" in done.stderr and "Traceback" not in done.stderr
-    done = packer("convert", tmp_path / "src", "--to", "tar", "-o", tmp_path / "set", "--on-error", "quarantine")
-    assert done.returncode == 0
-    assert "left out: 1 quarantined" in done.stdout
+@pytest.mark.parametrize("samples", [50, 400, 9469])
+def test_a_global_shuffle_mixes_as_well_as_a_global_shuffle(samples: int) -> None:
+    assert [shuffle_quality(Shuffled(samples, seed)) for seed in range(5)] == [1.0] * 5
 
 
 def test_messages_name_the_flags_of_the_command(tree: Path, tmp_path: Path) -> None:
-    line = ("convert", tree, "-o", tmp_path / "set", "--workers", "1")
-    assert packer(*line, "--to", "tar").returncode == 0
-    again = packer(*line, "--to", "hdf5")
-    assert again.returncode == 1 and "pass --overwrite to replace it" in again.stderr, again.stderr
-    (tmp_path / "bad/c").mkdir(parents=True)
-    (tmp_path / "bad/c/1.jpg").write_bytes(b"no image")
-    bad = packer("convert", tmp_path / "bad", "--to", "tar", "-o", tmp_path / "out", "--workers", "1")
-    assert "--on-error skip or --on-error quarantine" in bad.stderr, bad.stderr
+    line = ("convert", tree, "-o", tmp_path / "set", "--workers", "1", "--to")
+    run(*line, "tar")
+    again = run_packer(*line, "hdf5")
+    assert again.returncode == 1 and "pass --overwrite to replace it" in again.stderr
+    bad = run_packer(
+        "convert", tree_of(tmp_path / "bad", {"c/1.jpg": b"no image"}), "--to", "tar", "-o", tmp_path / "o"
+    )
+    assert "c/1.jpg: " in bad.stderr and "--on-error skip or --on-error quarantine" in bad.stderr
 
 
 def test_help_lists_every_command_and_option() -> None:
-    top = packer("--help").stdout
+    top = run("--help")
     for command in ("convert", "index", "inspect", "verify", "extract"):
-        assert command in top
-        assert packer(command, "--help").returncode == 0
-    shown = packer("convert", "--help").stdout
+        assert command in top and run(command, "--help")
+    shown = run("convert", "--help")
     for option in ("--shard-size", "--on-error", "--resize-short", "--label-offset", "--dry-run", "--json"):
         assert option in shown
-    assert packer("--version").stdout == "packer, version 0.1.0\n"
+    assert run("--version") == "packer, version 0.1.0\n"
 
 
-def test_a_reader_that_goes_away(tree: Path, tmp_path: Path) -> None:
-    packer("convert", tree, "--to", "tar", "-o", tmp_path / "set")
-    command = f"{sys.executable} -m packer inspect {tmp_path / 'set'} --json | head -c 1"
+def test_a_pipe_that_is_closed_early(packed: Path) -> None:
+    command = f"{sys.executable} -m packer inspect {packed} --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
-def test_a_terminal_gets_a_bar(tree: Path, tmp_path: Path) -> None:
-    master, slave = pty.openpty()
-    script = (
-        "import sys, time\nfrom packer.cli.progress import ProgressDisplay\n"
-        "shown = ProgressDisplay(sys.stderr)\nshown.begin(100, 0, lambda: (50, 1000))\n"
-        "time.sleep(0.5)\nshown.end()\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=slave)
-    os.close(slave)
-    assert process.wait(timeout=60) == 0
-    text = os.read(master, 10_000).decode()
-    os.close(master)
-    assert "████████████░░░░░░░░░░░░" in text and "50/100 samples" in text and " left" in text
-    assert text.endswith("\r\x1b[K")
+def test_one_is_singular(tmp_path: Path) -> None:
+    source, out = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)}), tmp_path / "out"
+    text = run("convert", source, "--to", "tar", "-o", out)
+    assert "1 sample (train 1), 1 class, " in text and "in 1 tar shard" in text
+    for command in (("inspect",), ("verify",), ("index",), ("extract", "-o", tmp_path / "back")):
+        text += run(command[0], out, *command[1:])
+    for wrong in ("1 shards", "1 samples", "1 classes", "1 files", "1 tar shards"):
+        assert f" {wrong}" not in text, text
 
 
 def test_texts() -> None:
-    assert [human_bytes(x) for x in (0, 999, 1340, 55_039_085, 1.5e12)] == [
-        "0 B", "999 B", "1.34 kB", "55 MB", "1.5 TB",
-    ]  # fmt: skip
+    sizes = ["0 B", "999 B", "1.34 kB", "55 MB", "1.5 TB"]
+    assert [human_bytes(x) for x in (0, 999, 1340, 55_039_085, 1.5e12)] == sizes
     assert [human_seconds(x) for x in (0.44, 12.3, 185, 7800)] == ["0.4 s", "12 s", "3:05 min", "2:10 h"]
     assert [bar(x, 4) for x in (0, 1e-6, 0.5, 1)] == ["", "▏", "██", "████"]
     line = progress_line(200, 1000, 50, 500, 2.0)
     assert line == " 50%  50/200 samples, 25/s  250 B/s  2.0 s left"
     assert [parse_size(x) for x in ("1GiB", "256MB", "4096", "1.5k")] == [1 << 30, 256_000_000, 4096, 1500]
+
+
+# --- packer cache -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def cached(tmp_path: Path) -> Callable[..., str]:
+    """Runs `packer cache` on the folder tmp_path."""
+    return lambda *arguments: run("cache", *arguments, "--target", tmp_path)
+
+
+def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path, cached: Callable[..., str]) -> None:
+    done = cached("warm", packed, "--capacity", "50%", "--keep", "decoded:16")
+    assert "18 of 36 samples of train kept as decoded-resize_size_16" in done and "samples/s" in done
+    with readers.open(packed, "train") as base:
+        reader = readers.cached(base, 0.5, "decoded:16", persist=True, directory=tmp_path)
+        assert reader.stats().present == 18
+        reader.read_many(range(36))
+        listed = cached("ls")
+        for text in ("decoded-resize_size_16 image", "set (train)", "50%", "█", "python", "job", "\n0  "):
+            assert text in listed, listed
+        assert cached("clean", "--all").startswith(f"{tmp_path}: 0 caches removed"), "it is in use"
+        reader.close()
+    (report,) = json.loads(cached("ls", "--json"))
+    assert (report["hits"], report["passed"], report["hit_rate"], report["persist"]) == (18, 18, 0.5, True)
+    assert report["users"] == [] and report["set"].endswith("/train") and report["title"] == f"{packed} (train)"
+    shown = cached("stats", f"{packed.name} (tr")
+    for text in (f"set      {packed} (train)", "job      0", "36: 18 hits", "18 passed through",
+                 "stays when it is not in use", "used by  unused"):  # fmt: skip
+        assert text in shown
+    assert "unused, persists" in cached("ls") and json.loads(cached("clean", "--json")) == []
+    gone = cached("clean", "--all")
+    assert "1 cache removed" in gone and report["name"] in gone
+    assert cached("ls") == cached("stats") == f"{tmp_path}: no caches\n"
+
+
+def test_warm_prints_json_and_nothing_else(packed: Path, tmp_path: Path) -> None:
+    line = ("cache", "warm", packed, "--split", "val", "--json", "--target", tmp_path)
+    done = run_packer(*line)
+    result, again = json.loads(done.stdout), json.loads(run(*line))
+    assert done.stderr == "" and (result["split"], result["samples"], result["present"]) == ("val", 9, 9)
+    assert again["present"] == 9 and again["used_bytes"] == result["used_bytes"]
+
+
+def test_ls_names_job_and_set(packed: Path, tmp_path: Path, cached: Callable[..., str]) -> None:
+    """Of a path too long for the table the end is shown."""
+    deep = tmp_path / ("long" * 40)
+    deep.mkdir()
+    (deep / "set").symlink_to(packed)
+    for number, path in enumerate((packed, deep / "set")):
+        with readers.open(path, "val") as base:
+            readers.cached(base, "1MiB", persist=True, directory=tmp_path, job=f"job-{number}").close()
+    header, *lines = cached("ls").splitlines()
+    assert header.split()[:2] == ["job", "set"] and len(lines) == 2
+    for number, line in enumerate(sorted(lines)):
+        assert line.startswith(f"job-{number}  ") and "set (val)" in line
+    assert str(deep)[:40] not in "".join(lines) and cached("stats", "longlong").count("long" * 40) == 1

@@ -1,4 +1,4 @@
-"""How commands fail, and what they show: one message, JSON where asked for, no traceback, nothing for the terminal."""
+"""How commands fail and what they print: one message, JSON on request, no traceback, no control characters."""
 
 from __future__ import annotations
 
@@ -20,46 +20,61 @@ from suites.programs import run_packer, run_python
 
 import packer as library
 from cache.messages import json_printable, plural, printable
-from packer.cli.progress import progress_line
+from packer.cli.text import progress_line
 
 PACKER = [sys.executable, "-m", "packer"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "kind", "text"),
-    [
-        (("convert", "{bad}", "--to", "tar", "-o", "{out}"), 1, "BadSampleError", "a/1.jpg"),
-        (("convert", "{bad}", "--to", "zip"), 2, "UsageError", "'zip' is not"),
-        (("convert", "{bad}"), 2, "UsageError", "--to"),
-        (("convert", "/nowhere", "--to", "tar"), 2, "UsageError", "/nowhere"),
-        (("convert", "{bad}", "--to", "tar", "--shard-size", "x"), 2, "UsageError", "x"),
-        (("index", "{bad}/a/1.jpg"), 1, "FormatError", "1.jpg"),
-        (("inspect", "{bad}"), 1, "DatasetError", "dataset.json"),
-        (("verify", "{bad}"), 1, "DatasetError", "dataset.json"),
-        (("extract", "{bad}", "-o", "{out}"), 1, "DatasetError", "dataset.json"),
-        (("export-index", "{bad}", "--for", "dali"), 1, "DatasetError", "dataset.json"),
-        (("order", "{bad}"), 1, "DatasetError", "dataset.json"),
-        (("stage", "{bad}", "--target", "{out}"), 1, "DatasetError", "dataset.json"),
-        (("cache", "warm", "{bad}"), 1, "DatasetError", "dataset.json"),
-        (("cache", "ls", "--target", "/nowhere"), 2, "UsageError", "/nowhere"),
-        (("nonsense",), 2, "UsageError", "nonsense"),
-    ],
-    ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
-)
-def test_a_failure_is_json_where_json_was_asked_for(
-    tmp_path: Path, arguments: tuple[str, ...], status: int, kind: str, text: str
+NO_SET = "not a packed set (no dataset.json); make one with  packer convert"
+FAILURES = [
+    ("convert {bad} --to tar -o {out}", 1, "BadSampleError", "a/1.jpg"),
+    ("convert {bad}", 2, "UsageError", "Missing option '--to'"),
+    ("convert nowhere --to tar", 2, "UsageError", "Path 'nowhere' does not exist"),
+    ("convert {bad} --to lmdb", 2, "UsageError", "'lmdb' is not one of 'hdf5', 'tfrecord', 'tar' (h5 for hdf5, "),
+    ("convert {bad} --to tar --shard-size big", 2, "UsageError", "'big' is not a valid size; write it as 256MiB"),
+    ("convert {bad} --to tar --max-side 9 --resize-short 9", 2, "UsageError", "exclude each other"),
+    ("convert {packed} --to hdf5 --split test", 1, "UnknownNameError", "no split 'test'; it has train, val"),
+    ("index {bad}", 1, "SourceError", "no shards found"),
+    ("index {bad}/a/1.jpg", 1, "FormatError", "1.jpg"),
+    ("inspect {bad}", 1, "DatasetError", NO_SET),
+    ("verify {bad}", 1, "DatasetError", NO_SET),
+    ("extract {bad} -o {out}", 1, "DatasetError", NO_SET),
+    ("export-index {bad} --for dali", 1, "DatasetError", NO_SET),
+    ("order {bad}", 1, "DatasetError", NO_SET),
+    ("order {packed} --split test", 1, "UnknownNameError", "no split 'test'"),
+    ("stage {bad} --target {out}", 1, "DatasetError", NO_SET),
+    ("cache warm {bad} --target {memory}", 1, "DatasetError", NO_SET),
+    ("cache warm {packed} --capacity lots --target {memory}", 2, "UsageError", "'lots' is not a valid size"),
+    ("cache warm {packed} --keep gold --target {memory}", 2, "UsageError", "keep is encoded, recoded:SIDE"),
+    ("cache warm {packed} --capacity 10 --target {memory}", 1, "OutputError", "no room for a cache"),
+    ("cache warm {packed} --split test --target {memory}", 1, "UnknownNameError", "no split 'test'; it has train, val"),
+    ("cache stats nothing --target {memory}", 1, "UnknownNameError", "no cache 'nothing'; it has none"),
+    ("cache ls --target nowhere", 2, "UsageError", "'nowhere' does not exist"),
+    ("cache purge", 2, "UsageError", "No such command"),
+    ("frobnicate", 2, "UsageError", "No such command"),
+]
+
+
+@pytest.mark.parametrize(("line", "status", "kind", "text"), FAILURES, ids=[line for line, *_ in FAILURES])
+def test_a_failure_is_one_clear_message_and_json_on_request(
+    packed: Path, tmp_path: Path, line: str, status: int, kind: str, text: str
 ) -> None:
-    (tmp_path / "bad/a").mkdir(parents=True)
-    (tmp_path / "bad/a/1.jpg").write_bytes(b"no image")
-    filled = [argument.format(bad=tmp_path / "bad", out=tmp_path / "out") for argument in arguments]
-    done = run_packer(*filled, "--json", cwd=tmp_path)
+    folders = {"bad": tree_of(tmp_path / "bad", {"a/1.jpg": b"no image"}), "out": tmp_path / "out"}
+    (tmp_path / "memory").mkdir()
+    arguments = line.format(packed=packed, memory=tmp_path / "memory", **folders).split()
+    done = run_packer(*arguments, "--json", cwd=tmp_path)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["status"], error["type"]) == (status, status, kind), done.stderr
-    assert text in error["message"] and "Traceback" not in done.stderr
-    assert run_packer(*filled, cwd=tmp_path).stdout == "", "without --json, stdout is for results"
+    assert text in error["message"] and text in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
+    assert not list((tmp_path / "memory").iterdir()) and not (tmp_path / "out/dataset.json").exists()
 
 
-def test_an_error_that_nobody_expected_is_one_line_that_says_how_to_report_it(tmp_path: Path) -> None:
+def test_without_json_stdout_is_for_results(tmp_path: Path) -> None:
+    for arguments in (("inspect", tmp_path), ("frobnicate",)):
+        assert run_packer(*arguments).stdout == ""
+
+
+def test_an_unexpected_error_is_one_line_that_says_how_to_report_it(tmp_path: Path) -> None:
     script = (
         "import sys, packer.inspection as i, packer.cli.inspect as c\n"
         "def broken(path): raise ZeroDivisionError('by zero')\n"
@@ -133,9 +148,7 @@ def test_a_full_stdout_is_named(packed: Path) -> None:
 
 
 def test_a_limit_of_file_sizes_is_named_with_the_file_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "in/a").mkdir(parents=True)
-    for number in range(40):
-        (tmp_path / "in/a" / f"{number}.jpg").write_bytes(make_jpeg(number, (256, 256)))
+    tree_of(tmp_path / "in", {f"a/{number}.jpg": make_jpeg(number, (256, 256)) for number in range(40)})
     for to in ("tar", "hdf5", "tfrecord"):
         done = run_packer(
             *("convert", tmp_path / "in", "--to", to, "-o", tmp_path / to, "--workers", 1),
@@ -149,28 +162,24 @@ def test_a_limit_of_file_sizes_is_named_with_the_file_and_what_to_do(tmp_path: P
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202egpj.exe\x9b31m"
 
 
-def test_names_of_files_and_classes_do_nothing_to_a_terminal(tmp_path: Path) -> None:
-    folder = tmp_path / "in" / HOSTILE
-    folder.mkdir(parents=True)
-    (folder / f"{HOSTILE}.jpg").write_bytes(make_jpeg(1))
-    (tmp_path / "in/b").mkdir()
-    (tmp_path / "in/b/1.jpg").write_bytes(make_jpeg(2))
-    (tmp_path / "in/b/2.jpg").write_bytes(b"")
+def test_names_of_files_and_classes_have_no_effect_on_a_terminal(tmp_path: Path) -> None:
+    files = {f"{HOSTILE}/{HOSTILE}.jpg": make_jpeg(1), "b/1.jpg": make_jpeg(2), "b/2.jpg": b""}
+    convert, out = ("convert", tree_of(tmp_path / "in", files), "--to", "tar", "-o"), tmp_path / f"x{HOSTILE}"
     outputs = [
-        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}"),
-        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", tmp_path / f"x{HOSTILE}", "--on-error", "skip"),
+        run_packer(*convert, out),
+        run_packer(*convert, out, "--on-error", "skip"),
         run_packer("convert", tmp_path / HOSTILE, "--to", "tar"),
-        run_packer("inspect", tmp_path / f"x{HOSTILE}"),
-        run_packer("verify", tmp_path / f"x{HOSTILE}"),
-        run_packer("inspect", tmp_path / f"x{HOSTILE}", "--json"),
-        run_packer("extract", tmp_path / f"x{HOSTILE}", "-o", tmp_path / "back"),
+        run_packer("inspect", out),
+        run_packer("verify", out),
+        run_packer("inspect", out, "--json"),
+        run_packer("extract", out, "-o", tmp_path / "back"),
     ]
     assert [done.returncode for done in outputs] == [1, 0, 2, 0, 0, 0, 0], [done.stderr for done in outputs]
     for done in outputs:
         for text in (done.stdout, done.stderr):
             assert not set(text) & set("\x1b\x07\u202e\x9b"), repr(text)
     assert "\\x1b[2J" in outputs[3].stdout
-    assert HOSTILE in json.loads(outputs[5].stdout)["classes"], "for machines a name is what it is"
+    assert HOSTILE in json.loads(outputs[5].stdout)["classes"], "JSON has the names as they are"
 
 
 def test_one_function_escapes_and_one_counts() -> None:
@@ -181,23 +190,6 @@ def test_one_function_escapes_and_one_counts() -> None:
     assert counts == ["1 shard", "2 classes", "0 matches", "1,000 copies", "3 days"]
 
 
-def test_one_is_singular(tmp_path: Path) -> None:
-    (tmp_path / "in/a").mkdir(parents=True)
-    (tmp_path / "in/a/1.jpg").write_bytes(make_jpeg(1))
-    out = tmp_path / "out"
-    shown = [
-        run_packer("convert", tmp_path / "in", "--to", "tar", "-o", out),
-        run_packer("inspect", out),
-        run_packer("verify", out),
-        run_packer("index", out),
-        run_packer("extract", out, "-o", tmp_path / "back"),
-    ]
-    text = "\n".join(done.stdout for done in shown)
-    for wrong in ("1 shards", "1 samples", "1 classes", "1 files", "1 tar shards"):
-        assert f" {wrong}" not in text, text
-    assert "1 sample (train 1), 1 class, " in text and "in 1 tar shard" in text
-
-
 @pytest.mark.parametrize("columns", [1, 10, 20, 40, 60, 79, 80, 200])
 def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
     line = progress_line(1_281_167, 140_000_000_000, 640_000, 70_000_000_000, 3000.0, columns)
@@ -205,18 +197,19 @@ def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
     assert ("█" in line) == (columns > 69), line
 
 
-def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [30, 100])
+def test_a_terminal_gets_one_line_which_does_not_wrap(columns: int) -> None:
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     script = (
         "import sys, threading\n"
-        "from packer.cli.progress import ProgressDisplay\n"
+        "from packer.cli.text import ProgressDisplay\n"
         "drawn = threading.Event()\n"
         "def done():\n"
         "    drawn.set()\n"
-        "    return 640000, 70000000000\n"
+        "    return 50, 1000\n"
         "display = ProgressDisplay(sys.stderr)\n"
-        "display.begin(1281167, 140000000000, done)\n"
+        "display.begin(100, 0, done)\n"
         "assert drawn.wait(30)\n"
         "display.end()\n"
     )
@@ -225,4 +218,5 @@ def test_progress_on_a_narrow_terminal_does_not_wrap(tmp_path: Path) -> None:
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     lines = [line.removesuffix("\x1b[K") for line in shown.split("\r") if "%" in line]
-    assert lines and all(len(line) < 30 for line in lines), shown
+    assert lines and all("50/100 samples" in line and len(line) < columns for line in lines), shown
+    assert ("████████████░░░░░░░░░░░░" in shown) == (columns == 100) and shown.endswith("\r\x1b[K")

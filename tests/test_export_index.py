@@ -58,7 +58,7 @@ def dali() -> Any:
 # --- what is written ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("target", "version"), [("dali", "v1.2"), ("rocal", "v1.0")])
 def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], target: Any, version: str) -> None:
-    """Names stand in it either way, and each library reads them in a version of its own."""
+    """Both versions have names; each library reads another version."""
     root = packed("tar")
     result = packer.export_index(root, target)
     assert [file.name for file in result.files] == [*(f"train-{i:06d}.idx" for i in range(3)), "val-000000.idx"]
@@ -187,7 +187,7 @@ def test_a_name_with_a_blank_is_refused(tmp_path: Path, jpeg: Any) -> None:
 
 
 def test_names_of_adopted_shards(tmp_path: Path, jpeg: Any) -> None:
-    """What follows the last dot may be what tells shards apart."""
+    """Shards may differ only in what follows the last dot."""
     for number in range(2):
         spec, image = ShardSpec("train", {"image": "image"}, ("x",)), jpeg(number)
         writer = format_named("tfrecord").open_writer(tmp_path / f"train.tfrecord-0000{number}-of-00002", spec)

@@ -1,4 +1,4 @@
-"""The original tree back, and nothing written where it should not be."""
+"""Extraction writes the original tree, and nothing outside the output or over foreign files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Hanging, files_of, make_jpeg
+from conftest import Hanging, files_of, make_jpeg, tree_of
 
 import packer
 import readers
+
+
+@pytest.fixture
+def packed(tree: Path, pack: Callable[..., Path]) -> Path:
+    """The tree in tars, one a split; tests may not write to it."""
+    return pack(tree)
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
@@ -28,8 +35,7 @@ def test_the_tree_comes_back(tree: Path, tmp_path: Path, to: str) -> None:
     assert packer.extract(packed, tmp_path / "back").kept == 45  # again: nothing to do
 
 
-def test_keys_and_split(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+def test_keys_and_split(tree: Path, packed: Path, tmp_path: Path) -> None:
     packer.extract(packed, tmp_path / "back", split="val", keys=["dog/*", "owl/owl_001"])
     assert sorted(files_of(tmp_path / "back")) == [
         "val/dog/dog_000.JPEG", "val/dog/dog_001.JPEG", "val/dog/dog_002.JPEG", "val/owl/owl_001.JPEG",
@@ -38,11 +44,8 @@ def test_keys_and_split(tree: Path, tmp_path: Path) -> None:
         packer.extract(packed, tmp_path / "none", keys=["fish/*"])
 
 
-def test_files_in_the_way(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
-    target = tmp_path / "back/train/cat/cat_000.JPEG"
-    target.parent.mkdir(parents=True)
-    target.write_bytes(b"mine")
+def test_files_in_the_way(tree: Path, packed: Path, tmp_path: Path) -> None:
+    target = tree_of(tmp_path / "back", {"train/cat/cat_000.JPEG": b"mine"}) / "train/cat/cat_000.JPEG"
     with pytest.raises(readers.OutputError, match="exists with other bytes; pass overwrite=True"):
         packer.extract(packed, tmp_path / "back")
     assert target.read_bytes() == b"mine"
@@ -63,21 +66,19 @@ def test_damage_is_never_extracted(tree: Path, tmp_path: Path) -> None:
 
 
 def test_a_hostile_set_writes_nothing_outside(tmp_path: Path) -> None:
-    (tmp_path / "src/c").mkdir(parents=True)
-    (tmp_path / "src/c/xx.jpg").write_bytes(make_jpeg(1))
-    packed = packer.convert(tmp_path / "src", to="tar", output=tmp_path / "set", workers=1).output
+    source = tree_of(tmp_path / "src", {"c/xx.jpg": make_jpeg(1)})
+    packed = packer.convert(source, to="tar", output=tmp_path / "set", workers=1).output
     key = packed / "train.index" / "key.npy"
     key.write_bytes(key.read_bytes().replace(b"c/xx", b"../x"))
     content = json.loads((packed / "dataset.json").read_text())
-    del content["splits"]["train"]["columns"]  # whoever forges an index can forge its checksums
+    del content["splits"]["train"]["columns"]  # an attacker can forge these, too
     (packed / "dataset.json").write_text(json.dumps(content))
     with pytest.raises(readers.OutputError, match=r"'\.\./x\.jpg', which leads out of"):
         packer.extract(packed, tmp_path / "deep/back")
     assert files_of(tmp_path / "deep") == {}
 
 
-def test_links_in_the_output_are_not_followed(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "back").mkdir()
     (tmp_path / "back/train").symlink_to(tmp_path / "elsewhere")
@@ -86,7 +87,7 @@ def test_links_in_the_output_are_not_followed(tree: Path, tmp_path: Path) -> Non
     assert files_of(tmp_path / "elsewhere") == {}
 
 
-def test_nothing_is_written_over_what_is_no_file(tree: Path, tmp_path: Path, hanging: Hanging) -> None:
+def test_only_files_are_overwritten(tree: Path, tmp_path: Path, hanging: Hanging) -> None:
     """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
     packed = packer.convert(tree / "val", to="tar", output=tmp_path / "set", workers=1, split="val").output
     target = tmp_path / "back/cat/cat_000.JPEG"
@@ -102,11 +103,8 @@ def test_nothing_is_written_over_what_is_no_file(tree: Path, tmp_path: Path, han
     assert theirs.read_bytes() == b"precious"
 
 
-def test_a_file_of_the_users_own_is_no_temporary_name(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
-    mine = tmp_path / "back/train/cat/.cat_000.JPEG.part"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"mine")
+def test_no_file_of_the_user_is_taken_for_a_temporary_one(tree: Path, packed: Path, tmp_path: Path) -> None:
+    mine = tree_of(tmp_path / "back", {"train/cat/.cat_000.JPEG.part": b"mine"}) / "train/cat/.cat_000.JPEG.part"
     packer.extract(packed, tmp_path / "back")
     assert mine.read_bytes() == b"mine"
     mine.unlink()
@@ -114,7 +112,7 @@ def test_a_file_of_the_users_own_is_no_temporary_name(tree: Path, tmp_path: Path
 
 
 def labelled(tree: Path, tmp_path: Path) -> Path:
-    """A set of two splits whose folders do not tell the labels; one image is in both."""
+    """A set of two splits whose folders do not show the labels; one image is in both."""
     rows = [f"{tree}/{split}/{name}/{name}_00{n}.JPEG,{name},{split}" for split in ("train", "val")
             for name in ("cat", "dog") for n in range(3)]  # fmt: skip
     rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")
@@ -154,12 +152,10 @@ def test_splits_extracted_one_by_one_end_with_all_labels(tree: Path, tmp_path: P
     assert rows_of(tmp_path / "at once") == rows_of(tmp_path / "whole")
 
 
-def test_a_table_of_labels_of_the_users_own_is_kept(tree: Path, tmp_path: Path) -> None:
+def test_a_foreign_table_of_labels_is_kept(tree: Path, tmp_path: Path) -> None:
     packed = labelled(tree, tmp_path)
-    mine = tmp_path / "back/labels.csv"
-    mine.parent.mkdir()
-    mine.write_text("image,age\nx.jpg,4\n")
-    with pytest.raises(readers.OutputError, match=r"labels.csv: is there, and no table of labels .*add --overwrite"):
+    mine = tree_of(tmp_path / "back", {"labels.csv": b"image,age\nx.jpg,4\n"}) / "labels.csv"
+    with pytest.raises(readers.OutputError, match=r"labels.csv: exists, and is not a table of labels .*overwrite=True"):
         packer.extract(packed, tmp_path / "back")
     assert mine.read_text() == "image,age\nx.jpg,4\n"
     packer.extract(packed, tmp_path / "back", overwrite=True)
@@ -170,9 +166,7 @@ def test_a_table_of_labels_of_the_users_own_is_kept(tree: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_labels_are_written_through_no_link_and_wait_for_nobody(
-    tree: Path, tmp_path: Path, hanging: Hanging, kind: str
-) -> None:
+def test_labels_are_not_written_through_a_link_or_fifo(tree: Path, tmp_path: Path, hanging: Hanging, kind: str) -> None:
     packed = labelled(tree, tmp_path)
     place, theirs = tmp_path / "back/labels.csv", tmp_path / "thesis.tex"
     place.parent.mkdir()
@@ -186,8 +180,7 @@ def test_labels_are_written_through_no_link_and_wait_for_nobody(
     assert theirs.read_bytes() == b"precious"
 
 
-def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, tmp_path: Path) -> None:
-    packed = packer.convert(tree, to="tar", output=tmp_path / "set", workers=1).output
+def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, packed: Path, tmp_path: Path) -> None:
     code = "import os, sys, packer; real = os.rename; os.rename = lambda *a, **k: os.kill(os.getpid(), 9); "
     code += "packer.extract(*sys.argv[1:])"
     killed = subprocess.run([sys.executable, "-c", code, packed, tmp_path / "back"], check=False, timeout=60)
@@ -196,7 +189,7 @@ def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, tmp_
     assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()
 
 
-def test_labels_that_folders_do_not_tell(tmp_path: Path) -> None:
+def test_labels_that_folders_do_not_show(tmp_path: Path) -> None:
     """WebDataset shards have labels but no class folders: labels.csv keeps them, and packs again."""
     source = tmp_path / "wds"
     source.mkdir()

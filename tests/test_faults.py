@@ -23,8 +23,8 @@ import packer
 import readers
 from cache.messages import Silent
 from packer.conversion.journal import Journal
-from packer.engines.local import run_shards
 from packer.sources.folder import FolderSource
+from packer.workers import run_shards
 
 DEADLINE = 60.0
 SLOW = """

@@ -1,4 +1,4 @@
-"""`packer index` knows the set that is there before it changes it: nothing is lost without a flag that says so."""
+"""`packer index` compares with the existing set before it changes it: nothing is lost without a flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from suites.children import crashes_at
 
 import packer
 import readers
-from packer.cli.index import command
+from packer.cli.convert import index_command as command
 from packer.formats import format_named
 from packer.formats.base import PackedSample, ShardSpec
 from packer.found_shards import missing_shards
@@ -25,34 +25,33 @@ FORMATS = ("tfrecord", "tar")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
-def made(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six shards of train, two of val; nobody may write to it."""
+def original(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six shards of train, two of val; tests may not write to it."""
     out = tmp_path_factory.mktemp("losses") / "set"
     return packer.convert(tree, to=request.param, output=out, workers=1, samples_per_shard=6).output
 
 
 @pytest.fixture
-def packed(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "set"))
+def packed(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "set"))
 
 
 def shards_of(root: Path, split: str = "train") -> list[Path]:
     return [root / shard.path for shard in readers.open(root, split).split_info.shards]
 
 
-def refused(root: Path, call: Callable[[], object], *said: str) -> str:
-    """The call is an OutputError or SourceError that says all of this, and changes nothing."""
+def refused(root: Path, call: Callable[[], object], *texts: str) -> None:
+    """The call raises OutputError or SourceError with all of these texts, and changes nothing."""
     before = files_of(root)
     with pytest.raises((readers.OutputError, readers.SourceError)) as caught:
         call()
     assert files_of(root) == before, "a refused command has changed the set"
-    for text in said:
-        assert text in str(caught.value), f"{text!r} is not in: {caught.value}"
-    return str(caught.value)
+    for text in texts:
+        assert text in str(caught.value)
 
 
 def shard(path: Path, images: list[int], classes: tuple[str, ...] = (), labels: list[int] | None = None) -> Path:
-    """A shard of ours by itself, as from another set."""
+    """A shard by packer that belongs to no set."""
     path.parent.mkdir(parents=True, exist_ok=True)
     to = {".h5": "hdf5", ".tar": "tar"}.get(path.suffix, "tfrecord")
     writer = format_named(to).open_writer(path, ShardSpec("train", {"image": "image"}, classes))
@@ -68,7 +67,7 @@ def test_rebuilding_a_whole_set_changes_nothing(packed: Path) -> None:
     before = files_of(packed)
     for _ in range(2):
         packer.index([packed], workers=1)
-        assert files_of(packed) == before, "an index was made again although nothing was wrong with it"
+        assert files_of(packed) == before, "a sound index was rebuilt"
 
 
 def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path) -> None:
@@ -76,7 +75,7 @@ def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path
     refused(
         packed,
         lambda: packer.index([other], packed, workers=1),
-        "would lose 45 samples in 8 shards", "2 splits (train, val)", "3 classes (cat, dog, owl)", "--accept-loss",
+        "would lose 45 samples in 8 shards", "2 splits (train, val)", "3 classes (cat, dog, owl)", "accept_loss=True",
     )  # fmt: skip
     same_name = shard(tmp_path / "new" / shards_of(packed)[0].name, [900, 901])
     refused(packed, lambda: packer.index([same_name], packed, workers=1), "would lose")
@@ -91,13 +90,13 @@ def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path
 def test_one_shard_of_a_set_is_not_taken_for_all_of_it(packed: Path, tmp_path: Path) -> None:
     one = shards_of(packed)[0]
     refused(packed, lambda: packer.index([one], workers=1), "39 samples in 7 shards", f"packer index {packed}")
-    apart = packer.index([one], tmp_path / "apart", accept_loss=True, workers=1)
+    apart = packer.index(str(one), tmp_path / "apart", accept_loss=True, workers=1)  # one shard needs no list
     assert apart.samples == 6
     with readers.open(tmp_path / "apart") as reader:
-        assert reader.classes == ("cat", "dog", "owl"), "the set beside the shard knows its classes"
+        assert reader.classes == ("cat", "dog", "owl"), "the set of the shard knows its classes"
 
 
-def test_a_missing_shard_is_not_repaired_away(packed: Path) -> None:
+def test_a_missing_shard_is_not_ignored(packed: Path) -> None:
     lost = shards_of(packed)[2]
     lost.unlink()
     refused(packed, lambda: packer.index([packed], workers=1), "6 samples in 1 shard", lost.name)
@@ -106,13 +105,13 @@ def test_a_missing_shard_is_not_repaired_away(packed: Path) -> None:
     assert packer.index([packed], workers=1).samples == 39, "a loss that was accepted is asked about again"
 
 
-def test_a_missing_shard_is_told_by_the_others_where_dataset_json_is_lost(packed: Path) -> None:
+def test_a_missing_shard_shows_in_the_names_of_the_others(packed: Path) -> None:
     (packed / "dataset.json").unlink()
     for split in ("train", "val"):
         shutil.rmtree(packed / f"{split}.index")
     last = sorted(path for path in packed.iterdir() if path.name.startswith("train-"))[-1]
     last.unlink()
-    refused(packed, lambda: packer.index([packed], workers=1), "1 shard of this set is missing", "--accept-loss")
+    refused(packed, lambda: packer.index([packed], workers=1), "1 shard of this set is missing", "accept_loss=True")
     assert packer.index([packed], accept_loss=True, workers=1).samples == 39
 
 
@@ -129,7 +128,7 @@ def test_a_missing_shard_is_told_by_the_others_where_dataset_json_is_lost(packed
         (["a-00001-of-99999999999.h5"], 0, []),
     ],
 )  # fmt: skip
-def test_numbers_in_names_tell_what_is_missing(names: list[str], count: int, first: list[str]) -> None:
+def test_numbers_in_names_show_what_is_missing(names: list[str], count: int, first: list[str]) -> None:
     assert missing_shards(names) == (count, first)
 
 
@@ -148,14 +147,12 @@ def test_a_record_that_was_cut_off_is_a_loss(tree: Path, tmp_path: Path) -> None
     assert packer.index([root], accept_loss=True, workers=1).samples == 43
 
 
-def test_damage_in_a_shard_is_not_blessed_with_new_checksums(packed: Path) -> None:
+def test_damage_in_a_shard_gets_no_new_checksums(packed: Path) -> None:
     with readers.open(packed, "train") as reader:
-        place = reader.byte_range(8)
-    assert place is not None
-    path, offset, length = place
-    data = bytearray(Path(path).read_bytes())
+        path, offset, length = reader.byte_range(8) or (packed, 0, 0)
+    data = bytearray(path.read_bytes())
     data[offset + length - 9] ^= 1
-    Path(path).write_bytes(data)
+    path.write_bytes(data)
     refused(packed, lambda: packer.index([packed], workers=1), "the checksums of 1 shard", "damaged, or rewritten")
     assert not packer.verify(packed, workers=1).ok
 
@@ -171,7 +168,7 @@ def test_a_dataset_json_that_cannot_be_read_is_not_replaced_silently(packed: Pat
 
 
 def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails last, the old index is still there."""
+    """Also in the last step the old index is still whole."""
     flipped = packed / "train.index" / "width.npy"
     data = flipped.read_bytes()
     flipped.write_bytes(data[:-1] + b"\x7f")
@@ -180,7 +177,7 @@ def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device", "dataset.json")
 
-    monkeypatch.setattr("packer.index_commit.write_dataset_info", full)
+    monkeypatch.setattr("packer.adoption.write_dataset_info", full)
     with pytest.raises(OSError, match="No space left"):
         packer.index([packed], workers=1)
     after = files_of(packed)
@@ -226,12 +223,12 @@ def test_shards_with_other_classes_do_not_mix(tmp_path: Path) -> None:
         folder = tmp_path / suffix[1:]
         shard(folder / f"train-a{suffix}", [1, 2], ("cat", "dog"), [0, 1])
         shard(folder / f"train-b{suffix}", [3, 4], ("dog", "owl"), [0, 1])
-        with pytest.raises(readers.FormatError, match=r"label 0 is 'cat' in one and 'dog' in the other.*--classes"):
+        with pytest.raises(readers.FormatError, match=r"label 0 is 'cat' in one and 'dog' in the other.*classes=NAMES"):
             packer.index([folder], workers=1)
         packer.index([folder], classes=["a", "b"], workers=1)
         packer.index([folder], workers=1)
         with readers.open(folder) as reader:
-            assert reader.classes == ("a", "b"), "names that the user gave are lost by a repair"
+            assert reader.classes == ("a", "b"), "a repair loses names that the user gave"
 
 
 def test_lists_of_classes_that_agree_are_merged(tmp_path: Path) -> None:
@@ -256,43 +253,41 @@ def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
     names = tmp_path / "names.txt"
     names.write_text("cat\ndog\n\n")
     done = CliRunner().invoke(command, [str(path), "--classes", str(names)])
-    assert "has the label 7, so 8 class names are needed; --classes has 2" in str(done.exception)
+    assert "has the label 7, so 8 class names are needed; classes has 2" in str(done.exception)
     names.write_text("cat\n\ndog\n")
     done = CliRunner().invoke(command, [str(path), "--classes", str(names)])
     assert done.exit_code == 2 and "line 2 of" in done.output, done.output
 
 
-def test_a_lost_dataset_json_is_made_again_from_the_shards_alone(packed: Path) -> None:
+def test_a_lost_dataset_json_is_rebuilt_from_the_shards(packed: Path) -> None:
     before = files_of(packed)
     (packed / "dataset.json").unlink()
     packer.index([packed], workers=1)
     after = files_of(packed)
-    told = [json.loads(files["dataset.json"]) for files in (before, after)]
-    for content in told:
+    contents = [json.loads(files["dataset.json"]) for files in (before, after)]
+    for content in contents:
         del content["made"]
         for split in content["splits"].values():
             del split["root"]  # the folder of the tree a split came from is not in the shards
-    assert told[0] == told[1]
+    assert contents[0] == contents[1]
     assert after | {"dataset.json": b""} == before | {"dataset.json": b""}
 
 
-def test_a_tar_shard_says_what_set_it_is_of(tmp_path: Path) -> None:
-    writer = format_named("tar")
-    classes = ("cat", "d\u00f6g")
-    path = tmp_path / "val-000000.tar"
-    shard_writer = writer.open_writer(path, ShardSpec("val", {"image": "image", "m": "json"}, classes, 1, 3))
-    shard_writer.add(PackedSample("k", 0, (b"x", None), ("", ""), None))
-    shard_writer.finish()
-    spec = ShardSpec("val", {"image": "image", "m": "json"}, classes, 1, 3)
-    assert writer.describe(path) == spec
+def test_a_tar_shard_describes_its_set(tmp_path: Path) -> None:
+    tar, path = format_named("tar"), tmp_path / "val-000000.tar"
+    spec = ShardSpec("val", {"image": "image", "m": "json"}, ("cat", "d\u00f6g"), 1, 3)
+    writer = tar.open_writer(path, spec)
+    writer.add(PackedSample("k", 0, (b"x", None), ("", ""), None))
+    writer.finish()
+    assert tar.describe(path) == spec
     data = path.read_bytes()
-    outer = format_named("tar").open_writer(tmp_path / "outer.tar", ShardSpec("train", {"image": "file"}))
+    outer = tar.open_writer(tmp_path / "outer.tar", ShardSpec("train", {"image": "file"}))
     outer.add(PackedSample("k", NO_LABEL, (data,), ("",), None))
     outer.finish()
-    assert writer.describe(tmp_path / "outer.tar") == ShardSpec("train", {"image": "file"})
+    assert tar.describe(tmp_path / "outer.tar") == ShardSpec("train", {"image": "file"})
     (tmp_path / "plain.tar").write_bytes((tmp_path / "outer.tar").read_bytes()[: 512 + len(data)] + bytes(1024))
-    assert writer.describe(tmp_path / "plain.tar") is None, "a shard that is a member was taken for the whole"
+    assert tar.describe(tmp_path / "plain.tar") is None, "a shard that is a member was taken for the whole"
     at = data.index(b'"classes"')
     path.write_bytes(data[:at] + b"X" + data[at + 1 :])
     with pytest.raises(readers.FormatError, match=r"what it says of its set at byte \d+ is damaged: its CRC32C"):
-        writer.describe(path)
+        tar.describe(path)

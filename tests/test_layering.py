@@ -169,7 +169,7 @@ def test_the_library_does_not_know_its_command_line() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_in_functions_have_a_reason(path: Path) -> None:
-    """An optional package, or a time that was measured: whatever else hides there hides from the reader, too."""
+    """An optional package, or a measured import time; other imports belong to the top."""
     at_import, all_imports = set(imports(path, lazy=False)), set(imports(path, types=False))
     for line, module in sorted(all_imports - at_import):
         parts = module.split(".")
@@ -249,7 +249,7 @@ def test_what_an_import_loads(module: str) -> None:
 
 
 def test_reading_a_local_set_loads_few_modules(samples: Samples) -> None:
-    """Every worker imports `readers`: at most 30 modules of ours, and opening and reading a local set loads no more."""
+    """Every worker imports `readers`: at most 30 of its modules, and opening and reading a local set loads no more."""
     script = f"""
 import sys, readers
 ours = lambda: {{name for name in sys.modules if name.partition(".")[0] in ("cache", "readers")}}
@@ -272,7 +272,7 @@ def test_import_packer_loads_nothing_optional() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_what_a_module_tells(path: Path) -> None:
+def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
     """Its purpose, and what it exports: names that exist, sorted, none private."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert (ast.get_docstring(tree) or "").strip(), f"{path} has no docstring"
@@ -284,8 +284,6 @@ def test_what_a_module_tells(path: Path) -> None:
     except MissingExtraError as error:
         pytest.skip(str(error))
     exported = getattr(module, "__all__", None)
-    if name_of(path) == "packer.version":
-        exported = ["VERSION"]
     assert exported is not None, f"{path} has no __all__"
     missing = [name for name in exported if not hasattr(module, name)]
     assert not missing, f"{path} exports {missing}, which it does not have"
@@ -303,7 +301,7 @@ def test_public_names_are_exported(path: Path) -> None:
         if source is None or name == "*" or name.startswith("_") or any(name_of(p) == module for p in MODULES):
             continue
         exported = getattr(importlib.import_module(base), "__all__", None)
-        if exported is not None and name != "VERSION":
+        if exported is not None:
             assert name in exported, f"{path}:{line} imports {name}, which {base} does not export"
 
 
@@ -321,7 +319,7 @@ def test_modules_are_short(path: Path) -> None:
     assert lines <= MAX_LINES, f"{path} has {lines} lines: one idea per module"
 
 
-def test_the_version_is_told_once() -> None:
+def test_the_version_is_the_same_in_both_places() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     match = re.search(r'^version = "([^"]+)"$', text, re.MULTILINE)
     assert match is not None and match[1] == packer.__version__, "pyproject.toml and packer.__version__ differ"

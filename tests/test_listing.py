@@ -22,8 +22,7 @@ from suites.formats import bounded
 import packer
 import readers.examine
 from cache.errors import SourceError
-from packer.conversion.options import ConvertOptions
-from packer.conversion.plan import make_plan
+from packer.conversion.plan import ConvertOptions, make_plan
 from packer.formats import format_named
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.folder import FolderSource, list_tree

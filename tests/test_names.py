@@ -1,13 +1,14 @@
-"""Names from outside: what each type takes, and that a set's description is held to it."""
+"""Names from outside: which ones each type accepts, and that a set's description must have such."""
 
 from __future__ import annotations
 
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import files_of
+from conftest import files_of, tree_of
 
 import packer
 from cache.errors import BadNameError, DatasetError, SourceError
@@ -75,14 +76,11 @@ def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files(path: str) ->
         IndexPath("quarantine")
 
 
-def described(**changes: object) -> bytes:
-    split = {"samples": 0, "root": "", "index": "train.index", "shards": []}
-    content = {"kind": "packer-dataset", "version": 1, "format": "tar", "fields": {"image": "image"}, "classes": []}
-    split |= {name: value for name, value in changes.items() if name in ("index", "shards")}
-    splits = {str(changes.get("split", "train")): split}
-    return json.dumps(
-        content | {"label_offset": 0, "splits": splits, "fields": changes.get("fields", content["fields"])}
-    ).encode()
+def described(split: str = "train", fields: dict[str, str] | None = None, **changes: object) -> bytes:
+    """A dataset.json. changes: of its split."""
+    splits = {split: {"samples": 0, "root": "", "index": "train.index", "shards": [], **changes}}
+    content = {"kind": "packer-dataset", "version": 1, "format": "tar", "classes": [], "label_offset": 0}
+    return json.dumps(content | {"splits": splits, "fields": fields or {"image": "image"}}).encode()
 
 
 @pytest.mark.parametrize(
@@ -99,27 +97,21 @@ def described(**changes: object) -> bytes:
     ],
     ids=str,
 )
-def test_a_set_with_such_names_is_not_read(changes: dict[str, object]) -> None:
+def test_a_set_with_such_names_is_not_read(changes: Any) -> None:
     assert parse_dataset_info(described(), "good").splits["train"].index == "train.index"
     with pytest.raises(DatasetError, match=r"^set: .*(cannot be the name|leads outside|is the set's own)"):
         parse_dataset_info(described(**changes), "set")
 
 
-HOSTILE_SPLITS = ("../evil", "{tmp}/absolute", "a b", ".hid")
-
-
-@pytest.mark.parametrize("split", HOSTILE_SPLITS)
+@pytest.mark.parametrize("split", ["../evil", "{tmp}/absolute", "a b", ".hid"])
 def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_path: Path, split: str) -> None:
     """By option and in a manifest's column, when packing and when indexing."""
     split = split.format(tmp=tmp_path)
-    flat, shard = tree / "val/cat", tmp_path / "shards/x.tar"
+    flat = tree / "val/cat"
     packer.convert(flat, to="tar", output=tmp_path / "good", workers=1)
-    shard.parent.mkdir()
-    shard.write_bytes((tmp_path / "good/train-000000.tar").read_bytes())
-    manifest = tmp_path / "table/m.csv"
-    manifest.parent.mkdir()
-    manifest.write_text(f"path,split\n{flat / 'cat_000.JPEG'},{split}\n")
-    before = files_of(tmp_path)
+    table = f"path,split\n{flat / 'cat_000.JPEG'},{split}\n".encode()
+    tree_of(tmp_path, {"x.tar": (tmp_path / "good/train-000000.tar").read_bytes(), "m.csv": table})
+    shard, before = tmp_path / "x.tar", files_of(tmp_path)
     out = str(tmp_path / "made/out")
     for arguments in (
         ("convert", str(flat), "--to", "tar", "-o", out, "--split", split),
@@ -128,7 +120,7 @@ def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_p
     ):
         with pytest.raises(SystemExit) as stopped:
             main(list(arguments))
-        assert stopped.value.code == 2, f"{arguments} is no good use"
+        assert stopped.value.code == 2, f"{arguments} is a usage error"
     for call in (
         lambda: packer.convert(flat, to="tar", output=out, split=split, workers=1),
         lambda: packer.index([shard], out, split=split, workers=1),
@@ -137,7 +129,7 @@ def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_p
         with pytest.raises(BadNameError, match="cannot be the name of"):
             call()
     with pytest.raises(SourceError, match=r"m\.csv: line 2: column 'split'.*cannot be the name of a split"):
-        packer.convert(manifest, to="tar", output=out, workers=1)
+        packer.convert(tmp_path / "m.csv", to="tar", output=out, workers=1)
     assert files_of(tmp_path) == before and not (tmp_path / "made").exists()
 
 
@@ -148,7 +140,7 @@ class _Named(FolderSource):
         return listing
 
 
-def test_a_source_of_whatever_kind_names_no_split_outside(tree: Path, tmp_path: Path) -> None:
+def test_no_source_names_a_split_outside(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'../evil' cannot be the name of a split"):
         packer.convert(_Named(tree), to="tar", output=tmp_path / "out", workers=1)
     assert list(tmp_path.iterdir()) == []

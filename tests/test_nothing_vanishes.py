@@ -1,4 +1,4 @@
-"""Files that are not packed: named, counted, an error where they are images; a set without samples is none."""
+"""Files that are not packed are named and counted, and an error where they are images; no set is empty."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import io
 import os
 import pty
 import resource
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from suites.programs import run_packer
+from suites.samples import make_image
 
 import packer
 import readers
@@ -25,10 +28,6 @@ AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf" + bytes(200)
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200)
 JPEG_2000 = b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(200)
 JPEG_XL = b"\xff\x0a" + bytes(200)
-
-
-def limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 
 
 @pytest.mark.parametrize(
@@ -74,12 +73,8 @@ def test_other_files_are_left_out_and_listed_by_what_they_are(tmp_path: Path) ->
     files = {"a/1.jpg": make_jpeg(1), "a/notes.txt": b"a caption", "b.json": b"{}", "a/done": b"", "c.bin": b"\0\1"}
     source = tree_of(tmp_path / "in", files)
     result = packer.convert(source, "tar", tmp_path / "out", workers=1)
-    assert result.left_out_reasons == {
-        "not an image: text": 1,
-        "not an image: JSON": 1,
-        "empty, 0 bytes": 1,
-        "not an image": 1,
-    }
+    reasons = ("not an image: text", "not an image: JSON", "empty, 0 bytes", "not an image")
+    assert result.left_out_reasons == dict.fromkeys(reasons, 1)
     assert result.to_dict()["left_out_reasons"] == result.left_out_reasons
     shown = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "shown")
     assert "left out: 4 not packed" in shown.stdout and "    1 not an image: text" in shown.stdout
@@ -115,15 +110,16 @@ def hdf5_file() -> bytes:
     return memory.getvalue()
 
 
-def archive_of(kind: str) -> bytes:
+def npz_file() -> bytes:
     memory = io.BytesIO()
-    if kind == "npz":
-        np.savez(memory, images=np.zeros(4, np.uint8))
-    else:
-        import tarfile
+    np.savez(memory, images=np.zeros(4, np.uint8))
+    return memory.getvalue()
 
-        with tarfile.open(fileobj=memory, mode="w") as archive:
-            archive.addfile(tarfile.TarInfo("a.jpg"))
+
+def tar_file() -> bytes:
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.jpg"))
     return memory.getvalue()
 
 
@@ -133,8 +129,8 @@ CONTAINERS = {
     "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; packer convert "),
     "x-00000": (TFRECORD, "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
-    "x.npz": (archive_of("npz"), "NumPy arrays; no command reads this"),
-    "x-0.tar": (archive_of("tar"), "tar archive; packer convert {root}/x-0.tar"),
+    "x.npz": (npz_file(), "NumPy arrays; no command reads this"),
+    "x-0.tar": (tar_file(), "tar archive; packer convert {root}/x-0.tar"),
 }
 
 
@@ -173,7 +169,7 @@ def test_a_failed_replacement_leaves_the_set_that_is_there(tmp_path: Path) -> No
 def test_an_index_of_no_samples_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "x-0.tar").write_bytes(bytes(10240))
     done = run_packer("index", tmp_path / "x-0.tar", "-o", tmp_path / "out")
-    assert done.returncode == 1 and "1 tar shard, but not one sample" in done.stderr, done.stderr
+    assert done.returncode == 1 and "1 tar shard without a single sample" in done.stderr, done.stderr
     assert not (tmp_path / "out/dataset.json").exists()
 
 
@@ -190,10 +186,10 @@ def test_verify_does_not_call_a_set_without_samples_whole(tree: Path, tmp_path: 
 def test_a_large_stray_is_looked_at_before_it_is_read(tmp_path: Path, suffix: str) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)})
     with open(source / f"a/large{suffix}", "wb") as file:
-        file.write(AVIF if suffix == ".avif" else archive_of("tar"))
+        file.write(AVIF if suffix == ".avif" else tar_file())
         file.truncate(6 << 30)  # takes no room
     line = ("convert", source, "--to", "tar", "-o", tmp_path / "out", "--workers", 1)
-    done = run_packer(*line, preexec_fn=limit_memory)
+    done = run_packer(*line, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)))
     if suffix == ".avif":
         assert done.returncode == 1 and "a/large.avif: has 6,442,450,944 bytes" in done.stderr, done.stderr
         return
@@ -204,28 +200,16 @@ def test_a_large_stray_is_looked_at_before_it_is_read(tmp_path: Path, suffix: st
 
 
 def test_a_large_stray_in_an_archive_is_looked_at_before_it_is_read(tmp_path: Path) -> None:
+    large = make_image(0, (1300, 1300), "BMP")
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/1.jpg", make_jpeg(1))
         archive.writestr("a/2.dat", np.random.default_rng(0).bytes(5 << 20))
-        archive.writestr("b/3.bmp", large := bitmap())
+        archive.writestr("b/3.bmp", large)
     result = packer.convert(tmp_path / "in.zip", "tar", tmp_path / "zip", workers=1)
     assert (result.samples, result.left_out_reasons) == (2, {"not an image": 1})
-    subprocess.run(["tar", "-czf", tmp_path / "in.tgz", "-C", _unpacked(tmp_path), "."], check=True, timeout=120)
+    shutil.unpack_archive(tmp_path / "in.zip", tmp_path / "unpacked")
+    subprocess.run(["tar", "-czf", tmp_path / "in.tgz", "-C", tmp_path / "unpacked", "."], check=True, timeout=120)
     packer.convert(tmp_path / "in.tgz", "tar", tmp_path / "tgz", workers=1)
     with readers.open(tmp_path / "tgz", verify=True) as reader:
         assert sorted(reader.keys) == ["a/1", "b/3"]
         assert large in [bytes(sample.image) for sample in reader]
-
-
-def _unpacked(tmp_path: Path) -> Path:
-    with zipfile.ZipFile(tmp_path / "in.zip") as archive:
-        archive.extractall(tmp_path / "unpacked")
-    return tmp_path / "unpacked"
-
-
-def bitmap() -> bytes:
-    from PIL import Image
-
-    memory = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (1300, 1300, 3), dtype=np.uint8)).save(memory, "BMP")
-    return memory.getvalue()

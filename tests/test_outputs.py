@@ -1,4 +1,4 @@
-"""Writing where something is already: nothing of others is written to, moved or removed, whatever a set there says."""
+"""Writing to an existing folder: foreign files are not changed, moved or removed, whatever dataset.json names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cache.messages import Silent
 
 
 class Notes(Silent):
-    """Keeps what a command tells."""
+    """Collects the notes of a command."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -34,13 +34,13 @@ class Notes(Silent):
 
 @pytest.fixture(scope="module")
 def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
-    """The tree in a format; nobody may write to it."""
+    """The tree in a format; tests may not write to it."""
     return lambda to="tar": pack(tree, to, samples_per_shard=12)
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """Files of somebody else, which must be there afterwards."""
+    """Foreign files, which must be unchanged afterwards."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("x.npy", "train-000000.tar", "thesis.tex"):
@@ -66,7 +66,7 @@ def replace(source: Path, out: Path, **options: object) -> packer.ConvertResult:
 def test_overwrite_removes_nothing_outside_the_set(
     tree: Path, packed: Callable[..., Path], tmp_path: Path, outside: Path, hostile: str
 ) -> None:
-    """Where dataset.json leads through a link or out of the set, the set stays as it is and the user is told."""
+    """Where dataset.json leads through a link or out of the set, the set stays as it is and the command fails."""
     out = tmp_path / "out"
     shutil.copytree(packed(), out)
     (out / "link").symlink_to(outside)
@@ -81,7 +81,7 @@ def test_overwrite_removes_nothing_outside_the_set(
 
     edited(out, change)
     before = files_of(out)
-    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*there is no telling what"):
+    with pytest.raises(OutputError, match=r"link: is a link|the set's own|leads outside.*it is unknown what"):
         replace(tree, out)
     assert files_of(out) == before, "the old set is not what it was"
 
@@ -133,7 +133,7 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
 def test_overwrite_leaves_shards_that_packer_did_not_write(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """An adopted folder of somebody's shards; links to shards elsewhere are packer's own, the shards are not."""
+    """An adopted folder of foreign shards; links to shards elsewhere are packer's own, the shards are not."""
     out, notes = tmp_path / "out", Notes()
     out.mkdir()
     for shard in packed("tfrecord").glob("*.tfrecord"):
@@ -166,16 +166,16 @@ def test_overwrite_refuses_at_once_where_a_shard_that_stays_is_in_the_way(
     assert files_of(out) == before
 
 
-def test_overwrite_tells_what_goes(tree: Path, tmp_path: Path) -> None:
+def test_overwrite_notes_what_it_removes(tree: Path, tmp_path: Path) -> None:
     out, notes = tmp_path / "out", Notes()
     packer.convert(tree, to="tar", output=out, workers=1)
     less = tmp_path / "less"
     shutil.copytree(tree / "train", less / "train", ignore=shutil.ignore_patterns("owl"))
     replace(less, out, watcher=notes)
-    told = "\n".join(notes.lines)
-    assert f"replacing the set in {out}: 45 samples (train 36, val 9), 3 classes, by 24 samples, 2 classes" in told
-    assert "splits that the new set does not have: val" in told
-    assert "classes that the new set does not have: owl" in told
+    text = "\n".join(notes.lines)
+    assert f"replacing the set in {out}: 45 samples (train 36, val 9), 3 classes, by 24 samples, 2 classes" in text
+    assert "splits that the new set does not have: val" in text
+    assert "classes that the new set does not have: owl" in text
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_overwrite_does_not_replace_what_cannot_be_read(
     else:
         (out / "dataset.json").write_text(content)
     before = files_of(out)
-    with pytest.raises(OutputError, match="there is no telling what overwrite=True would remove; repair the set"):
+    with pytest.raises(OutputError, match="it is unknown what overwrite=True would remove; repair the set"):
         hanging(partial(replace, tree, out))
     if content is not None:
         assert files_of(out) == before
@@ -256,7 +256,7 @@ def test_a_prepared_plan_that_is_being_written_is_not_followed(tree: Path, tmp_p
     assert packer.verify(out, against=tree, workers=1).ok
 
 
-def test_nobody_converts_under_the_lock_of_a_removed_folder(
+def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In forced order: the second opens the lock, the first ends and removes its folder, the second gets its lock."""
@@ -285,7 +285,7 @@ def test_nobody_converts_under_the_lock_of_a_removed_folder(
 
 @pytest.mark.parametrize("name", ["x" * 251 + ".jpg", "猫" * 83 + ".jpg"], ids=["ASCII", "UTF-8"])
 def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
-    """Quarantined and extracted: no name of ours is longer than the file's own."""
+    """Quarantined and extracted: temporary names are not longer than the file's own."""
     source = tmp_path / "src/cat"
     source.mkdir(parents=True)
     (source / name).write_bytes(make_jpeg(1))
@@ -296,7 +296,7 @@ def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
     assert files_of(tmp_path / "back") == {f"cat/{name}": make_jpeg(1)}
 
 
-def test_names_that_no_file_can_have_are_put_aside_and_extracted_under_shorter_ones(tmp_path: Path) -> None:
+def test_names_too_long_for_a_file_are_shortened(tmp_path: Path) -> None:
     archive, notes = tmp_path / "a.tar", Notes()
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in (f"{'猫' * 100}good.jpg", f"{'é' * 200}1.jpg", f"{'é' * 200}2.jpg"):

@@ -1,15 +1,17 @@
-"""Packing looks at what an image is: what readers could not decode is refused by name, what they decode in part is
-told; and what is encoded anew is upright, with its colours, its depth and a name of its own."""
+"""Packing checks images: those that readers could not decode are refused by name, those that they decode in part are
+warned about; and re-encoded ones are upright, with their colours, their depth and unique names."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import files_of
 from image_cases import XMP_PREFIX, chunk, encoded, exif_blob, picture, pillow_rgb, with_chunks, with_segments, xmp
 from PIL import Image
 from test_unusual_images import DEEP, deep, grey16, patched
@@ -19,12 +21,12 @@ import readers
 from cache.errors import BadSampleError, SourceError
 from packer import Reencode
 from readers.decode import decode_image, decode_unchanged
-from readers.headers import frames, read_header
+from readers.headers import SUFFIX, frames, read_header
 
 
 def tree(root: Path, **images: bytes) -> Path:
     """A folder of images; "_" in a name stands for the dot."""
-    root.mkdir()
+    root.mkdir(parents=True)
     for name, data in images.items():
         (root / name.replace("_", ".")).write_bytes(data)
     return root
@@ -40,11 +42,11 @@ def one(tmp_path: Path, name: str, data: bytes, **options: Any) -> bytes:
     return packed(tree(tmp_path / "src", **{name: data}), **options)[1][0]
 
 
-# --- what is refused, and what is told ------------------------------------------------------------------------------
+# --- refusals and warnings ---------------------------------------------------------------------------------------
 FLOATS = encoded(Image.fromarray(grey16().astype(np.float32)), "TIFF")
 
 
-def test_what_has_no_rgb_form_is_refused_when_packing_and_packed_for_unchanged(tmp_path: Path) -> None:
+def test_an_image_without_rgb_form_is_refused_or_packed_for_unchanged(tmp_path: Path) -> None:
     source = tree(tmp_path / "src", a_tif=FLOATS, b_jpg=encoded(picture(20, 30), "JPEG"))
     with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*decode='unchanged'"):
         packed(source)
@@ -93,7 +95,7 @@ def test_a_ring_of_pages_ends() -> None:
     assert frames(bytes(data), "tiff") == 1
 
 
-def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
+def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> None:
     source = tree(
         tmp_path / "src",
         a_gif=animation("GIF"),
@@ -104,10 +106,10 @@ def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
     )
     result, images = packed(source)
     assert images == [path.read_bytes() for path in sorted(source.iterdir())], "bytes are kept"
-    told = "\n".join(result.warnings)
-    assert "1 image damaged where it costs no pixels (the first: d.png)" in told
-    assert "1 image of more than 8 bits a channel (the first: c.png)" in told
-    assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in told
+    warnings = "\n".join(result.warnings)
+    assert "1 image damaged where it costs no pixels (the first: d.png)" in warnings
+    assert "1 image of more than 8 bits a channel (the first: c.png)" in warnings
+    assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in warnings
     assert len(result.warnings) == 3
     again = packer.convert(source, "tar", result.output, workers=1)
     assert again.already_done and again.warnings == result.warnings
@@ -115,24 +117,21 @@ def test_what_is_decoded_in_part_is_told_when_packing(tmp_path: Path) -> None:
     assert not any("8 bits" in line for line in packed(source, decode="unchanged", overwrite=True)[0].warnings)
 
 
-def test_shards_made_elsewhere_are_looked_at_too_and_nothing_is_refused(tmp_path: Path) -> None:
+def test_adopted_shards_are_checked_too_and_nothing_is_refused(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "made.tar", "w") as tar:
         for name, data in (("a.gif", animation("GIF")), ("b.tif", FLOATS), ("c.png", DEEP["rgb png"][0])):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    told = "\n".join(packer.index([tmp_path / "made.tar"], workers=1).warnings)
-    assert "1 image with further frames or pages (the first: a)" in told
-    assert "1 image that readers cannot decode to RGB (the first: b)" in told
-    assert "1 image of more than 8 bits a channel (the first: c)" in told
+    warnings = "\n".join(packer.index([tmp_path / "made.tar"], workers=1).warnings)
+    assert "1 image with further frames or pages (the first: a)" in warnings
+    assert "1 image that readers cannot decode to RGB (the first: b)" in warnings
+    assert "1 image of more than 8 bits a channel (the first: c)" in warnings
     with readers.open(tmp_path) as reader:
         assert len(reader) == 3 and reader.info.height.all()
 
 
-# --- encoded anew ------------------------------------------------------------------------------------------------
-SMALLER = Reencode(max_side=24)
-
-
+# --- re-encoding -------------------------------------------------------------------------------------------------
 def smooth() -> Image.Image:
     """Colours that no codec changes much, and another one in each corner."""
     return picture(4, 6).resize((56, 40), Image.Resampling.BICUBIC)
@@ -153,14 +152,12 @@ def rotated(medium: str, orientation: int) -> bytes:
 
 @pytest.mark.parametrize("medium", ["jpeg", "png", "webp", "tiff", "jpeg xmp", "png xmp"])
 @pytest.mark.parametrize("codec", ["keep", "jpeg", "webp", "png"])
-def test_what_is_encoded_anew_is_upright(tmp_path: Path, medium: str, codec: str) -> None:
+def test_a_re_encoded_image_is_upright(tmp_path: Path, medium: str, codec: str) -> None:
     for orientation in (1, 2, 6, 8):
         data = rotated(medium, orientation)
         expected = Image.fromarray(pillow_rgb(data))
         expected.thumbnail((24, 24), Image.Resampling.LANCZOS)
-        folder = tmp_path / str(orientation)
-        folder.mkdir()
-        made = one(folder, "a_jpg", data, reencode=Reencode(codec, 24, None, 95))
+        made = one(tmp_path / str(orientation), "a_jpg", data, reencode=Reencode(codec, 24, None, 95))
         pixels = decode_image(made)
         assert pixels.shape[:2] == (expected.height, expected.width), "squashed or lying on its side"
         assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() < 9
@@ -170,21 +167,16 @@ def test_what_is_encoded_anew_is_upright(tmp_path: Path, medium: str, codec: str
 def test_exif_stays_with_every_codec(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x010F] = "the maker"
-    for number, kind in enumerate(("JPEG", "PNG", "WEBP")):
-        for codec in ("jpeg", "png", "webp"):
-            folder = tmp_path / f"{number}{codec}"
-            folder.mkdir()
-            data = encoded(picture(40, 56), kind, exif=exif.tobytes())
-            with Image.open(io.BytesIO(one(folder, "a_jpg", data, reencode=Reencode(codec, 24)))) as made:
-                assert made.getexif()[0x010F] == "the maker", (kind, codec)
+    for number, (kind, codec) in enumerate(itertools.product(("JPEG", "PNG", "WEBP"), ("jpeg", "png", "webp"))):
+        data = encoded(picture(40, 56), kind, exif=exif.tobytes())
+        with Image.open(io.BytesIO(one(tmp_path / str(number), "a_jpg", data, reencode=Reencode(codec, 24)))) as image:
+            assert image.getexif()[0x010F] == "the maker", (kind, codec)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_grey_of_16_bits_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(56)) * 680).astype(np.uint16)
     data = encoded(Image.fromarray(smooth), kind)
-    (tmp_path / "png").mkdir()
-    (tmp_path / "jpeg").mkdir()
     kept = decode_unchanged(one(tmp_path / "png", "a_png", data, reencode=Reencode("png", 28)))
     assert kept.dtype == np.uint16 and kept.shape == (20, 28)
     assert abs(float(kept.mean()) - float(smooth.mean())) < 300
@@ -211,7 +203,7 @@ def test_cielab_becomes_rgb(tmp_path: Path) -> None:
         ("a_tif", DEEP["rgb tiff"][0], "png", "16 bits a channel, of which Pillow writes no more than 8"),
     ],
 )
-def test_what_would_lose_more_than_its_size_is_refused(
+def test_an_image_that_would_lose_more_than_its_size_is_refused(
     tmp_path: Path, name: str, data: bytes, codec: str, message: str
 ) -> None:
     with pytest.raises(BadSampleError, match=message):
@@ -223,27 +215,64 @@ def test_colours_of_16_bits_become_8_in_a_jpeg(tmp_path: Path) -> None:
     assert abs(float(decode_image(made).mean()) - float((deep(3) >> 8).mean())) < 5
 
 
+def test_resizing_is_that_of_pillow_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
+    small = encoded(picture(50, 60), "JPEG")
+    x, y = np.meshgrid(np.arange(400), np.arange(300))
+    waves = np.stack([127 + 120 * np.sin(x / 40), 127 + 120 * np.cos(y / 30), (x + y) / 3], -1)
+    big = encoded(Image.fromarray(waves.astype(np.uint8)), "JPEG", quality=95)
+    source = tree(tmp_path / "src", big_jpg=big, small_jpg=small)
+    result, images = packed(source, reencode=Reencode(resize_short=64))
+    assert images[1] == small
+    pixels = decode_image(images[0]).astype(int)
+    reference = Image.fromarray(pillow_rgb(big)).resize((85, 64), Image.Resampling.LANCZOS)
+    assert pixels.shape == (64, 85, 3) and np.abs(pixels - np.asarray(reference)).mean() < 3
+    options = readers.open(result.output).dataset.made["options"]["reencode"]
+    assert options == {"codec": "keep", "max_side": None, "resize_short": 64, "quality": None}
+    assert "re-encoded" in packer.verify(result.output, against=source, workers=1).problems[0].what
+
+
+@pytest.mark.parametrize(("quality", "same"), [(95, True), (10, False)])
+def test_quality_never_makes_a_file_larger(tmp_path: Path, quality: int, same: bool) -> None:
+    data = encoded(picture(200, 200), "JPEG", quality=30)
+    image = one(tmp_path, "a_jpg", data, reencode=Reencode(quality=quality))
+    assert (image == data) is same and len(image) <= len(data)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "CMYK"])
+def test_modes_and_codecs(tmp_path: Path, mode: str) -> None:
+    kind = "JPEG" if mode == "CMYK" else "PNG"
+    source = tree(tmp_path / "src", a_img_x=encoded(picture(40, 60).convert(mode), kind))
+    for codec in ("keep", "jpeg", "png", "webp"):
+        result, (image,) = packed(source, reencode=Reencode(codec, max_side=30), overwrite=True)
+        media, height, width, *_ = read_header(image)
+        assert (width, height, media) == (30, 20, kind.lower() if codec == "keep" else codec)
+        suffix = "x" if media == kind.lower() else SUFFIX[media]
+        assert readers.open(result.output).name(0) == f"a.img.{suffix}"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"codec": "gif"}, {"max_side": 0}, {"quality": 101}, {"max_side": 9, "resize_short": 9}], ids=str
+)
+def test_options_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Reencode(**wrong)
+
+
 # --- names -------------------------------------------------------------------------------------------------------
-def test_files_that_differ_in_their_suffix_alone_stay_apart_and_come_out_again(tmp_path: Path) -> None:
+def test_files_that_differ_only_in_their_suffix_get_unique_names(tmp_path: Path) -> None:
     jpeg, png = encoded(picture(20, 30), "JPEG"), encoded(picture(30, 20), "PNG")
     source = tree(tmp_path / "src", x_jpg=jpeg, x_png=png, y_png=png, z_webp=encoded(picture(20, 30), "WEBP"))
     result, images = packed(source, reencode=Reencode("webp"))
     extracted = packer.extract(result.output, tmp_path / "out")
     assert extracted.files == 4
-    names = sorted(path.name for path in (tmp_path / "out").rglob("*.webp"))
-    assert names == ["x.jpg.webp", "x.png.webp", "y.webp", "z.webp"]
-    found = sorted(path.read_bytes() for path in (tmp_path / "out").rglob("*.webp"))
-    assert found == sorted(images)
+    files = files_of(tmp_path / "out")
+    assert list(files) == ["x.jpg.webp", "x.png.webp", "y.webp", "z.webp"] and sorted(files.values()) == sorted(images)
     assert packer.verify(result.output, deep=True).ok
 
 
 def test_a_name_that_another_file_has_is_refused_before_packing(tmp_path: Path) -> None:
     image = encoded(picture(20, 30), "PNG")
-    names = {"x.jpg": image, "x.png": image, "x.jpg.webp": image, "x.jpg.gif": image}
-    source = tmp_path / "src"
-    source.mkdir()
-    for name, data in names.items():
-        (source / name).write_bytes(data)
-    with pytest.raises(SourceError, match=r"would both be called x\.jpg\.webp when encoded anew; rename one"):
+    source = tree(tmp_path / "src", x_jpg=image, x_png=image, x_jpg_webp=image, x_jpg_gif=image)
+    with pytest.raises(SourceError, match=r"would both be called x\.jpg\.webp when re-encoded; rename one"):
         packed(source, reencode=Reencode("webp"))
     assert not (tmp_path / "set").exists() or not list((tmp_path / "set").glob("*.tar"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
+from suites.programs import run_python
 
 MODULE = '''
 import json
@@ -134,29 +134,22 @@ for wrong in ({"shade": 1}, {"path_column": "x"}):
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder for PYTHONPATH with a distribution of one module."""
-    site = tmp_path / "site"
-    info = site / "thirdparty-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "thirdparty.py").write_text(MODULE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[packer.formats]\npile = thirdparty:FORMAT\n[packer.sources]\ncolours = thirdparty:SOURCE\n"
-    )
-    return site
+    entry_points = "[packer.formats]\npile = thirdparty:FORMAT\n[packer.sources]\ncolours = thirdparty:SOURCE\n"
+    files = {
+        "thirdparty.py": MODULE,
+        "thirdparty-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n",
+        "thirdparty-1.0.dist-info/entry_points.txt": entry_points,
+    }
+    return tree_of(tmp_path / "site", {name: text.encode() for name, text in files.items()})
 
 
 def python(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     paths = f"{site}:{Path(__file__).resolve().parent.parent}"
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    return run_python(*arguments, env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"})
 
 
 def test_a_package_adds_a_format_and_a_source(tmp_path: Path, installed: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(3):
-        (tmp_path / f"in/{number}.jpg").write_bytes(make_jpeg(number))
+    tree_of(tmp_path / "in", {f"{number}.jpg": make_jpeg(number) for number in range(3)})
     done = python(installed, "-c", SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "shade can be given for a file of colours only, and this is an image folder" in done.stdout

@@ -82,7 +82,7 @@ def test_a_web_server(folder: Path, packed: Path, tree: Path, tmp_path: Path) ->
     shard.write_bytes(data)
     (folder / "dataset.json").unlink()
     with pytest.raises(
-        readers.OutputError, match=r"there is an object that no upload of ours has written .*; remove it there"
+        readers.OutputError, match=r"there is an object that packer has not written .*; remove it there"
     ):
         packer.upload(packed, url)
     assert not (folder / "dataset.json").exists()
@@ -205,7 +205,7 @@ def test_foreign_objects_stay(target: str, packed: Path, proxy: Proxy) -> None:
     url = f"{proxy.url}/{target.removeprefix('s3://')}/train-000000.tar"
     headers = {"Content-Type": "application/octet-stream"}
     urllib.request.urlopen(urllib.request.Request(url, b"foreign", headers, method="PUT")).close()
-    with pytest.raises(readers.OutputError, match="no upload of ours has written"):
+    with pytest.raises(readers.OutputError, match="packer has not written"):
         packer.upload(packed, target)
     assert there(target)["train-000000.tar"] == b"foreign" and "dataset.json" not in there(target)
 
@@ -221,7 +221,7 @@ def test_two_uploads_to_one_address(target: str, packed: Path, tmp_path: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStore, "put", commit_before)
-        with pytest.raises(readers.OutputError, match="another upload has put its set there meanwhile"):
+        with pytest.raises(readers.OutputError, match="another upload has written its set there meanwhile"):
             packer.upload(packed, target)
     assert there(target)["dataset.json"] == text
 

@@ -45,7 +45,7 @@ BETWEEN = """
 import os, pathlib, signal, sys
 from packer.cli.held import HeldSignals
 signals = HeldSignals(lambda: True, lambda: None)
-with signals.taken():
+with signals.handling():
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.caught == signal.SIGTERM
     sys.exit(signals.run(("sleep", "600"), pathlib.Path.cwd()))

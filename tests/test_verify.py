@@ -1,4 +1,4 @@
-"""Verification names what is damaged, and only that."""
+"""Verification names all damage, and nothing else; inspection describes a set."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def packed(request: pytest.FixtureRequest, tree: Path, tmp_path: Path) -> Path:
     return packer.convert(tree, to=request.param, output=tmp_path / "set", workers=1, samples_per_shard=12).output
 
 
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
-
-
 def test_a_whole_set(packed: Path, tree: Path) -> None:
     for deep in (False, True):
         result = packer.verify(packed, deep=deep, against=tree, workers=2)
@@ -35,17 +29,15 @@ def test_a_whole_set(packed: Path, tree: Path) -> None:
 
 def test_a_damaged_sample_is_named(packed: Path) -> None:
     with readers.open(packed, "train") as reader:
-        place = reader.byte_range(17)
-        assert place is not None
-        path, offset, length = place
-    flip(path, offset + length // 2)
+        path, offset, length = reader.byte_range(17) or (packed, 0, 0)
+    data = bytearray(path.read_bytes())
+    data[offset + length // 2] ^= 0x10
+    path.write_bytes(data)
     result = packer.verify(packed, workers=1)
     named = [(p.split, p.shard, p.index, p.key) for p in result.problems if p.index is not None]
     assert named == [("train", path.name, 17, "dog/dog_005")]
-    assert "is damaged: CRC32C" in result.problems[-1].what
-    assert not result.ok
-    deep = packer.verify(packed, deep=True, workers=1)
-    assert any("whole file" in p.what for p in deep.problems)
+    assert "is damaged: CRC32C" in result.problems[-1].what and not result.ok
+    assert any("whole file" in p.what for p in packer.verify(packed, deep=True, workers=1).problems)
 
 
 def test_missing_truncated_and_grown_shards(packed: Path) -> None:
@@ -63,7 +55,7 @@ def test_missing_truncated_and_grown_shards(packed: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["label", "image.offset", "image.length", "image.crc32c", "key", "shard"])
-def test_an_index_that_lies(packed: Path, column: str) -> None:
+def test_a_damaged_index_column_is_named(packed: Path, column: str) -> None:
     path = packed / "train.index" / f"{column}.npy"
     values = np.load(path)
     values[5] += 1
@@ -77,9 +69,9 @@ def test_an_index_that_lies(packed: Path, column: str) -> None:
 
 def test_an_index_column_that_is_missing(packed: Path) -> None:
     (packed / "val.index" / "width.npy").unlink()
-    result = packer.verify(packed, workers=1)
-    assert [p.split for p in result.problems] == ["val"]
-    assert "missing index column; rebuild it with  packer index" in result.problems[0].what
+    (problem, *others) = packer.verify(packed, workers=1).problems
+    assert problem.split == "val" and others == []
+    assert "missing index column; rebuild it with  packer index" in problem.what
 
 
 def test_against_another_source(packed: Path, tree: Path, tmp_path: Path) -> None:

@@ -287,4 +287,4 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         while True:
             crew.submit(answer, *pickle.load(requests))
     except (EOFError, pickle.UnpicklingError):
-        os._exit(0)  # nobody reads further answers
+        os._exit(0)  # further answers are not read

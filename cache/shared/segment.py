@@ -1,6 +1,6 @@
 """A segment as one process has it mapped, and the backends that provide segments.
 
-A backend creates or finds the memory; everything above it works on `Segment`, whatever the backend. The table is mapped
+A backend creates or finds the memory; everything above it works on `Segment` alone. The table is mapped
 for writing, the arena for reading only: no view can overwrite samples. Samples are written by `pwrite`, which is
 several times cheaper than faulting in the pages of a mapping; memory without a file is copied into.
 

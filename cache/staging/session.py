@@ -1,7 +1,7 @@
 """One process's use of a staged copy: choose a target, hold the copy, have its files copied, release it.
 
     open()   target → store → copy (under the store's lock: quota, record) → users' lock → files
-    close()  background thread stopped and joined → users' lock released → removed, if requested and nobody holds it
+    close()  background thread stopped and joined → users' lock released → removed, if requested and unused
 
 A session belongs to the process that opened it. After a fork both processes hold the users' lock, and only the one that
 opened the session cleans up.

@@ -78,7 +78,7 @@ class Store(ABC):
 
     @property
     def tracks_files(self) -> bool:
-        """Whether the files may be rewritten while they are read; `state` and `is_current` then tell them apart."""
+        """Whether the files may be rewritten while they are read; then `state` and `is_current` are theirs."""
         return False
 
     def state(self) -> str:

@@ -1,9 +1,9 @@
-"""The command line: one file per command. Commands parse, call, print; the work is in the library.
+"""The command line. Commands parse, call, print; the work is in the library.
 
 Results go to stdout, progress and messages to stderr. Exit status: 0 done, 1 failed or damage found, 2 usage,
 130 interrupted. With --json, a failure is a JSON document on stdout too: {"error": {"type", "message", "status"}}.
 
-This file imports next to nothing, so that Ctrl-C is understood from the first moment on; `packer.cli.group` has the
+This file imports next to nothing, so that Ctrl-C is handled from the first moment; `packer.cli.group` has the
 commands.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit. Errors of ours, and of the system, are one line on stderr."""
+    """Run the command line and exit. Errors are one line on stderr."""
     _open_closed_streams()
     before = signal.getsignal(signal.SIGINT)
     careful = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from cache.messages import plural
-from packer.cli.progress import watcher
 from packer.cli.text import (
     SetPlace,
     bar,
@@ -17,6 +16,7 @@ from packer.cli.text import (
     show_result,
     split_option,
     threads_option,
+    watcher,
 )
 from packer.node import DIRECTORY, CacheReport, WarmResult, clean_caches, list_caches, warm_cache
 
@@ -49,7 +49,7 @@ def list_command(directory: str, as_json: bool) -> None:
 @directory_option
 @json_option
 def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None:
-    """Tell what each cache was worth so far. NAME: a part of its name, its set or of what it keeps."""
+    """Show the use of each cache so far. NAME: a part of its name, its set or of what it keeps."""
     reports = list_caches(directory, names)
     lines = [line for report in reports for line in (*details(report), "")]
     show_result(reports, as_json, lambda: lines[:-1] if lines else [f"{directory}: no caches"])
@@ -76,15 +76,15 @@ def warm_command(path: str, as_json: bool, **options: Any) -> None:
 
 
 @command.command("clean")
-@click.option("--all", "everything", is_flag=True, help="Also what was made to persist. Never what is in use.")
+@click.option("--all", "everything", is_flag=True, help="Also caches that persist. Never those in use.")
 @directory_option
 @json_option
 def clean_command(everything: bool, directory: str, as_json: bool) -> None:
-    """Remove caches that nobody uses, such as those of jobs that were killed."""
+    """Remove unused caches, such as those of jobs that were killed."""
     reports = clean_caches(directory, everything=everything)
     size = human_bytes(sum(report.capacity_bytes for report in reports))
     lines = [f"{directory}: {plural(len(reports), 'cache')} removed, {size}"]
-    lines += [f"  {report.name}  {_named(report)}  {report.kept}" for report in reports]
+    lines += [f"  {report.name}  {_set_name(report)}  {report.kept}" for report in reports]
     show_result(reports, as_json, lambda: lines)
 
 
@@ -95,16 +95,16 @@ def table(reports: list[CacheReport]) -> list[str]:
         full, hits = bar(report.filled, _BAR), bar(report.hit_rate, _BAR)
         shares = (f"{report.filled:.0%}", full, f"{report.hit_rate:.0%}", hits)
         rows.append(
-            (report.job, _named(report), report.kept, human_bytes(report.capacity_bytes), *shares, _users(report))
+            (report.job, _set_name(report), report.kept, human_bytes(report.capacity_bytes), *shares, _users(report))
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def details(report: CacheReport) -> list[str]:
-    """All that is known of one cache."""
+    """One cache in full."""
     reads = report.hits + report.misses + report.passed
-    kept = "stays when nobody uses it" if report.persist else "goes with its last user"
+    kept = "stays when it is not in use" if report.persist else "removed with its last user"
     return [
         f"{report.name}: {report.kept}, made {human_seconds(report.age_s)} ago, {kept}",
         f"  set      {report.title or '(unnamed)'}, fingerprint {report.set}",
@@ -120,7 +120,7 @@ def details(report: CacheReport) -> list[str]:
 
 
 def warmed(result: WarmResult) -> list[str]:
-    """What was done, in two lines."""
+    """The result in two lines."""
     rate = result.present / max(result.seconds, 1e-9)
     return [
         f"{result.path}: {result.present:,} of {plural(result.samples, 'sample')} of {result.split} kept as "
@@ -129,8 +129,8 @@ def warmed(result: WarmResult) -> list[str]:
     ]
 
 
-def _named(report: CacheReport) -> str:
-    """The set as people know it, or the beginning of its fingerprint; of long paths the end."""
+def _set_name(report: CacheReport) -> str:
+    """The title of the set, of a long one the end; else the beginning of its fingerprint."""
     if report.title:
         return report.title if len(report.title) <= _NAME else f"…{report.title[1 - _NAME :]}"
     fingerprint, slash, split = report.set.partition("/")
@@ -140,4 +140,4 @@ def _named(report: CacheReport) -> str:
 def _users(report: CacheReport) -> str:
     if report.users:
         return ", ".join(f"{pid} {command}".rstrip() for pid, command in report.users)
-    return "somebody" if report.in_use else "nobody, persists" if report.persist else "nobody"
+    return "in use" if report.in_use else "unused, persists" if report.persist else "unused"

@@ -1,14 +1,16 @@
-"""`packer convert`."""
+"""`packer convert`, `packer index` and `packer export-index`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cache.errors import BadNameError
 from cache.messages import plural
-from packer.cli.progress import watcher
+from packer.adoption import index
+from packer.cli.group import with_flags
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -18,9 +20,11 @@ from packer.cli.text import (
     json_option,
     show_result,
     split_name,
+    split_option,
+    watcher,
     workers_option,
 )
-from packer.conversion.options import (
+from packer.conversion.plan import (
     CHECKS,
     CODECS,
     DECODES,
@@ -28,18 +32,19 @@ from packer.conversion.options import (
     Reencode,
 )
 from packer.conversion.run import ConvertResult, convert
+from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.sources import open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
-__all__ = ["command", "field_columns", "summary"]
+__all__ = ["command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
 _OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
 
 
-def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """NAME=COLUMN options as a mapping; a callback of click."""
     found = {}
     for value in values:
@@ -54,7 +59,7 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 class _Container(click.ParamType):  # type: ignore[type-arg]
-    """A format that can be written, also under the other names that it goes by."""
+    """A format that can be written, under any of its names."""
 
     name = "format"
 
@@ -89,7 +94,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               help="How closely to look at each image.")  # fmt: skip
 @click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="What readers will decode "
               "images to; those that cannot be are refused. unchanged: native depth and channels.")  # fmt: skip
-@click.option("--reencode", type=click.Choice(CODECS), help="Encode images anew, in this codec. Without this and the "
+@click.option("--reencode", type=click.Choice(CODECS), help="Re-encode images in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @click.option("--max-side", type=click.IntRange(min=1), metavar="N", help="Shrink to a longest side of N pixels.")
 @click.option("--resize-short", type=click.IntRange(min=1), metavar="N", help="Shrink to a shortest side of N pixels.")
@@ -102,7 +107,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--field",
     "fields",
-    callback=field_columns,
+    callback=_field_columns,
     multiple=True,
     metavar="NAME=COLUMN",
     help="Manifest: a further file column.",
@@ -132,7 +137,7 @@ def command(
     SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
     an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, or an HDF5 or TFRecord file.
 
-    The bytes of the images are kept exactly. Killed at any moment, the same command goes on where it was.
+    The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
     how = {name: options.pop(name) for name in _OF_THE_SOURCE}
     opened = open_source(source, label_offset=source_label_offset, **how)
@@ -143,7 +148,7 @@ def command(
 
 
 def summary(result: ConvertResult) -> list[str]:
-    """What was done, in a few lines."""
+    """The result in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     shards = plural(result.shards, f"{result.format} shard")
     what = (
@@ -172,3 +177,73 @@ def summary(result: ConvertResult) -> list[str]:
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"    … and {plural(len(reasons) - _REASONS_SHOWN, 'more reason')}")
     return lines
+
+
+@click.command("index")
+@click.argument("shards", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("-o", "--output", type=click.Path(), help="Where the index goes, with links to the shards. Default: "
+              "the folder of the shards.")  # fmt: skip
+@click.option("--split", callback=split_name, metavar="NAME", help="Split of all these shards. Default: read off "
+              "each file name.")  # fmt: skip
+@click.option("--image-key", metavar="KEY", help="What the shards call the image: a tar extension (jpg;png), an "
+              "Example feature, an HDF5 data set.")  # fmt: skip
+@click.option("--label-key", metavar="KEY", help="What the shards call the label.")
+@click.option(
+    "--field", "fields", callback=_field_columns, multiple=True, metavar="NAME=KEY", help="A further field and its key."
+)
+@click.option("--label-offset", type=int, metavar="N", help="Labels in the shards start at N (1: as in the ImageNet "
+              "TFRecords); those of readers start at 0.")  # fmt: skip
+@click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
+@click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
+              "lose samples, splits, classes or fields.")  # fmt: skip
+@workers_option
+@json_option
+def index_command(
+    shards: tuple[str, ...], output: str | None, classes: str | None, as_json: bool, **options: Any
+) -> None:
+    """Make a set of SHARDS (files, or directories of them) without copying them.
+
+    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also those that packer wrote and whose
+    index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
+    nothing is changed.
+    """
+    names = None if classes is None else _class_names(Path(classes))
+    result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
+
+    def lines() -> list[str]:
+        splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+        shown = plural(result.shards, f"{result.format} shard")
+        first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
+        return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
+
+    show_result(result, as_json, lines)
+
+
+def _class_names(path: Path) -> list[str]:
+    names = [name.strip() for name in path.read_text(encoding="utf-8").splitlines()]
+    while names and not names[-1]:
+        names.pop()
+    if "" in names:
+        raise click.BadParameter(f"line {names.index('') + 1} of {path} is empty; a label would have no name")
+    return names
+
+
+@click.command("export-index")
+@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Who will read: dali and rocal want "
+              "<shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(file_okay=False), help="Directory of the files. Default: DIR.")
+@split_option()
+@json_option
+def export_command(path: str, target: Target, output: str | None, split: str | None, as_json: bool) -> None:
+    """Write the index files with which the readers of DALI, rocAL, tfrecord or wids read the shards in DIR themselves.
+
+    Tar and TFRecord shards have such readers, HDF5 shards do not. The shards are not changed.
+    """
+    result = export_index(path, target, output=output, split=split, watcher=watcher(as_json))
+
+    def lines() -> list[str]:
+        where = result.files[0].parent if result.files else result.path
+        return [f"{where}: {plural(len(result.files), 'index file')} for {target}, {plural(result.samples, 'sample')}"]
+
+    show_result(result, as_json, lines)

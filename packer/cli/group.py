@@ -1,6 +1,7 @@
 """The group of all commands, and how they end: errors become one line, or JSON, and an exit status.
 
-The library names arguments (overwrite=True); the flags are put in their place here (--overwrite).
+The library names arguments: overwrite=True, on_error='skip'. Messages show the flags of the command in their place:
+--overwrite, --on-error skip. This module imports click alone, so that `packer --help` is quick.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -18,24 +20,23 @@ import click
 
 from cache.errors import PackerError
 from cache.messages import printable
-from packer.cli.flags import learn_flags, with_flags
+from packer import __version__
 from packer.cli.interrupt import INTERRUPTED, leave_at_once, started
-from packer.version import VERSION
 
-__all__ = ["cli", "message_of", "run"]
+__all__ = ["cli", "run", "with_flags"]
 
 # Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
     "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
-    "index": ("Adopt shards made elsewhere, or rebuild an index.", "index", "command"),
+    "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
     "inspect": ("Show what a packed set is.", "inspect", "command"),
     "verify": ("Check every byte of a packed set.", "verify", "command"),
     "extract": ("Write the original files back.", "verify", "extract_command"),
-    "export-index": ("Write the index files of other readers.", "index", "export_command"),
+    "export-index": ("Write the index files of other readers.", "convert", "export_command"),
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
     "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
-    "parity": ("Compare decoders and resizers with Pillow.", "parity", "command"),
+    "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
     "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }
 _ADVICE = {
@@ -66,7 +67,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         found = super().resolve_command(ctx, args)
-        learn_flags(found[1])
+        _learn_flags(found[1])
         started()
         return found
 
@@ -76,7 +77,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(VERSION, prog_name="packer")
+@click.version_option(__version__, prog_name="packer")
 def cli() -> None:
     """Pack image datasets into standard shards with one index; verify, inspect and extract them."""
 
@@ -85,10 +86,10 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     """Run a command and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
     before_command = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    _escape_what_cannot_be_shown()
+    _escape_unprintable()
     try:
         status = _status_of(arguments, "--json" in before_command)
-    except KeyboardInterrupt:  # once more, while the first was being seen to
+    except KeyboardInterrupt:  # a second one, while the first was handled
         status = _INTERRUPTED_STATUS
     if status == _INTERRUPTED_STATUS:
         leave_at_once()
@@ -104,24 +105,24 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
         return error.exit_code
     except click.ClickException as error:
         kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
-        return _fail(kind, error.format_message(), error.exit_code, as_json, _shown(error))
+        return _fail(kind, error.format_message(), error.exit_code, as_json, _usage_text(error))
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", INTERRUPTED, _INTERRUPTED_STATUS, as_json)
     except BrokenPipeError:
-        _give_up_stdout()  # whoever read our output has gone: leave quietly
+        _give_up_stdout()  # the reader of the output has gone: leave quietly
         return 1
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
-        message = with_flags(message_of(error))
-        if type(error) is ValueError:  # an argument that the library refuses
+        message = with_flags(_message_of(error))
+        if type(error) is ValueError:  # an argument that the library rejects
             return _fail("UsageError", message, 2, as_json)
         return _fail(type(error).__name__, message, 1, as_json)
     return int(status or 0)
 
 
 def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") -> int:
-    """Tell of a failure: on stderr, and with --json on stdout, too."""
+    """Report a failure on stderr, and with --json also on stdout."""
     text = shown or (message if message.startswith("packer: ") else f"packer: {message}")
     click.echo(printable(text), err=True)
     try:
@@ -134,14 +135,14 @@ def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") 
     return status
 
 
-def _shown(error: click.ClickException) -> str:
-    """What click says of a usage error: the usage line, where help is, the error."""
+def _usage_text(error: click.ClickException) -> str:
+    """A usage error as click prints it: usage, where help is, the error."""
     text = io.StringIO()
     error.show(file=text)
     return text.getvalue().rstrip("\n")
 
 
-def message_of(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """One message for an error: what, where, what to do."""
     if isinstance(error, PackerError):
         return str(error) or type(error).__name__
@@ -160,13 +161,39 @@ def message_of(error: Exception) -> str:
     )
 
 
-def _escape_what_cannot_be_shown() -> None:
-    """Letters that a terminal's encoding lacks come out as escapes, not as an error."""
+def _escape_unprintable() -> None:
+    """Print characters that a terminal's encoding lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _give_up_stdout() -> None:
-    """Keep Python from complaining at exit about what cannot be written."""
+    """Prevent errors at exit about output that cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+_ARGUMENT = re.compile(r"\b([a-z][a-z_]*)=('[^']*'|[A-Za-z0-9_]+)")
+_flags: dict[str, str] = {}
+
+
+def _learn_flags(command: click.Command | None) -> None:
+    """Remember the options of a command and its subcommands."""
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        _learn_flags(part)
+    for option in command.params if command is not None else ():
+        if isinstance(option, click.Option):
+            _flags[str(option.name)] = max(option.opts, key=len)
+
+
+def with_flags(message: str) -> str:
+    """A message with flags in place of arguments, but for what follows "(in Python:"."""
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'")
+        if name not in _flags:
+            return found[0]
+        return _flags[name] if value == "True" else f"{_flags[name]} {value}"
+
+    text, mark, rest = message.partition("(in Python:")
+    return _ARGUMENT.sub(flag, text) + mark + rest

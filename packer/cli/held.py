@@ -1,13 +1,13 @@
-"""Signals while a copy is made, while a command runs that it is held for, and while it is let go of.
+"""Signals while a staged copy is made, while COMMAND runs on it, and while it is released.
 
-    copying        the first signal stops the copying; the copy is let go of in good order, cleaned up if asked for
-    COMMAND runs   SIGTERM and SIGUSR1 go to it; a terminal sends Ctrl-C to both
-    afterwards     nothing: batch systems send SIGTERM several times, and a second one must not end the cleaning up
+    copying        the first signal stops the copying; the copy is released, and removed if that was requested
+    COMMAND runs   SIGTERM and SIGUSR1 are passed on; a terminal sends Ctrl-C to both
+    afterwards     ignored: batch systems send SIGTERM several times, and a second one must not end the cleanup
 
 Some senders signal every process of a job: a terminal, `kill -- -PGID`, Slurm with some of its plugins. Others signal
-only the one that they started: Slurm with proctrack/cgroup, `docker stop`. What COMMAND has already got is not passed
-on, because programs such as torchrun take a second SIGTERM as an order to leave their children alone. Which of both it
-was shows a witness: a second process next to COMMAND that does nothing, so a signal which ends it was sent to all.
+only the process that they started: Slurm with proctrack/cgroup, `docker stop`. A signal that COMMAND has already
+received is not passed on, because after a second SIGTERM programs such as torchrun abandon their children. To
+distinguish the two, a witness runs next to COMMAND: an idle process, so that a signal which ends it was sent to all.
 """
 
 from __future__ import annotations
@@ -30,33 +30,34 @@ import click
 __all__ = ["HeldSignals", "undisturbed"]
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
-_WITNESS_SECONDS = 0.2  # how long a signal to all takes to reach all
-_SAME_SECONDS = 1.0  # signals that close together have the same sender
+_WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
+_SAME_SECONDS = 1.0  # signals within this time have the same sender
 
 
 class HeldSignals:
-    """The signals of a command line that stages; see above. `caught` is the one that stopped the copying, 0 for none.
+    """The signals of a command line that stages; see the module. `caught` stopped the copying, 0 for none.
 
-    begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt. A handler must
-    not take locks that the interrupted code may hold, so what it has to do is done by a thread.
+    begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt.
+
+    A handler must not take locks that the interrupted code may hold, so a thread does its work.
     """
 
     def __init__(self, begun: Callable[[], bool], stop: Callable[[], None]) -> None:
         self.caught = 0
         self._begun, self._stop = begun, stop
-        self._came: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._act: Callable[[int, float], None] = self._stop_copying
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """While this is open, signals are treated as above. Only for the main thread."""
+    def handling(self) -> Iterator[None]:
+        """Handle signals while the context is open. Only for the main thread."""
         thread = threading.Thread(target=self._work, name="signals", daemon=True)
         thread.start()
         try:
             with _handled(self._on_signal):
                 yield
         finally:
-            self._came.put(None)
+            self._actions.put(None)
             thread.join()
 
     def run(self, arguments: tuple[str, ...], staged: Path) -> int:
@@ -76,25 +77,25 @@ class HeldSignals:
                 if self.caught:  # between the end of the copying and this moment
                     child.send_signal(self.caught)
                 status = child.wait()
-                self.done()
+                self.ignore()
         except OSError as error:
             raise click.ClickException(f"{arguments[0]}: cannot be run: {error.strerror}") from error
         return status if status >= 0 else 128 - status
 
-    def done(self) -> None:
-        """From now on signals change nothing."""
+    def ignore(self) -> None:
+        """From now on ignore signals."""
         self._act = _nothing
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._act == self._stop_copying and not self.caught:
             self.caught = number
             if not self._begun():
-                self.done()
+                self.ignore()
                 raise KeyboardInterrupt
-        self._came.put(partial(self._act, number, time.monotonic()))
+        self._actions.put(partial(self._act, number, time.monotonic()))
 
     def _work(self) -> None:
-        while (act := self._came.get()) is not None:
+        while (act := self._actions.get()) is not None:
             act()
 
     def _stop_copying(self, number: int, at: float) -> None:
@@ -103,7 +104,7 @@ class HeldSignals:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and SIGINT change nothing inside: for what should not be left half done."""
+    """Ignore SIGTERM, SIGUSR1 and SIGINT inside, for work that should not be left unfinished."""
     with _handled(lambda number, frame: None):
         yield
 
@@ -111,8 +112,8 @@ def undisturbed() -> Iterator[None]:
 class _Witness:
     """A process that does nothing until this one closes its input, or ends.
 
-    `saw` is asked by a thread. After the end of the `with` block it starts no process: between fork and exec a process
-    has a copy of every descriptor of this one, so the locks of the copy would stay taken while it is cleaned up.
+    A thread calls `saw`. After the end of the `with` block it starts no process: between fork and exec a process has a
+    copy of every descriptor of this one, so the locks of the staged copy would stay locked during the cleanup.
     """
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ class _Witness:
     def _start(self) -> None:
         try:
             self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        except OSError:  # without a witness all is passed on
+        except OSError:  # without a witness every signal is passed on
             self._process = None
 
     def _stop(self) -> None:
@@ -145,7 +146,7 @@ class _Witness:
             process.wait()
 
     def saw(self, number: int, at: float) -> bool:
-        """Whether a signal that came here at that time was sent to all."""
+        """Whether a signal that arrived here at that time was sent to all."""
         with self._lock:
             if self._ended or at - self._saw_at < _SAME_SECONDS:
                 return True
@@ -164,7 +165,7 @@ class _Witness:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Signals that ask to end go to a handler, but for those that are ignored, as under nohup."""
+    """Handle signals that request an end, but for those that are ignored, as under nohup."""
     before: dict[signal.Signals, Any] = {}
     try:
         for number in (*_PASSED_ON, signal.SIGINT):
@@ -178,4 +179,4 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def _nothing(number: int, at: float) -> None:
-    """What a signal does that came too late."""
+    """The action of a late signal."""

@@ -1,16 +1,20 @@
-"""`packer inspect` and `packer order`."""
+"""`packer inspect`, `packer order` and `packer parity`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+import readers
 from cache.messages import parse_size, plural
-from packer.cli.text import SetPlace, bar, human_bytes, json_option, show_result, split_option
+from packer.cli.text import SetPlace, bar, human_bytes, json_option, print_json, show, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
 
-__all__ = ["command", "describe", "order_command"]
+if TYPE_CHECKING:
+    from readers.parity import Parity
+
+__all__ = ["command", "describe", "order_command", "parity_command"]
 
 _CLASSES_SHOWN = 20
 
@@ -110,9 +114,9 @@ def _duplicate_line(result: InspectResult) -> str:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
 @json_option
 def order_command(path: str, block_bytes: str, windows: tuple[int, ...], as_json: bool, **options: Any) -> None:
-    """Tell what each order of the samples in DIR costs in bytes read, and how well it mixes them.
+    """Show what each order of the samples in DIR costs in bytes read, and how well it mixes them.
 
-    Local disks read samples one by one nearly for free; slow and remote storage wants a block shuffle.
+    Local disks read single samples at little cost; slow and remote storage needs a block shuffle.
     """
     options |= {"windows": windows} if windows else {}
     reports = compare_orders(path, block_bytes=parse_size(block_bytes), **options)
@@ -132,3 +136,39 @@ def _order_lines(reports: list[OrderReport], block_bytes: str) -> list[str]:
         lines.append(f"{costs} {report.quality:5.2f} {bar(report.quality, 20)}")
     use = "readers.order.block_shuffled(reader, seed, window=…)"
     return [*lines, f"Blocks hold {block_bytes} and are read once. In training: {use}"]
+
+
+@click.command("parity", short_help="Compare decoders and resizers with Pillow.")
+@click.argument("path", metavar="DIR", type=click.Path(exists=True))
+@click.option("--split", help="Default: the only split, or train.")
+@click.option("--samples", default=200, show_default=True, type=click.IntRange(min=1), help="Images, drawn by --seed.")
+@click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), help="Side of the resized boxes.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--device", default="cpu", show_default=True, help="Where to decode and resize: cpu, cuda, cuda:1, …")
+@json_option
+def parity_command(
+    path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
+) -> None:
+    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
+    from readers.loader.loader import find_device
+    from readers.parity import compare_with_pillow
+
+    with readers.open(path, split) as reader:
+        found = compare_with_pillow(reader, samples=samples, size=size, seed=seed, device=find_device(device))
+    if as_json:
+        print_json([row.to_dict() for row in found])
+    else:
+        show(*_parity_lines(found))
+
+
+def _parity_lines(rows: list[Parity]) -> list[str]:
+    """The comparison as lines; differences of 255."""
+    lines = ["                              images  its own      mean  worst image  largest"]
+    for row in rows:
+        name = f"{row.what:9s} {row.name:19s}"
+        if row.reason:
+            lines.append(f"{name} did not run: {row.reason}")
+            continue
+        own = f"{row.by_device}" if row.what == "decoder" and row.name != "cpu" else ""
+        lines.append(f"{name} {row.images:6d} {own:>8s} {row.mean:9.3f} {row.worst_image:12.3f} {row.largest:8d}")
+    return lines

@@ -15,19 +15,19 @@ _STATUS = 128 + signal.SIGINT
 
 
 def started() -> None:
-    """A command is loaded and begins: from here on Ctrl-C is a KeyboardInterrupt, after which things are tidied up."""
+    """Called when a command begins: from now on Ctrl-C is a KeyboardInterrupt, after which the command cleans up."""
     if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave_at_once() -> None:
-    """The command has been interrupted and is over: another Ctrl-C ends what is left, and none comes too late."""
+    """Called after an interrupted command: another Ctrl-C ends the process, and none has any effect at exit."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(_STATUS))
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End now: nothing is loaded that has to be tidied up."""
+    """End the process: nothing is loaded that must clean up."""
     os.write(2, f"{INTERRUPTED}\n".encode())
     os._exit(_STATUS)

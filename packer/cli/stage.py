@@ -18,8 +18,8 @@ from cache.messages import Done, plural
 from cache.node import detect_ranks
 from cache.staging import CLEANUPS
 from packer.cli.held import HeldSignals, undisturbed
-from packer.cli.progress import ProgressDisplay
 from packer.cli.text import (
+    ProgressDisplay,
     SetPlace,
     Size,
     human_bytes,
@@ -32,11 +32,11 @@ from packer.cli.text import (
 )
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
 
-__all__ = ["command", "copies_lines"]
+__all__ = ["command"]
 
 
 class _Stage(click.Group):
-    """What is not the name of a subcommand is a data set."""
+    """A first argument that is not a subcommand is a data set."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, "-h", "--help"):
@@ -52,30 +52,30 @@ class _Stage(click.Group):
             formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in ("ls", "clean")])
 
 
-class _Shown:
-    """Staging on the progress display of all commands.
+class _RankDisplay:
+    """The progress display of a rank that stages.
 
-    Of a node's ranks the first tells what goes on, and so does the one that copies, whichever that is: what the others
-    (`follows`) have to tell is kept until they copy.
+    Of a node's ranks the first shows progress, and so does the one that copies: the notes of others (`follows`) are
+    shown when they begin to copy.
     """
 
     def __init__(self, silent: bool, follows: bool) -> None:
         self._display = ProgressDisplay(sys.stderr)
         self._silent, self._follows = silent, follows
-        self._kept: list[str] = []
+        self._notes: list[str] = []
 
     def note(self, text: str) -> None:
         if self._follows:
-            self._kept.append(text)
+            self._notes.append(text)
         elif not self._silent:
             self._display.note(text)
 
     def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
         if not waiting:
             self._follows = False
-            for text in self._kept:
+            for text in self._notes:
                 self.note(text)
-            self._kept.clear()
+            self._notes.clear()
         if not (self._silent or self._follows):
             self._display.begin(samples, total_bytes, done, waiting=waiting)
 
@@ -108,8 +108,8 @@ _target_option = target_option(
 def command() -> None:
     """Copy a packed set, or part of it, to this node's own disk: once per node, however many processes ask for it.
 
-    DATASET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. With
-    a COMMAND, that is run while the copy is held, with the directory in PACKER_STAGED, and its exit status is returned.
+    DATASET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. A
+    COMMAND is run while the copy is in use, with the directory in PACKER_STAGED, and its exit status is returned.
     """
 
 
@@ -120,11 +120,11 @@ def command() -> None:
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
               "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")
-@click.option("--quota", "quota_bytes", type=Size(), metavar="SIZE", help="For all copies in DIR: those that nobody "
-              "uses are removed, least recently used first.")  # fmt: skip
-@click.option("--verify", is_flag=True, help="Also read what is there already, and compare checksums.")
-@click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="Remove the copy when COMMAND has ended "
-              "and nobody else uses it: atexit. Default: never.")  # fmt: skip
+@click.option("--quota", "quota_bytes", type=Size(), metavar="SIZE", help="For all copies in DIR: unused ones are "
+              "removed, least recently used first.")  # fmt: skip
+@click.option("--verify", is_flag=True, help="Also read files that exist already, and compare checksums.")
+@click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="atexit: remove the copy when COMMAND "
+              "has ended, unless it is still in use. Default: never.")  # fmt: skip
 @click.option("--bandwidth", "bytes_per_second", type=Size(), metavar="SIZE", help="At most this much a second.")
 @threads_option("Default: 2 to 8, as CPUs allow.")
 @click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
@@ -134,12 +134,12 @@ def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...],
     """Copy DATASET to this node."""
     if options["cleanup"] == "atexit" and not run:
         raise click.UsageError("--cleanup atexit needs a COMMAND to wait for: packer stage DATASET … -- COMMAND")
-    shown = _Shown(as_json, follows=detect_ranks().local_rank > 0)
-    staging = readers.stage(dataset, target, watcher=shown, **options)
+    display = _RankDisplay(as_json, follows=detect_ranks().local_rank > 0)
+    staging = readers.stage(dataset, target, watcher=display, **options)
     signals = HeldSignals(lambda: staging.begun, staging.stop)
-    with signals.taken():
+    with signals.handling():
         try:
-            status = _stage_and_run(staging, shown, signals, as_json, run)
+            status = _stage_and_run(staging, display, signals, as_json, run)
         except (KeyboardInterrupt, readers.StagingError):
             if not signals.caught:
                 raise
@@ -153,9 +153,9 @@ def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...],
 
 
 def _stage_and_run(
-    staging: readers.Staged, shown: _Shown, signals: HeldSignals, as_json: bool, run: tuple[str, ...]
+    staging: readers.Staged, display: _RankDisplay, signals: HeldSignals, as_json: bool, run: tuple[str, ...]
 ) -> int:
-    """The status of the command, 0 without one. Where a signal was caught nothing is run."""
+    """The status of the command, 0 without one. After a signal it is not run."""
     started = time.monotonic()
     with staging as local:
         if signals.caught:
@@ -163,7 +163,7 @@ def _stage_and_run(
         counts, seconds = staging.counts, time.monotonic() - started
         rate = f", {human_bytes(counts.copied_bytes / max(seconds, 1e-9))}/s" if counts.copied else ""
         copied, found = plural(counts.copied, "file"), plural(counts.found, "file")
-        shown.note(
+        display.note(
             f"{human_bytes(counts.copied_bytes)} in {copied} copied, {found} already there, "
             f"{human_seconds(seconds)}{rate}"
         )
@@ -173,7 +173,7 @@ def _stage_and_run(
             click.echo(str(local))
         if run:
             return signals.run(run, local)
-        signals.done()
+        signals.ignore()
         return 0
 
 
@@ -183,22 +183,22 @@ def _stage_and_run(
 def _ls(target: str | None, as_json: bool) -> None:
     """List the staged copies of this node."""
     copies = staged_copies(target)
-    show_result(copies, as_json, lambda: copies_lines(copies) or ["no staged copies"])
+    show_result(copies, as_json, lambda: _copies_lines(copies) or ["no staged copies"])
 
 
 @command.command("clean")
 @click.argument("dataset", required=False)
 @_target_option
-@click.option("--dry-run", is_flag=True, help="Tell only.")
+@click.option("--dry-run", is_flag=True, help="List only.")
 @json_option
 def _clean(dataset: str | None, target: str | None, dry_run: bool, as_json: bool) -> None:
-    """Remove staged copies that nobody uses; DATASET: only those of this set."""
+    """Remove unused staged copies; DATASET: only those of this set."""
     with undisturbed():
         result = clean_staged(dataset, target, dry_run=dry_run)
     show_result(result, as_json, lambda: _cleaned(result, "would remove" if dry_run else "removed"))
 
 
-def copies_lines(copies: list[StagedCopy]) -> list[str]:
+def _copies_lines(copies: list[StagedCopy]) -> list[str]:
     """The copies as lines, one each."""
     return [
         f"{human_bytes(copy.bytes):>8s} of {human_bytes(copy.wanted_bytes):8s} {_use(copy):13s}  "
@@ -208,7 +208,7 @@ def copies_lines(copies: list[StagedCopy]) -> list[str]:
 
 
 def _use(copy: StagedCopy) -> str:
-    """The two words of a copy: one that leaves is held by whoever removes it."""
+    """How a copy is used. The process that removes one has locked it."""
     if copy.leaving:
         return "being removed" if copy.in_use else "half removed"
     return "in use" if copy.in_use else ""
@@ -217,5 +217,5 @@ def _use(copy: StagedCopy) -> str:
 def _cleaned(result: CleanResult, verb: str) -> list[str]:
     lines = [f"{verb} {copy.path}, {human_bytes(copy.bytes)}" for copy in result.removed]
     lines += [f"kept {copy.path}: in use" for copy in result.kept]
-    lines += [f"left {path}: not ours" for path in result.foreign]
+    lines += [f"left {path}: not written by packer" for path in result.foreign]
     return lines or ["no staged copies"]

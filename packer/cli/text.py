@@ -1,22 +1,29 @@
-"""What all commands share: options, numbers for people, results for machines."""
+"""Shared by all commands: options, numbers for people, results, and progress on stderr.
+
+Progress is a bar on a terminal, a line now and then elsewhere, and nothing with --json.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 
 from cache.errors import BadNameError, RemoteError
-from cache.messages import json_printable, parse_size, printable
+from cache.messages import Done, Silent, Watcher, json_printable, parse_size, printable
 from cache.remote import parse_url
+from packer.cli.group import with_flags
 from readers.names import SplitName
 
 __all__ = [
     "Emphasis",
+    "ProgressDisplay",
     "SetPlace",
     "Size",
     "bar",
@@ -30,6 +37,7 @@ __all__ = [
     "split_option",
     "target_option",
     "threads_option",
+    "watcher",
     "workers_option",
 ]
 
@@ -49,7 +57,7 @@ def threads_option(help: str) -> Callable[[F], F]:
 
 
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
-    """--split NAME, of a set that is there."""
+    """--split NAME, of an existing set."""
     return click.option("--split", metavar="NAME", help=help)
 
 
@@ -59,7 +67,7 @@ def target_option(help: str, **more: Any) -> Callable[[F], F]:
 
 
 def split_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The name of a split that is to be made; a callback of click."""
+    """The name of a new split; a callback of click."""
     try:
         return None if value is None else SplitName(value)
     except BadNameError as error:
@@ -79,9 +87,9 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class SetPlace(click.ParamType):  # type: ignore[type-arg]
-    """Hands on a path of this machine, which must exist unless `missing`; or an address of ours.
+    """A path of this machine, which must exist unless `missing`, or an address of a set.
 
-    local: no address will do, and the message says what will.
+    local: refuse addresses, with a message that says what to do.
     """
 
     name = "set"
@@ -125,13 +133,13 @@ def human_seconds(seconds: float) -> str:
 
 
 class Emphasis(str):
-    """A line that `show` prints in yellow, where it prints colours at all."""
+    """A line that `show` prints in yellow, where colours are enabled."""
 
     __slots__ = ()
 
 
 def show(*lines: str) -> None:
-    """Print lines on stdout: the only way there but for JSON. What names of files could do to a terminal is escaped."""
+    """Print lines on stdout, with control characters escaped. All output but JSON goes through this function."""
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     for line in lines:
         text = printable(line).replace("\n", "\\n")
@@ -147,7 +155,7 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
-    """A result, or a list of them: as JSON, or as the lines that tell people of it."""
+    """Print a result, or a list of them, as JSON or as lines for people."""
     if as_json:
         print_json([item.to_dict() for item in result] if isinstance(result, list) else result.to_dict())
     else:
@@ -157,3 +165,89 @@ def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) 
 def print_json(value: Any) -> None:
     """One JSON document on stdout; control characters are escaped in it as JSON does."""
     click.echo(json_printable(json.dumps(value, indent=1, ensure_ascii=False, default=list)))
+
+
+_BAR, _LEAST_BAR = 24, 4
+_COLUMNS = 80
+_TERMINAL_SECONDS = 0.2
+_LINE_SECONDS = 10.0
+
+
+def watcher(json: bool) -> Watcher:
+    """The watcher that a command passes to the library."""
+    return Silent() if json else ProgressDisplay(sys.stderr)
+
+
+class ProgressDisplay:
+    """Draws progress, from a thread that runs during the work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def note(self, text: str) -> None:
+        print(f"packer: {printable(with_flags(text))}", file=self._stream, flush=True)
+
+    def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._draw, args=(samples, total_bytes, done), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+
+    def _draw(self, samples: int, total_bytes: int, done: Done) -> None:
+        started = time.monotonic()
+        step = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
+        while not self._stop.wait(step):
+            columns = self._columns() if self._terminal else 0
+            self._show(progress_line(samples, total_bytes, *done(), time.monotonic() - started, columns))
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _columns(self) -> int:
+        """The current width of the terminal, which may have been resized."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        except (OSError, ValueError):
+            return _COLUMNS
+
+    def _show(self, line: str) -> None:
+        self._stream.write(f"\r{line}\x1b[K" if self._terminal else f"packer: {line}\n")
+        self._stream.flush()
+
+
+def progress_line(
+    samples: int, total_bytes: int, done_samples: int, done_bytes: int, seconds: float, columns: int = 0
+) -> str:
+    """One line: share done, rates, time left. By bytes where their total is known, by samples otherwise.
+
+    columns: width of the terminal; the line stays shorter, as one that wraps is repeated and not overwritten. 0: none.
+    """
+    if total_bytes:
+        share = min(1.0, done_bytes / total_bytes)
+    else:
+        share = min(1.0, done_samples / samples) if samples else 0.0
+    parts = [f"{share:4.0%}"]
+    seconds = max(seconds, 1e-9)
+    if done_samples:
+        of = f"/{samples:,}" if samples else ""
+        parts.append(f"{done_samples:,}{of} samples, {done_samples / seconds:,.0f}/s")
+    if done_bytes:
+        parts.append(f"{human_bytes(done_bytes / seconds)}/s")
+    if share > 0:
+        parts.append(f"{human_seconds(seconds * (1 - share) / share)} left")
+    line = "  ".join(parts)
+    if not columns:
+        return line
+    width = min(_BAR, columns - len(line) - 3)
+    if width >= _LEAST_BAR:
+        filled = round(share * width)
+        line = "█" * filled + "░" * (width - filled) + f"  {line}"
+    return line[: max(0, columns - 1)]

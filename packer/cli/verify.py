@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from cache.messages import plural
-from packer.cli.progress import watcher
-from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, workers_option
+from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, watcher, workers_option
 from packer.extraction import LABELS_FILE, extract
 from packer.verification import VerifyResult, verify
 

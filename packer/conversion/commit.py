@@ -1,40 +1,36 @@
 """Turn the whole shards of a finished conversion into a set: index, shards, report, and `dataset.json` last.
 
-Killed in between, the next run of the same command finds the shards either in the working folder or already in
-place, and commits again; no moment exists at which a set that is not whole has a `dataset.json`.
+After a kill, the next run of the same command finds the shards either in the working folder or already in the set,
+and commits again; at no moment does an incomplete set have a `dataset.json`.
 
-A set that is replaced is known before anything of it is removed, and no more is removed than was made. Its
-dataset.json names shards and indexes, and is not trusted: nothing behind a link is removed, of an index its columns
-only, and of shards those that packer wrote, and links to others. What cannot be read is not replaced, since there is
-no telling what that would remove. The first step of the removal moves dataset.json into the working folder, so that a
-commit that is cut off continues from there.
+A set that is replaced is examined before anything of it is removed. Its dataset.json names shards and indexes, and is
+not trusted: nothing behind a link is removed, of an index only its columns, and of shards only those that packer wrote
+and links to others. A set that cannot be read is not replaced. The first step of the removal moves dataset.json into
+the working folder, so that an interrupted commit continues from there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cache.errors import DatasetError, OutputError
 from cache.files import Folder, PathError
-from cache.messages import plural
-from packer.columns import PartMeta
+from cache.messages import listed, plural
+from packer.columns import PartMeta, is_index, remove_index, write_index
 from packer.conversion.journal import REPLACED_FOLDER, Journal
-from packer.conversion.left_out import write_report
-from packer.conversion.plan import Plan
-from packer.index_writer import is_index, remove_index, write_index
+from packer.conversion.plan import Plan, PlannedShard
 from packer.output import output_errors
 from packer.sources.base import SourceListing
 from readers.layout import DATASET_FILE, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE
 
-__all__ = [
-    "ReplacedSet",
-    "commit",
-    "replaced_set",
-    "write_dataset_info",
-]
+__all__ = ["commit", "replaced_set", "write_dataset_info"]
+
+_MOST_NAMES = 5
 
 
 @output_errors()
@@ -62,7 +58,7 @@ def commit(
             _move_up(work, place, shard.name)
         infos = tuple(meta.shard for _, meta in chosen)
         splits[split] = SplitInfo(sum(counts), infos, index, listing.splits[split].root, columns)
-    write_report(journal, plan.shards, metas, listing)
+    _write_report(journal, plan.shards, metas, listing)
     _move_up(work, place, QUARANTINE_FOLDER)
     place.sync()
     first = next(iter(plan.specs.values()))
@@ -73,12 +69,12 @@ def commit(
 
 
 def write_dataset_info(place: Folder, info: DatasetInfo, *, scratch: Folder) -> None:
-    """Write dataset.json into `place`, which makes it a set; scratch: where its temporary file goes."""
+    """Write dataset.json into `place`, which makes it a set. scratch: the folder of its temporary file."""
     place.write(DATASET_FILE, info.to_json().encode("utf-8"), scratch=scratch)
 
 
 def _move_up(work: Folder, place: Folder, name: str) -> None:
-    """Move a shard or a folder into the set, unless a commit that was cut off has done so."""
+    """Move a shard or a folder into the set, unless an interrupted commit has done so."""
     if not work.kind(name):
         return
     if place.kind(name):
@@ -88,11 +84,8 @@ def _move_up(work: Folder, place: Folder, name: str) -> None:
     work.rename(name, name, place)
 
 
-_NAMED = 5
-
-
 @output_errors()
-def replaced_set(journal: Journal) -> ReplacedSet | None:
+def replaced_set(journal: Journal) -> _ReplacedSet | None:
     """The set that this conversion replaces, or has begun to; None where there is none.
 
     Raises OutputError where its dataset.json cannot be read, or names what may not be removed.
@@ -100,10 +93,10 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
     for where in (journal.out, journal.folder / REPLACED_FOLDER):
         if os.path.lexists(where / DATASET_FILE):
             try:
-                return ReplacedSet(journal.place, read_dataset_info(where))
+                return _ReplacedSet(journal.place, read_dataset_info(where))
             except DatasetError as error:
                 raise OutputError(
-                    f"{error}. So there is no telling what overwrite=True would remove; repair the set with  "
+                    f"{error}. So it is unknown what overwrite=True would remove; repair the set with  "
                     f"packer index {journal.out}, remove the directory yourself, or choose another output"
                 ) from error
             except PathError as error:
@@ -113,8 +106,8 @@ def replaced_set(journal: Journal) -> ReplacedSet | None:
     return None
 
 
-class ReplacedSet:
-    """What the set in `place` consists of. kept: shards that stay, because packer did not write them."""
+class _ReplacedSet:
+    """The parts of the set in `place`. kept: shards that stay, because packer did not write them."""
 
     def __init__(self, place: Folder, info: DatasetInfo) -> None:
         self._place, self._info = place, info
@@ -144,7 +137,7 @@ class ReplacedSet:
         for path in read:
             try:
                 found = os.stat(path)
-            except OSError:  # whoever reads it says so
+            except OSError:  # reading it will raise a better error
                 continue
             if (found.st_dev, found.st_ino) in removed:
                 raise OutputError(
@@ -153,7 +146,7 @@ class ReplacedSet:
                 )
 
     def changes(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
-        """What goes and what stays, for the user."""
+        """What the replacement changes, for the user."""
         info = self._info
         samples = sum(split.samples for split in info.splits.values())
         splits = ", ".join(f"{name} {split.samples:,}" for name, split in info.splits.items())
@@ -169,13 +162,13 @@ class ReplacedSet:
         ):
             gone = [name for name in old if name not in set(new)]
             if gone:
-                yield f"warning: {what} that the new set does not have: {_named(gone)}"
+                yield f"warning: {what} that the new set does not have: {listed(gone, _MOST_NAMES)}"
         if self.kept:
-            yield f"these shards stay, because packer did not write them: {_named(self.kept)}"
+            yield f"these shards stay, because packer did not write them: {listed(self.kept, _MOST_NAMES)}"
 
     @output_errors()
     def remove(self, journal: Journal) -> None:
-        """Remove it; called again after a crash, go on."""
+        """Remove the set, or what an interrupted removal has left of it."""
         place, work = journal.place, journal.work
         if place.kind(DATASET_FILE):
             work.folder(REPLACED_FOLDER, create=True).close()
@@ -191,7 +184,7 @@ class ReplacedSet:
         work.remove_tree(REPLACED_FOLDER)
 
     def _identities(self) -> Iterator[tuple[int, int]]:
-        """Device and inode of every file that goes."""
+        """Device and inode of every file that is removed."""
         place = self._place
         for name in (*self._shards, REPORT_FILE, DATASET_FILE):
             found = place.lstat(name)
@@ -208,7 +201,15 @@ class ReplacedSet:
                         yield found.st_dev, found.st_ino
 
 
-def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more
+def _write_report(
+    journal: Journal, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing
+) -> None:
+    """One JSON object a line for every file of the source that is not in the set; no file where there is none."""
+    lines = [{"name": name, "reason": reason, "action": "not packed"} for name, reason in listing.left_out]
+    for shard, meta in zip(shards, metas, strict=True):
+        lines += [
+            {"split": shard.split, **asdict(item), "action": item.action or "not packed"} for item in meta.left_out
+        ]
+    if lines:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        journal.place.write(REPORT_FILE, text.encode("utf-8", "surrogateescape"), scratch=journal.work)

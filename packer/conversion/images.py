@@ -1,54 +1,43 @@
-"""Look at an image on its way into a shard, and make it smaller where that was asked for.
+"""Check an image before it is packed, and re-encode it on request.
 
-What is looked at follows from how the images will be decoded: an image that `readers.decode` could not give so is
-refused here, by name, and not in the middle of the training. What it gives only in part is counted as a remark.
+The checks follow from how images will be decoded: an image that `readers.decode` could not decode so is refused here,
+by name, and not in the middle of the training. One that it decodes only in part is counted as a remark.
 
 Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
 EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
-WebP. What would lose more than its size is refused: animations, colours of 16 bits in a PNG, floating point. An image
+WebP. Animations, colours of 16 bits in a PNG and floating point would lose more than size, and are refused. An image
 that needs no change keeps its bytes.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cache.errors import BadSampleError, SourceError
+from cache.errors import BadSampleError
 from cache.messages import plural
-from packer.conversion.options import ConvertOptions, Reencode
+from packer.conversion.plan import ConvertOptions, Reencode, renamed
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import check_coding
 from readers.decode.pillow import bits_of, bits_of_grey, without_all_bits, without_rgb
 from readers.decode.region import check_header
-from readers.headers import SUFFIX, ImageHeader, frames, parse_header, read_header, sniff
+from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers.base import shrunk, upright_size
 from readers.headers.jpeg import parse_frame
 from readers.headers.pillow import opened
 from readers.headers.tiff import EXIF_PREFIX
 from readers.sample import Buffer
-from readers.strings import repeated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "Prepared",
-    "adopted_image",
-    "check_image",
-    "check_new_names",
-    "decode_fully",
-    "prepare_image",
-    "reencode",
-    "remarks_of",
-    "target_size",
-]
+__all__ = ["adopted_image", "check_image", "decode_fully", "prepare_image", "reencode", "remarks_of"]
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
-# What to tell of so many images, the first of which is named.
+# The warning about a number of images, of which the first is named.
 _REMARKS = {
     _DAMAGED: "{images} damaged where it costs no pixels (the first: {first}): kept as they are, decoded by Pillow",
     _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
@@ -56,7 +45,7 @@ _REMARKS = {
     _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only",
     _NO_RGB: "{images} that readers cannot decode to RGB (the first: {first}); some can with decode='unchanged'",
 }
-_FAST_PIXELS = 1 << 25  # what Pillow's own limit need not be asked about
+_FAST_PIXELS = 1 << 25  # below Pillow's own limit
 _QUALITY = 90
 _PILLOW = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _PNG_BITS, _PNG_COLOUR, _COLOURS = 24, 25, (2, 4, 6)
@@ -65,7 +54,7 @@ _RAW_EXIF = "Raw profile type exif"
 _PROFILE_SPACE = slice(16, 20)
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """The bytes to pack, their header, the file name that fits them, and remarks: their kinds."""
 
     image: Buffer
@@ -74,15 +63,15 @@ class Prepared(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> Prepared:
-    """An image as `options` want it. key: of its sample. Raises BadSampleError."""
+def prepare_image(image: Buffer, name: str, key: str, options: ConvertOptions) -> _Prepared:
+    """Check an image, and re-encode it as `options` say. key: of its sample. Raises BadSampleError."""
     header, remarks = check_image(image, options.decode)
     if options.check == "decode":
         decode_fully(image, options.decode)
     if options.reencode is None:
-        return Prepared(image, header, name, remarks)
+        return _Prepared(image, header, name, remarks)
     made, header, name = reencode(image, header, name, key, options.reencode)
-    return Prepared(made, header, name, remarks if made is image else ())
+    return _Prepared(made, header, name, remarks if made is image else ())
 
 
 def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...]]:
@@ -118,7 +107,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
 
 
 def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
-    """The same of an image that is in a shard already, where nothing is refused; no header where there is none."""
+    """`check_image` of an image in an adopted shard: nothing is refused; None where it has no readable header."""
     try:
         return check_image(image, "RGB")
     except BadSampleError:
@@ -130,12 +119,12 @@ def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
 
 
 def remarks_of(shards: Iterable[Mapping[str, tuple[int, str]]]) -> tuple[str, ...]:
-    """What to say of images, from the remarks on those of each shard: (how many, the first) by kind."""
+    """Warnings from the remarks on the images of each shard: (how many, the first) by kind."""
     found: dict[str, tuple[int, str]] = {}
     for remarks in shards:
         for kind, (count, first) in remarks.items():
-            so_far, earliest = found.get(kind, (0, first))
-            found[kind] = (so_far + count, earliest)
+            total, earliest = found.get(kind, (0, first))
+            found[kind] = (total + count, earliest)
     return tuple(
         _REMARKS[kind].format(images=plural(count, "image"), first=first)
         for kind, (count, first) in sorted(found.items())
@@ -153,7 +142,7 @@ def decode_fully(image: Buffer, decode: str) -> None:
         raise BadSampleError(f"does not decode: {error}") from error
 
 
-def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
+def _target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
     """(width, height) after resizing; never larger than before, and never 0."""
     if options.max_side is not None:
         factor = options.max_side / max(width, height)
@@ -167,12 +156,12 @@ def target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
 def reencode(
     image: Buffer, header: ImageHeader, name: str, key: str, options: Reencode
 ) -> tuple[Buffer, ImageHeader, str]:
-    """The image as `options` want it: its bytes, header, and its name with the suffix of the new codec.
+    """The image as `options` say: its bytes, header, and its name with the suffix of the new codec.
 
-    key: of its sample, in whose name the file gets another suffix. Raises BadSampleError.
+    key: of its sample. Raises BadSampleError.
     """
     height, width = header.upright_size
-    size = target_size(width, height, options)
+    size = _target_size(width, height, options)
     kept = header.media if header.media in _PILLOW else "png"
     codec = kept if options.codec == "keep" else options.codec
     resizes = size != (width, height)
@@ -182,31 +171,7 @@ def reencode(
     data = _encode(image, header, size if resizes else None, codec, options.quality or _QUALITY)
     if codec == header.media and not resizes and len(data) >= len(image):
         return image, header, name
-    return data, read_header(data), name if codec == header.media else _renamed(name, key, codec)
-
-
-def check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
-    """Raise SourceError where a file that is encoded anew could get the name of another one."""
-    codec = "png" if options.codec == "keep" else options.codec
-    count = len(names)
-
-    def all_names() -> Iterator[str]:
-        """The names as they are, then as they would be; what cannot be in the way is a string of its own."""
-        for i, name in enumerate(names):
-            yield name or f"\0\0{i}"
-        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-            new = _renamed(name, key, codec)
-            yield new if name and new != name else f"\0{i}"
-
-    taken: dict[str, str] = {}
-    for i in repeated(all_names, 2 * count).tolist():
-        name = names[i % count]
-        new = name if i < count else _renamed(name, keys[i % count], codec)
-        other = taken.setdefault(new, name)
-        if other != name:
-            raise SourceError(
-                f"{where}: {name} and {other} would both be called {new} when encoded anew; rename one of them"
-            )
+    return data, read_header(data), name if codec == header.media else renamed(name, key, codec)
 
 
 def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:
@@ -227,7 +192,7 @@ def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, co
         converted = _of_16_bits(picture, bits, codec) if bits else _in_mode(picture, codec, size is not None)
         if size and converted.size != size:
             converted = _resized(converted, size, Image.Resampling.LANCZOS)
-        options = _kept(picture, converted.mode)
+        options = _metadata(picture, converted.mode)
         if codec != "png":
             options["quality"] = quality
         converted.save(out, _PILLOW[codec], **options)
@@ -279,7 +244,7 @@ def _in_mode(picture: Image, codec: str, resizes: bool) -> Image:
     return picture
 
 
-def _kept(picture: Image, mode: str) -> dict[str, Any]:
+def _metadata(picture: Image, mode: str) -> dict[str, Any]:
     """EXIF, in the form that every codec takes, and the colour profile, if it describes colours of this mode."""
     options: dict[str, Any] = {}
     exif = picture.info.get("exif", b"")
@@ -292,10 +257,3 @@ def _kept(picture: Image, mode: str) -> dict[str, Any]:
     if profile[_PROFILE_SPACE] == space.encode():
         options["icc_profile"] = profile
     return options
-
-
-def _renamed(name: str, key: str, codec: str) -> str:
-    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
-    dot = name.rfind(".")
-    stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
-    return f"{stem}.{SUFFIX[codec]}" if name else name

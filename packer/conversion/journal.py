@@ -1,17 +1,17 @@
 """The working folder of a conversion, `OUT/.packing/`, and what makes it safe to kill at any moment.
 
-    lock              held with flock by the running conversion; the kernel drops it when the process dies
+    lock              locked with flock by the running conversion; the kernel releases it when the process dies
     plan.json         fingerprint of listing and options; the names of the splits
     <shard>.tmp       a shard being written; removed when its conversion starts again
     <shard>           a whole shard, on the disk (fsync), renamed from .tmp
-    <shard>.part      its columns; written after the shard, so that a part vouches for its shard
+    <shard>.part      its columns; written after the shard, so that a part proves its shard whole
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that is being replaced, while its files are removed
 
-Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves it all up and writes
-`dataset.json` last. Who owns the folder is the process that holds the lock; whoever comes next cleans up. Neither the
-folder nor what is in it may be a link: somebody may have prepared it.
+Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves everything into the set and
+writes `dataset.json` last. The process that holds the lock owns the folder; the next one cleans up. Neither the folder
+nor what is in it may be a link, which an attacker could have prepared.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from types import TracebackType
 
 from cache.errors import BadNameError, DatasetError, OutputError
 from cache.files import BusyError, Folder, Lock
-from packer.columns import PartMeta, load_meta
+from packer.columns import PartMeta, load_meta, remove_index
 from packer.conversion.plan import Plan, PlannedShard
-from packer.index_writer import remove_index
 from packer.output import output_errors
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
@@ -37,15 +36,18 @@ _MAX_PLAN_BYTES = 1 << 24
 
 
 class Journal:
-    """The working folder of the conversion into `out`, locked while this object lives.
+    """The working folder of the conversion into `out`, locked until `close`.
 
-    place: `out`, opened; work: the folder, opened; folder: its path. Raises OutputError where another conversion holds
-    it, or `out` holds something that is not ours. A folder in which nothing was begun is removed at the end.
+    place: `out`, opened.
+    work: the folder, opened; folder: its path.
+
+    Raises OutputError where another conversion has locked it, or `out` has foreign content. A folder in which nothing
+    was begun is removed at the end.
     """
 
     @output_errors()
     def __init__(self, out: Path, *, beside_shards: bool = False) -> None:
-        """beside_shards: `out` holds shards to adopt, so it need not be empty or ours."""
+        """beside_shards: `out` holds shards to adopt, so it may have foreign content."""
         self.out = out
         self.folder = out / WORK_FOLDER
         if out.exists() and not out.is_dir():
@@ -53,28 +55,28 @@ class Journal:
         if not beside_shards and not self.folder.is_dir():
             self._check_names(set())
         self.place = Folder(out, create=True)
-        self.work, self._lock = self._take()
+        self.work, self._lock = self._open_work()
         self._removed = False
         try:
             if beside_shards and self.work.kind(_PLAN_FILE):
                 raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
             if not (beside_shards or self._is_replacing()):
-                self._check_names(self._moved_up())
+                self._check_names(self._moved_names())
         except BaseException:
             self.close()
             raise
 
     @property
     def unlocked(self) -> bool:
-        """Whether this filesystem (Lustre without -o flock) has no locks: the caller warns."""
+        """Whether this filesystem (Lustre without -o flock) has no locks, of which the caller warns."""
         return not self._lock.supported
 
-    def _take(self) -> tuple[Folder, Lock]:
+    def _open_work(self) -> tuple[Folder, Lock]:
         while True:
             try:
                 work = self.place.folder(WORK_FOLDER, create=True)
                 return work, work.lock(_LOCK)
-            except FileNotFoundError:  # whoever had it before has just removed it
+            except FileNotFoundError:  # the previous owner has just removed it
                 continue
             except BusyError as error:
                 raise OutputError(
@@ -82,11 +84,11 @@ class Journal:
                 ) from error
 
     def _is_replacing(self) -> bool:
-        """Whether `out` was a set, which a conversion that was cut off is replacing."""
+        """Whether `out` was a set, which an interrupted conversion was replacing."""
         return bool(self.work.kind(_PLAN_FILE) and self.work.kind(f"{REPLACED_FOLDER}/{DATASET_FILE}"))
 
     def _check_names(self, ours: set[str]) -> None:
-        """Refuse to write among files of others: all that is in `out` is a set of ours, or what a commit moved up."""
+        """Refuse to write among foreign files: `out` may hold only a packed set, or what a commit has moved into it."""
         if not self.out.is_dir() or (self.out / DATASET_FILE).exists():
             return
         with Folder(self.out) as place:
@@ -97,15 +99,15 @@ class Journal:
                 f"{foreign[0]!r}); choose another output"
             )
 
-    def _moved_up(self) -> set[str]:
-        """What a commit that was cut off may have put into `out` already; nothing without a plan."""
+    def _moved_names(self) -> set[str]:
+        """What an interrupted commit may have moved into `out`; nothing without a plan."""
         if not self.work.kind(_PLAN_FILE):
             return set()
         shards = {name.removesuffix(".part") for name in self.work.names() if name.endswith(".part")}
         return {*shards, *(f"{split}.index" for split in self._planned_splits()), REPORT_FILE, QUARANTINE_FOLDER}
 
-    def finished(self) -> str | None:
-        """The plan fingerprint of the whole set in `out`; None where there is no whole set, "" if it has none."""
+    def finished_plan(self) -> str | None:
+        """The plan fingerprint of the set in `out`; None where there is no set, "" if it has no fingerprint."""
         if not self.place.kind(DATASET_FILE):
             return None
         try:
@@ -115,11 +117,11 @@ class Journal:
 
     @output_errors()
     def begin(self, plan: Plan, start_over: bool) -> None:
-        """Take up the unfinished conversion of the same plan, or start a new one.
+        """Resume the unfinished conversion of the same plan, or start a new one.
 
         Raises OutputError where an unfinished conversion of another plan is here and `start_over` is false.
         """
-        found = self._planned()
+        found = self._plan_fingerprint()
         if found is not None and found != plan.fingerprint:
             if not start_over:
                 raise OutputError(
@@ -127,13 +129,13 @@ class Journal:
                     f"source may have changed since); repeat that command, or pass overwrite=True to start over"
                 )
             self._start_over()
-        for left in self.work.names():
-            if ".tmp" in left:
-                self._drop(left)
+        for name in self.work.names():
+            if ".tmp" in name:
+                self._remove(name)
         content = {"fingerprint": plan.fingerprint, "splits": list(plan.specs)}
         self.work.write(_PLAN_FILE, json.dumps(content).encode())
 
-    def _planned(self) -> str | None:
+    def _plan_fingerprint(self) -> str | None:
         if not self.work.kind(_PLAN_FILE):
             return None
         try:
@@ -152,9 +154,9 @@ class Journal:
         return content
 
     def _start_over(self) -> None:
-        """Drop everything an unfinished conversion left: its working folder, and what its commit had moved up."""
+        """Remove everything an unfinished conversion left: in its working folder, and what its commit had moved."""
         if not self.place.kind(DATASET_FILE):
-            for name in self._moved_up() & set(self.place.names()):
+            for name in self._moved_names() & set(self.place.names()):
                 if self.place.kind(name) != "folder":
                     self.place.unlink(name)
                 elif name == QUARANTINE_FOLDER:
@@ -165,12 +167,12 @@ class Journal:
 
     @output_errors()
     def empty(self) -> None:
-        """Drop what is in the working folder."""
+        """Remove what is in the working folder."""
         for name in self.work.names():
             if name not in (_LOCK, REPLACED_FOLDER):
-                self._drop(name)
+                self._remove(name)
 
-    def _drop(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         if self.work.kind(name) == "folder":
             self.work.remove_tree(name)
         else:
@@ -179,13 +181,13 @@ class Journal:
     def part_path(self, shard: PlannedShard) -> Path:
         return self.folder / f"{shard.name}.part"
 
-    def done(self, shard: PlannedShard, on_error: str) -> PartMeta | None:
-        """The facts of a shard that is whole already; None where it must be written (again)."""
+    def load_whole(self, shard: PlannedShard, on_error: str) -> PartMeta | None:
+        """The facts of a shard that is whole; None where it must be written (again)."""
         try:
             meta = load_meta(self.part_path(shard))
         except DatasetError:
             return None
-        # In the working folder, or moved up by a commit that was cut off.
+        # In the working folder, or moved into the set by an interrupted commit.
         found = self.work.lstat(shard.name)
         if found is None and not self.place.kind(DATASET_FILE):
             found = self.place.lstat(shard.name)
@@ -195,16 +197,16 @@ class Journal:
 
     @output_errors()
     def remove(self) -> None:
-        """The conversion is over: drop the working folder. The lock goes last, or another would begin meanwhile."""
+        """Remove the working folder after the conversion; the lock last, which keeps others from beginning."""
         self._removed = True
         for name in self.work.names():
             if name != _LOCK:
-                self._drop(name)
+                self._remove(name)
         self.work.unlink(_LOCK)
         self.place.remove_folder(WORK_FOLDER)
 
     def close(self) -> None:
-        """Release the lock; what is unfinished stays for the next run."""
+        """Release the lock; unfinished work stays for the next run."""
         try:
             if not self._removed and not any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER))):
                 self.remove()

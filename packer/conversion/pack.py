@@ -1,4 +1,4 @@
-"""Write one shard: what a worker does. Everything it needs is in its task, so any executor can run it."""
+"""Write one shard, in a worker. Everything it needs is in its task, so any executor can run it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
-from packer.conversion.arena import Arena
 from packer.conversion.images import check_image, prepare_image
-from packer.conversion.left_out import set_aside
-from packer.conversion.options import ConvertOptions
+from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
-from packer.formats.base import PackedSample, ShardSpec, ShardWriter, WrittenShard
+from packer.formats.base import Arena, PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.layout import ShardInfo
-from readers.names import WORK_FOLDER
+from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
 
 __all__ = ["Cancelled", "ShardTask", "pack_shard"]
@@ -35,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Cancelled(Exception):
-    """The conversion was stopped; the shard in hand was dropped."""
+    """The conversion was stopped, and the unfinished shard removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ class _Packing:
         counter.report(pending_samples, pending_bytes)
 
     def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
-        """Look at a large file before memory is taken for it: a tree may hold anything beside its images."""
+        """Check a large file before memory is allocated for it: a tree may hold other files than images."""
         name, size = _name(samples, i), samples.bytes[i]
         if self._task.skip_strays:
             head = cast(StrayReader, reader).head(samples.places[i])
@@ -179,10 +177,21 @@ class _Packing:
                 f"on_error='skip' or on_error='quarantine'"
             ) from error
         if on_error == "quarantine" and image is not None:
-            set_aside(self._work, task.spec.split, name, image)
+            _set_aside(self._work, task.spec.split, name, image)
         self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
 
     def meta(self, written: WrittenShard) -> PartMeta:
         info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
         return PartMeta(info, size, tuple(self._left_out), remarks=self._remarks)
+
+
+def _set_aside(work: Folder, split: str, name: str, payload: Buffer) -> None:
+    """Write `payload` to quarantine/split/name below `work`; names in archives may be longer than those of files.
+
+    Raises BadNameError for a name that leads out, PathError where something is in the way.
+    """
+    place = RelativePath(shortened(name))
+    folder, _, last = f"{QUARANTINE_FOLDER}/{split}/{place}".rpartition("/")
+    with work.folder(folder, create=True) as opened:
+        opened.write(last, payload)

@@ -1,4 +1,4 @@
-"""Decide, before a byte is written, which sample goes into which shard.
+"""The options of a conversion, and its plan: which sample goes into which shard, before a byte is written.
 
 The plan follows from the listing and the options alone, never from the number of workers: that is what makes the
 output byte-identical and a conversion resumable. Its fingerprint says whether an unfinished conversion is the same.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -16,16 +17,33 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadNameError, SourceError
-from packer.conversion.images import check_new_names
-from packer.conversion.options import ConvertOptions
+from packer.formats import resolve_format
 from packer.formats.base import Format, ShardSpec
 from packer.sources.base import SourceListing, SplitListing
+from readers.headers import SUFFIX
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
 from readers.tree import Keys
 
-__all__ = ["Plan", "PlannedShard", "check_listing", "cut", "make_plan"]
+__all__ = [
+    "CHECKS",
+    "CODECS",
+    "DECODES",
+    "ON_ERROR",
+    "ConvertOptions",
+    "Plan",
+    "PlannedShard",
+    "Reencode",
+    "check_listing",
+    "cut",
+    "make_plan",
+    "renamed",
+]
 
+ON_ERROR = ("raise", "skip", "quarantine")
+CHECKS = ("header", "decode")
+DECODES = ("RGB", "unchanged", "none")
+CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
 _BLOCK = 4096
 _LARGE_SHARD_BYTES = 1 << 30
@@ -33,11 +51,81 @@ _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Reencode:
+    """Make the images smaller while packing.
+
+    codec: what to write ("keep": the codec an image has; GIF, BMP and TIFF become PNG).
+    max_side: longest side at most this many pixels.
+    resize_short: shortest side exactly this many pixels, never enlarged.
+    quality: 1 to 100, of JPEG and WebP.
+
+    Images that need no change keep their bytes.
+    """
+
+    codec: str = "keep"
+    max_side: int | None = None
+    resize_short: int | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec must be one of {', '.join(CODECS)}, not {self.codec!r}")
+        for name, value in (("max_side", self.max_side), ("resize_short", self.resize_short)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 pixel, not {value}")
+        if self.max_side is not None and self.resize_short is not None:
+            raise ValueError("max_side and resize_short exclude each other")
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """Options of `packer.convert`; see there."""
+
+    to: str
+    split: str | None = None
+    shard_bytes: int | None = None
+    samples_per_shard: int | None = None
+    shuffle: int | None = None
+    on_error: str = "raise"
+    check: str = "header"
+    reencode: Reencode | None = None
+    label_offset: int = 0
+    decode: str = "RGB"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", resolve_format(self.to))
+        for name, value, known in (
+            ("on_error", self.on_error, ON_ERROR),
+            ("check", self.check, CHECKS),
+            ("decode", self.decode, DECODES),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.decode == "none" and self.check == "decode":
+            raise ValueError("check='decode' decodes images as decode= says, and with decode='none' not at all")
+        if self.decode != "RGB" and self.reencode is not None:
+            raise ValueError("re-encoded images are for decode='RGB'; leave decode or the re-encoding out")
+        if self.split is not None:
+            SplitName(self.split)
+        if self.shard_bytes is not None and self.samples_per_shard is not None:
+            raise ValueError("give either a shard size or the samples per shard, not both")
+        if self.shard_bytes is not None and self.shard_bytes < 1:
+            raise ValueError(f"a shard must have at least 1 byte, not {self.shard_bytes}")
+        if self.samples_per_shard is not None and self.samples_per_shard < 1:
+            raise ValueError(f"a shard must have at least 1 sample, not {self.samples_per_shard}")
+        if self.shuffle is not None and not 0 <= self.shuffle < 1 << 32:
+            raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
+        if isinstance(self.label_offset, bool) or not 0 <= self.label_offset < 1 << 31:
+            raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
+
+
 class PlannedShard(NamedTuple):
-    """One shard: its split, its position there, file name, and the samples it takes (indices into the listing)."""
+    """One shard: its split, file name, and the samples in it (indices into the listing)."""
 
     split: str
-    number: int
     name: str
     indices: npt.NDArray[np.int64] | range
     source_bytes: int
@@ -72,10 +160,10 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     for split, part in listing.splits.items():
         sizes = part.bytes
         if options.reencode is not None and len(part):
-            check_new_names(part.names.columns[0], part.keys, options.reencode, split)
+            _check_new_names(part.names.columns[0], part.keys, options.reencode, split)
         order = None
         if options.shuffle is not None:
-            # RandomState's stream is frozen for good, that of Generator is not (NEP 19).
+            # RandomState's stream is frozen, that of Generator is not (NEP 19).
             order = np.random.RandomState(options.shuffle).permutation(len(part)).astype(np.int64, copy=False)
             sizes = sizes[order]
         bounds = cut(sizes, options.shard_bytes, options.samples_per_shard)
@@ -83,12 +171,12 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
         for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
             name = container.shard_name(split, number, len(bounds) - 1)
             indices = range(first, stop) if order is None else order[first:stop]
-            shards.append(PlannedShard(split, number, name, indices, int(sizes[first:stop].sum())))
+            shards.append(PlannedShard(split, name, indices, int(sizes[first:stop].sum())))
     return Plan(tuple(shards), specs, _fingerprint(listing, options))
 
 
 def _check_words(listing: SourceListing) -> None:
-    """Splits and fields become parts of file names, whatever source they come from."""
+    """Raise SourceError for splits and fields that cannot be part of a file name."""
     try:
         for split in listing.splits:
             SplitName(split)
@@ -151,3 +239,34 @@ def check_listing(listing: SplitListing, where: str) -> None:
             raise SourceError(
                 f"{where}: samples {first} and {i} have the same key {listing.keys[i]!r}; keys must be unique"
             )
+
+
+def _check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
+    """Raise SourceError where a file that is re-encoded could get the name of another one."""
+    codec = "png" if options.codec == "keep" else options.codec
+    count = len(names)
+
+    def all_names() -> Iterator[str]:
+        """The names as they are, then as they would be; a unique string for each that cannot conflict."""
+        for i, name in enumerate(names):
+            yield name or f"\0\0{i}"
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            new = renamed(name, key, codec)
+            yield new if name and new != name else f"\0{i}"
+
+    taken: dict[str, str] = {}
+    for i in repeated(all_names, 2 * count).tolist():
+        name = names[i % count]
+        new = name if i < count else renamed(name, keys[i % count], codec)
+        other = taken.setdefault(new, name)
+        if other != name:
+            raise SourceError(
+                f"{where}: {name} and {other} would both be called {new} when re-encoded; rename one of them"
+            )
+
+
+def renamed(name: str, key: str, codec: str) -> str:
+    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
+    dot = name.rfind(".")
+    stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
+    return f"{stem}.{SUFFIX[codec]}" if name else name

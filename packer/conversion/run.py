@@ -5,38 +5,48 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Silent, Watcher
+from cache.messages import Silent, Watcher, parse_size, plural
 from cache.node import usable_cpus
 from cache.remote import is_remote
+from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
-from packer.conversion.options import ConvertOptions, Reencode, parse_size
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import Plan, PlannedShard, check_listing, make_plan
-from packer.engines.local import no_search_for_cycles, run_shards
+from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
 from packer.formats import format_named
-from packer.output import local_output
+from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
+from packer.sources.contents import advice
 from packer.uploading import convert_to_address
-from packer.version import VERSION
+from packer.workers import run_shards, without_gc
 from readers.layout import DatasetInfo, read_dataset_info
+from readers.tree import has_image_suffix
 
 __all__ = ["ConvertResult", "convert"]
 
+_EXPECTED = (
+    "hidden",
+    "beside ",
+    "outside the splits",
+    "metadata of ",
+)  # images may be left out for these without a warning
+_FOREIGN = "image, byte 0: found "
+_UNREADABLE = "damaged, or not an image that is read"
+
 
 @dataclass(frozen=True, slots=True)
-class ConvertResult:
+class ConvertResult(Result):
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
 
     left_out counts files by what was done with them, left_out_reasons by why.
@@ -58,10 +68,6 @@ class ConvertResult:
     dry_run: bool = False
     already_done: bool = False
     uploaded_bytes: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "output": str(self.output)}
 
 
 def convert(
@@ -87,15 +93,22 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, or a `Source`. to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset"). output: default
-    `<source name>-<to>`.
-    split: the one split to take, or the name for a source without splits. shard_size: bytes, or "1GiB"; default
-    8 shards a split, each from 64 MiB to 1 GiB. workers: processes; default the CPUs this process may use.
-    shuffle: seed of a random order. on_error: what to do with unreadable images ("raise", "skip", "quarantine").
-    check: "header", or "decode" for a full decode of each image. decode: what the images are for, as ImageDataset has
-    it: "RGB", "unchanged" or "none"; what cannot be decoded so is refused. label_offset: added to labels in the shards.
-    overwrite: replace a set that is already there. dry_run: list and plan only. An output at s3://, gs:// or az:// is
-    made in the directory `work` (default: a hidden one here, removed afterwards) and uploaded.
+    or TFRecord file, or a `Source`.
+    to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
+    output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
+    split: the only split to take, or the name for a source without splits.
+    shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
+    samples_per_shard: instead of shard_size.
+    workers: processes; default the CPUs this process may use.
+    shuffle: seed of a random order.
+    on_error: what to do with unreadable images ("raise", "skip", "quarantine").
+    check: "header", or "decode" for a full decode of each image.
+    decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
+    reencode: how to make the images smaller.
+    label_offset: added to labels in the shards.
+    overwrite: replace an existing set.
+    dry_run: list and plan only.
+    work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
 
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
@@ -114,20 +127,22 @@ def convert(
     )
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    opened, seen = _opened(source), watcher or Silent()
+    opened, watcher = _as_source(source), watcher or Silent()
 
-    def converted(out: Path, overwrite: bool) -> ConvertResult:
-        return _Conversion(opened, out, options, workers or usable_cpus(), seen).run(overwrite, dry_run)
+    def convert_to(out: Path, overwrite: bool) -> ConvertResult:
+        return _Conversion(opened, out, options, workers or usable_cpus(), watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
-        return convert_to_address(converted, str(output), work=work, overwrite=overwrite, dry_run=dry_run, watcher=seen)
+        return convert_to_address(
+            convert_to, str(output), work=work, overwrite=overwrite, dry_run=dry_run, watcher=watcher
+        )
     if work is not None:
-        raise ValueError("work is for an output at an address; a local output is made where it stays")
+        raise ValueError("work is for an output at an address; a local output is made in its own directory")
     out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
-    return converted(out, overwrite)
+    return convert_to(out, overwrite)
 
 
-def _opened(source: str | os.PathLike[str] | Source) -> Source:
+def _as_source(source: str | os.PathLike[str] | Source) -> Source:
     if isinstance(source, (str, os.PathLike)):
         return open_source(source)
     if not all(hasattr(source, name) for name in ("title", "list", "open", "paths")):
@@ -145,17 +160,17 @@ class _Conversion:
         self._started = time.perf_counter()
 
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
-        self._check_places()
+        self._check_output()
         self._watcher.note(f"listing {self._source.title}")
         try:
-            with no_search_for_cycles():
+            with without_gc():
                 listing = self._source.list(self._options.split)
         except MemoryError as error:
             raise SourceError(
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
                 f"set? pack a part of it at a time, or free memory"
             ) from error
-        listing.warnings += link_warnings(listing)
+        listing.warnings += _link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
@@ -166,10 +181,10 @@ class _Conversion:
         with Journal(self._out) as journal:
             if journal.unlocked:
                 self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
-            finished = journal.finished()
+            finished = journal.finished_plan()
             if finished == plan.fingerprint and not overwrite:
                 journal.remove()
-                return self._already_done(listing)
+                return self._result(read_dataset_info(self._out), listing, (), 0)
             if finished is not None and not overwrite:
                 raise OutputError(
                     f"{self._out}: holds a set made from another source or with other options; "
@@ -185,25 +200,25 @@ class _Conversion:
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
-                refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
+                _refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
                 journal.remove()
-                with suppress(OSError):  # it holds the set that was to be replaced
+                with suppress(OSError):  # it still holds the old set
                     self._out.rmdir()
                 raise
-            info = commit(journal, plan, metas, listing, self._options.to, self._made(plan, metas))
+            info = commit(journal, plan, metas, listing, self._options.to, self._origin(plan, metas))
         return self._result(info, listing, metas, resumed)
 
-    def _check_places(self) -> None:
+    def _check_output(self) -> None:
         root = getattr(self._source, "root", None)
         if root is None:
             return
         source, out = Path(root).resolve(), self._out.resolve()
         if source == out or (source.is_dir() and source in out.parents):
-            raise OutputError(f"{self._out}: lies inside the source {root}; choose another output")
+            raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
 
     def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
-        metas: list[PartMeta | None] = [journal.done(shard, self._options.on_error) for shard in plan.shards]
+        metas: list[PartMeta | None] = [journal.load_whole(shard, self._options.on_error) for shard in plan.shards]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         resumed = len(metas) - len(missing)
         if resumed:
@@ -238,67 +253,104 @@ class _Conversion:
                 f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )
 
-    def _made(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
+    def _origin(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
         options = {name: value for name, value in asdict(self._options).items() if value is not None}
         return {
-            "by": f"packer {VERSION}",
+            "by": f"packer {__version__}",
             "source": self._source.title,
             "options": options,
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
-            "left_out": _count_left_out(metas),
+            "left_out": dict(Counter(item.action or "not packed" for meta in metas for item in meta.left_out)),
             **({"remarks": list(remarks)} if (remarks := remarks_of(meta.remarks for meta in metas)) else {}),
         }
 
     def _planned(self, plan: Plan, listing: SourceListing) -> ConvertResult:
-        return ConvertResult(
-            output=self._out,
-            format=self._options.to,
+        return self._report(
+            listing,
             splits={name: len(part) for name, part in listing.splits.items()},
             classes=len(listing.classes),
             shards=len(plan.shards),
             samples=plan.samples,
             payload_bytes=plan.source_bytes,
             shard_bytes=0,
-            seconds=time.perf_counter() - self._started,
-            left_out={"not packed": len(listing.left_out)} if listing.left_out else {},
-            left_out_reasons=count_by_reason(listing, ()),
-            warnings=tuple(listing.warnings),
             dry_run=True,
         )
-
-    def _already_done(self, listing: SourceListing) -> ConvertResult:
-        info = read_dataset_info(self._out)
-        return self._result(info, listing, (), 0)
 
     def _result(
         self, info: DatasetInfo, listing: SourceListing, metas: Sequence[PartMeta], resumed: int
     ) -> ConvertResult:
         shards = [shard for split in info.splits.values() for shard in split.shards]
-        left_out = dict(info.made.get("left_out", {}))
-        if listing.left_out:
-            left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
-        return ConvertResult(
-            output=self._out,
-            format=info.format,
+        return self._report(
+            listing,
+            metas,
+            info.made,
             splits={name: split.samples for name, split in info.splits.items()},
             classes=len(info.classes),
             shards=len(shards),
             samples=sum(shard.samples for shard in shards),
             payload_bytes=int(info.made.get("payload_bytes", 0)),
             shard_bytes=sum(shard.bytes for shard in shards),
-            seconds=time.perf_counter() - self._started,
             shards_resumed=resumed,
-            left_out=left_out,
-            left_out_reasons=count_by_reason(listing, metas),
-            warnings=(*listing.warnings, *map(str, info.made.get("remarks", ()))),
             already_done=not metas,
         )
 
+    def _report(
+        self, listing: SourceListing, metas: Sequence[PartMeta] = (), made: Mapping[str, Any] = {}, **counts: Any
+    ) -> ConvertResult:
+        left_out = dict(made.get("left_out", {}))
+        if listing.left_out:
+            left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
+        return ConvertResult(
+            output=self._out,
+            format=self._options.to,
+            seconds=time.perf_counter() - self._started,
+            left_out=left_out,
+            left_out_reasons=_count_by_reason(listing, metas),
+            warnings=(*listing.warnings, *map(str, made.get("remarks", ()))),
+            **counts,
+        )
 
-def _count_left_out(metas: Sequence[PartMeta]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+
+def _count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
+    """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
+    counts = Counter(reason for _, reason in listing.left_out)
     for meta in metas:
+        counts.update(_kind(item.reason, item.action) for item in meta.left_out)
+    return dict(counts.most_common())
+
+
+def _kind(reason: str, action: str) -> str:
+    if not action:
+        return reason
+    if reason.startswith(_FOREIGN):
+        return reason.removeprefix(_FOREIGN).partition(";")[0]
+    return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE
+
+
+def _link_warnings(listing: SourceListing) -> list[str]:
+    """A warning for each reason for which files with names of images are left out."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in listing.left_out:
+        if has_image_suffix(name) and not reason.startswith(_EXPECTED):
+            by_reason.setdefault(reason, []).append(name)
+    return [
+        f"{plural(len(names), 'file')} with names of images left out, such as {names[0]!r}: {reason}"
+        for reason, names in by_reason.items()
+    ]
+
+
+def _refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan, metas: Sequence[PartMeta]) -> None:
+    """Raise SourceError where no sample is left, with what the source holds and which command takes that.
+
+    metas are parallel to the shards of `plan`.
+    """
+    if any(meta.shard.samples for meta in metas):
+        return
+    files = list(listing.left_out)
+    for shard, meta in zip(plan.shards, metas, strict=True):
+        folder = listing.splits[shard.split].root
         for item in meta.left_out:
-            counts[item.action or "not packed"] = counts.get(item.action or "not packed", 0) + 1
-    return counts
+            files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
+    seen = advice(str(root), files, _count_by_reason(listing, metas))
+    raise SourceError(f"{title}: no images, so no set is made; found\n  {seen or 'nothing'}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from readers.names import FieldName
 from readers.sample import NO_LABEL, Buffer
 
 __all__ = [
+    "Arena",
     "Format",
     "LocateOptions",
     "Located",
@@ -48,6 +49,8 @@ __all__ = [
     "png_of",
     "without_offset",
 ]
+
+_ARENA_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,38 @@ def key_by_number(path: Path, number: int) -> str:
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
     return f"{Path(name).stem}/{number:08d}"
+
+
+class Arena:
+    """Memory of a worker for samples, `size` bytes used from front to back, again and again; a larger sample grows it.
+
+    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is used again.
+    """
+
+    __slots__ = ("_block", "_flush", "_used")
+
+    def __init__(self, flush: Callable[[], None], size: int = _ARENA_BYTES) -> None:
+        self._block = memoryview(bytearray(size))
+        self._used = 0
+        self._flush = flush
+
+    def begin(self, size: int) -> None:
+        """Make room for a sample of `size` bytes, which may overwrite everything taken before."""
+        if self._used + size > len(self._block):
+            self._flush()
+            self._used = 0
+            if size > len(self._block):
+                self._block = memoryview(bytearray(size))
+
+    def rest(self) -> memoryview:
+        """The free part, to read into; then `take` what was read."""
+        return self._block[self._used :]
+
+    def take(self, size: int) -> memoryview:
+        """The next `size` bytes."""
+        start = self._used
+        self._used = start + size
+        return self._block[start : start + size]
 
 
 def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from cache.node import usable_cpus
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of

@@ -32,8 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
-from packer.conversion.arena import Arena
-from packer.formats.base import png_of
+from packer.formats.base import Arena, png_of
 from packer.formats.example import varint_at
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names

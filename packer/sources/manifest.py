@@ -34,7 +34,7 @@ import numpy as np
 from crc32c import crc32c
 
 from cache.errors import BadNameError, BadSampleError, SourceError
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.folder import read_file
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table

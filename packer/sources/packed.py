@@ -11,8 +11,8 @@ import numpy as np
 
 import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
-from packer.conversion.arena import Arena
-from packer.index_check import check_columns
+from packer.comparison import check_columns
+from packer.formats.base import Arena
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info

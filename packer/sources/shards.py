@@ -21,9 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
-from packer.conversion.arena import Arena
 from packer.formats import format_of_head
-from packer.formats.base import Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
+from packer.formats.base import Arena, Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
 from packer.registry import HEAD_BYTES
 from packer.sources.base import (
     FieldNames,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import FormatError, SourceError
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from packer.formats.files import Window
 from packer.formats.ustar import BLOCK_BYTES, Member, walk
 from packer.registry import HEAD_BYTES

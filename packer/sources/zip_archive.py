@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from cache.errors import BadSampleError, SourceError
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing
 from packer.sources.folder import ArchiveMember, inner_name, list_members

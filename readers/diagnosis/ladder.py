@@ -226,7 +226,12 @@ def _judge(
     enough = needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
     if enough and needed is not None and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
-        return replace(result, culprit="workers", verdict=verdict, bound=max(floor, full.seconds * workers / needed))
+        return replace(
+            result,
+            culprit="workers",
+            verdict=verdict,
+            bound=min(full.seconds, max(floor, full.seconds * workers / needed)),
+        )
     waits = ""
     room = full.cpu_busy is None or full.cpu_busy < _BUSY  # otherwise it may just wait for a CPU
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:

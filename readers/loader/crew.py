@@ -24,10 +24,11 @@ from cache.errors import BadSampleError
 from cache.locks import call_after_fork
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import SAMPLE_ERRORS, BadSample, Feed, upright_sides
+from readers.feed import BadSample, Feed, upright_sides
 from readers.headers import ImageHeader
 from readers.loop import Stopped, ended_by_fork
 from readers.order.base import Int64s
+from readers.reader import SAMPLE_ERRORS
 from readers.sample import Buffer
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from readers.feed import SAMPLE_ERRORS, BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
+from readers.feed import BadSample, Feed, FeedOptions, OnError, Start, choose_order, choose_tail
 from readers.loop import Ahead, Position
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
-from readers.reader import Reader
+from readers.reader import SAMPLE_ERRORS, Reader
 from readers.rocal.vet import Limits, Vetted, blank, limits_of, vet
 from readers.sample import NO_LABEL
 

@@ -19,7 +19,6 @@ from readers.augment.recipe import Job, Recipe
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
 from readers.feed import (
     ON_ERROR,
-    SAMPLE_ERRORS,
     Fields,
     OnError,
     bad_sample,
@@ -32,7 +31,7 @@ from readers.feed import (
 )
 from readers.headers import read_header
 from readers.headers.base import upright_size
-from readers.reader import Reader
+from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
 
 __all__ = ["ImageDataset", "Output", "Place"]

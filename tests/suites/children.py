@@ -61,7 +61,7 @@ def killed_in_child(work: Callable[[], object]) -> None:
 
 
 def crashes_at(step: int, work: Callable[[], object]) -> bool:
-    """Run in a child that ends, without a word, at the n-th call that changes the disk; whether it came that far."""
+    """Run in a child that exits at the n-th call that changes the disk; whether it came that far."""
 
     def work_until() -> str:
         left = itertools.count(step - 1, -1)

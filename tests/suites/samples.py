@@ -86,7 +86,7 @@ class Truth:
 
 
 class Samples:
-    """The files on disk, made when they are asked for first; nobody may write to them.
+    """The files on disk, made on first use; tests may not write to them.
 
     images: a folder of 24 images in three classes, all but one of them JPEGs. manifest: a table of these images, with a
     mask for two of three and without a label for the last. packed(format): that table packed, seven samples a shard.

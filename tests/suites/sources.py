@@ -23,7 +23,7 @@ import pytest
 import packer
 import readers
 from cache.errors import BadSampleError, DatasetError, SourceError
-from packer.conversion.arena import Arena
+from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
 __all__ = ["Found", "SourceSuite", "found", "payloads"]

@@ -1,11 +1,11 @@
 """Run shard tasks in processes of this machine.
 
 Workers ignore Ctrl-C (the parent stops them through the counters) and die with their parent. They are forked where
-that is safe, which costs nothing at the start, and spawned in programs that run threads already.
+that is safe, which starts them at once, and spawned in programs that run threads already.
 
-Python's search for cycles of references is out of the way where millions of small objects hold none: it looks through
-all that is there each time their number has grown by a quarter, a twentieth of the time of packing small files.
-Memory of objects without cycles is given back at once as ever.
+Python's cyclic garbage collector is switched off, or runs rarely, where there are millions of small objects without
+cycles: it would visit all of them each time their number has grown by a quarter, a twentieth of the time of packing
+small files. Objects without cycles are freed as always.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, TypeVar
 from cache.errors import SourceError, WorkerError
 from cache.messages import Counter, Watcher
 
-__all__ = ["Counters", "InlineExecutor", "no_search_for_cycles", "open_executor", "run_shards"]
+__all__ = ["run_shards", "without_gc"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _ALLOCATIONS = 100_000
 _counters: Any = None
 
 
-class Counters:
+class _Counters:
     """Progress of all shards in memory shared with the workers: samples and bytes by shard, and a stop flag."""
 
     def __init__(self, array: Any) -> None:
@@ -55,17 +55,17 @@ class Counters:
 
 class _ShardCounter:
     def __init__(self, array: Any, shard: int) -> None:
-        self._array, self._place = array, 1 + 2 * shard
+        self._array, self._first = array, 1 + 2 * shard
 
     def report(self, samples: int, payload_bytes: int) -> None:
-        self._array[self._place] += samples
-        self._array[self._place + 1] += payload_bytes
+        self._array[self._first] += samples
+        self._array[self._first + 1] += payload_bytes
 
     def stopped(self) -> bool:
         return bool(self._array[0])
 
 
-class InlineExecutor(Executor):
+class _InlineExecutor(Executor):
     """Runs each task at once in this process: for a single worker, and for debugging."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -79,30 +79,31 @@ class InlineExecutor(Executor):
         return future
 
 
-def open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, Counters]:
+def _open_executor(workers: int, shards: int, note: Callable[[str], None]) -> tuple[Executor, _Counters]:
     """An executor with `workers` processes (1: this one) and the counters its tasks report to.
 
-    Processes share locks and counters in /dev/shm; where that is missing the work is done in this one, and `note` told.
+    Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
+    called.
     """
     numbers = 2 * shards + 1
     if workers > 1:
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")
         try:
-            if safe:  # inherited; multiprocessing's own would be a file for a moment, which a kill then leaves there
+            if safe:  # inherited; multiprocessing's own is a file for a moment, which a kill would leave behind
                 array: Any = (ctypes.c_uint64 * numbers).from_buffer(mmap.mmap(-1, 8 * numbers))
             else:
                 array = context.RawArray(ctypes.c_uint64, numbers)
             pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(array, os.getpid()))
-            return pool, Counters(array)
+            return pool, _Counters(array)
         except (OSError, ImportError) as error:  # ImportError: a system without semaphores
             note(
-                f"no worker processes can be started without a /dev/shm that can be written to ({error}), so this "
-                f"process does all the work; mount a tmpfs there, or pass workers=1 to say that this is meant"
+                f"worker processes need a writable /dev/shm ({error}), so this process does all the work; mount "
+                f"a tmpfs there, or pass workers=1 to confirm this"
             )
-    counters = Counters((ctypes.c_uint64 * numbers)())
+    counters = _Counters((ctypes.c_uint64 * numbers)())
     _share(counters.array)
-    return InlineExecutor(), counters
+    return _InlineExecutor(), counters
 
 
 def run_shards(
@@ -115,16 +116,18 @@ def run_shards(
     total_bytes: int,
     source: object = None,
 ) -> list[R]:
-    """Have `work` done on `count` tasks, shown to `watcher`; results in the order of the tasks.
+    """Run `work` on `count` tasks in up to `workers` processes; results are in the order of the tasks.
 
-    A task is pickled when a worker is about to take it. source: what the tasks carry that was handed in, and may not
-    be fit for that; SourceError if it is not. On the first error, or Ctrl-C, the others are stopped and it is raised;
-    a worker that dies is a WorkerError.
+    watcher: sees progress, of so many `samples` and `total_bytes`.
+    source: part of the tasks that the caller passed in, which may not pickle; then SourceError is raised.
+
+    A task is pickled shortly before a worker runs it. On the first error, or Ctrl-C, the other tasks are stopped and
+    the error is raised; a worker that dies is a WorkerError.
     """
     if count == 0:
         return []
-    executor, counters = open_executor(min(workers, count), count, watcher.note)
-    inline = isinstance(executor, InlineExecutor)
+    executor, counters = _open_executor(min(workers, count), count, watcher.note)
+    inline = isinstance(executor, _InlineExecutor)
     futures: list[Future[R]] = []
     try:
         if not inline:
@@ -144,8 +147,8 @@ def run_shards(
         return [future.result() for future in futures]
     except BrokenExecutor as error:
         raise WorkerError(
-            "a worker process died without a word, as when the system runs out of memory or somebody kills it; "
-            "run the same command again (fewer workers need less memory): what is whole is kept"
+            "a worker process died, perhaps because the system ran out of memory; run the same command again "
+            "(fewer workers need less memory): what is whole is kept"
         ) from error
     finally:
         counters.stop()
@@ -159,7 +162,7 @@ def _check_sendable(source: object) -> None:
     """The feeding thread of a pool hangs over a task that cannot be pickled (cpython issue 94777)."""
     try:
         pickle.dumps(source, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # pickling runs the code of whatever source was handed in
+    except Exception as error:  # pickling runs code of the source
         raise SourceError(f"the source cannot be sent to worker processes: {error}; use workers=1") from error
 
 
@@ -178,13 +181,13 @@ def _start(array: Any, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the parent died before the line above could take effect
-    _search_seldom()
+    _collect_rarely()
     _share(array)
 
 
 @contextmanager
-def no_search_for_cycles() -> Iterator[None]:
-    """Switch the search off in this process, in all of its threads."""
+def without_gc() -> Iterator[None]:
+    """Switch the garbage collector off in this process, in all of its threads."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -194,7 +197,7 @@ def no_search_for_cycles() -> Iterator[None]:
             gc.enable()
 
 
-def _search_seldom() -> None:
-    """For a process that packs: leave out what came along in the fork, whose pages looking would copy; wait longer."""
+def _collect_rarely() -> None:
+    """In a worker: ignore objects inherited by the fork, whose pages a collection would copy, and collect rarely."""
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, 50, 50)
