@@ -222,7 +222,7 @@ def test_shards_of_webdataset_are_adopted(tree: Path, tmp_path: Path) -> None:
 def test_other_extensions_are_named_by_options(tmp_path: Path) -> None:
     with wds.TarWriter(str(tmp_path / "train-0.tar")) as sink:
         sink.write({"__key__": "a", "input.jpg": make_jpeg(1), "class": 4, "seg.png": b"seg"})
-    with pytest.raises(FormatError, match="no sample has an image; name it with --image-key"):
+    with pytest.raises(FormatError, match="no sample has an image; name it with image_key="):
         packer.index([tmp_path / "train-0.tar"], workers=1)
     packer.index(
         [tmp_path / "train-0.tar"],
