@@ -61,7 +61,7 @@ class Steady(Pipeline):
 
     def cached(self, count: int) -> Iterator[int]:
         for number in itertools.count():
-            time.sleep(0.0 if count == 2 else 0.025)
+            time.sleep(0.0 if count == 2 else 0.01)
             yield number
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ __all__ = ["Diagnosis", "Rung", "StageCost", "climb"]
 
 _SAME = 0.1  # times that differ by less are taken as equal
 _BUSY = 0.95  # of the CPUs: no room for more work
-_FEW_WORKERS = 2  # so many more are a better answer than the name of a stage
+_FEW_WORKERS = 1.5  # so many more are a better answer than the name of a stage
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 
 
@@ -150,7 +150,7 @@ def climb(
         number = next((i for i, stage in enumerate(stages) if stage.name == cost.stage), -1)
         batches = pipeline.without(number) if number >= 0 else None
         if batches is not None:
-            freed = rungs[-1].time.seconds - measure(batches, both).seconds
+            freed = _warm(rungs) - measure(batches, both).seconds
             costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
     return _judge(pipeline, tuple(rungs), _explained(costs, rungs), batch_size)
 
@@ -162,9 +162,9 @@ def _cycle(batches: list[Any]) -> Iterator[Any]:
 
 def _costs(rungs: list[Rung], stages: tuple[Stage, ...]) -> list[StageCost]:
     """The costs as the ladder and the clocks of the stages give them; the first of both readings is the step itself."""
-    full, known = rungs[-1].time.seconds, {stage.name: stage for stage in stages}
-    in_workers = {stage.name for stage in stages if stage.seconds is not None} | {stages[0].name}
-    floor = [rung.time.seconds for rung in rungs if rung.stage not in in_workers][-1]  # if the workers cost nothing
+    known = {stage.name: stage for stage in stages}
+    warm = _warm(rungs)
+    floor = _floor(rungs, stages)
     costs = [StageCost("step", rungs[0].what, rungs[0].time.seconds, 0.0, True)]
     work = sum(map(_work, stages))
     for below, rung in itertools.pairwise(rungs):
@@ -172,11 +172,26 @@ def _costs(rungs: list[Rung], stages: tuple[Stage, ...]) -> list[StageCost]:
         stage = known.get(rung.stage, Stage(rung.stage))
         freed, measured = added, stage.seconds is None
         if rung.stage == "read":  # nothing is before it but what it waits for
-            freed, measured = max(0.0, full - below.time.seconds), True
+            freed, measured = max(0.0, warm - below.time.seconds), True
         elif work > 0 and not measured:
-            freed = max(0.0, full - max(floor, full - full * _work(stage) / work))
+            freed = max(0.0, warm - max(floor, warm - warm * _work(stage) / work))
         costs.append(StageCost(rung.stage, rung.what, added, freed, measured, stage.seconds, stage.cpu_seconds))
     return costs
+
+
+def _in_workers(stages: tuple[Stage, ...]) -> set[str]:
+    return {stage.name for stage in stages if stage.seconds is not None} | {stages[0].name}
+
+
+def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
+    """Seconds of a step if the workers cost nothing."""
+    return [rung.time.seconds for rung in rungs if rung.stage not in _in_workers(stages)][-1]
+
+
+def _warm(rungs: list[Rung]) -> float:
+    """Seconds of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
+    with, so that its gain is not that of a warm page cache."""
+    return next((rung.time.seconds for rung in rungs if rung.stage == "read"), rungs[-1].time.seconds)
 
 
 def _work(stage: Stage) -> float:
@@ -207,11 +222,12 @@ def _judge(
 ) -> Diagnosis:
     step, full = rungs[0].time, rungs[-1].time
     cpus, workers = usable_cpus(), pipeline.workers
-    floor = [rung.time.seconds for rung in rungs[:2] if rung.stage in ("step", "copy")][-1]
+    floor = _floor(rungs, pipeline.stages)
     busy = [stage.seconds for stage in pipeline.stages if stage.seconds is not None]
     cpu = [stage.cpu_seconds for stage in pipeline.stages if stage.cpu_seconds is not None]
-    cold = next((cost.added for cost in costs if cost.stage == "storage"), 0.0)
-    needed = (sum(busy) + cold * workers) / floor if busy else None
+    worst = max(costs[1:], key=lambda cost: cost.freed)
+    limited = worst.stage in _in_workers(pipeline.stages)  # then the workers are busy all the time
+    needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(
         rungs, costs, "", "", step.seconds, batch_size, workers, needed, cpus, cpus_needed, pipeline.notes
@@ -221,9 +237,8 @@ def _judge(
     if full.low < step.high:
         note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
-    worst = max(costs[1:], key=lambda cost: cost.freed)
     gain = f"a step takes {1e3 * full.seconds:.1f} ms, and {1e3 * step.seconds:.1f} ms if it never waits"
-    enough = needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
+    enough = limited and needed is not None and workers < needed <= max(workers + _FEW_WORKERS, 1.25 * workers)
     if enough and needed is not None and (cpus_needed or 0.0) < cpus and pipeline.more_workers:
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
         return replace(
