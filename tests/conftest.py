@@ -97,7 +97,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def source(tree: Path, pack: Callable[..., Path]) -> Path:
-    """`tree` as a packed set of 9 and 3 shards; nobody may write to it."""
+    """`tree` as a packed set of 9 and 3 shards; no test may write to it."""
     return pack(tree, samples_per_shard=4)
 
 

@@ -115,7 +115,7 @@ def details(report: CacheReport) -> list[str]:
         f"{report.passed:,} passed through  {report.hit_rate:.0%} {bar(report.hit_rate, 20)}",
         f"  stored   {report.puts:,} ({human_bytes(report.put_bytes)})"
         + (f", {report.dropped:,} dropped as damaged" if report.dropped else ""),
-        f"  used by  {_users(report)}",
+        f"  {'used by' if report.users else 'state  '}  {_users(report)}",
     ]
 
 
