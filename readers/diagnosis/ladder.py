@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from readers.diagnosis.findings import Advice, Applied, Payload
 from readers.diagnosis.timing import StepTime
 
 __all__ = ["Diagnosis", "Rung", "StageCost"]
@@ -73,6 +74,9 @@ class Diagnosis:
     cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
     notes: what limits the reading.
     pinned: the line "copy" with batches in page-locked memory; None where the loader's are, or there is no GPU.
+    payload: what the batches carry to the step; None where it was not looked at.
+    advice: what to change, the largest gain first.
+    applied: the changes that were made, in their order, with what they were to bring and what they brought.
     """
 
     rungs: tuple[Rung, ...]
@@ -87,6 +91,9 @@ class Diagnosis:
     cpus_needed: float | None
     notes: tuple[str, ...] = ()
     pinned: StepTime | None = None
+    payload: Payload | None = None
+    advice: tuple[Advice, ...] = ()
+    applied: tuple[Applied, ...] = ()
 
     @property
     def step(self) -> StepTime:
