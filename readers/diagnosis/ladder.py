@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cache.node import usable_cpus
+from readers.diagnosis.findings import Advice, Applied, Payload
 from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.diagnosis.timing import StepTime, time_steps
 
@@ -76,6 +77,9 @@ class Diagnosis:
     workers, workers_needed: that the loader has, and that would keep up; None if the times of the stages are unknown.
     cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
     notes: what limits the reading.
+    payload: what the batches carry to the step; None where it was not looked at.
+    advice: what to change, the largest gain first.
+    applied: the changes that were made, in their order, with what they were to bring and what they brought.
     """
 
     rungs: tuple[Rung, ...]
@@ -89,6 +93,9 @@ class Diagnosis:
     cpus: int
     cpus_needed: float | None
     notes: tuple[str, ...] = ()
+    payload: Payload | None = None
+    advice: tuple[Advice, ...] = ()
+    applied: tuple[Applied, ...] = ()
 
     @property
     def step(self) -> StepTime:

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache.errors import PipelineError
+from readers.diagnosis.findings import Change
 
-__all__ = ["IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree"]
+__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree"]
+
+# What `Pipeline.changed` may be asked for.
+CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "reencode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,17 @@ class Pipeline(ABC):
     def without(self, number: int) -> Iterator[Any] | None:
         """Endless batches for which stage `number` alone costs nothing; None if it cannot be cut out alone."""
         return None
+
+    def changed(self, change: Change) -> Pipeline | None:
+        """The pipeline of the same loader with one option changed; None if it has no such option.
+
+        Raises PackerError or OSError if the change cannot be made here, as where there is no room for a copy. `close`
+        of the new pipeline removes what the change left on the disk or in memory.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027  most hold nothing
+        """Give back what this pipeline alone holds."""
 
 
 class IterablePipeline(Pipeline):
