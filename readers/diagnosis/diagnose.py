@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from typing import Any
 
 from cache.errors import PipelineError
 from readers.diagnosis.ladder import Diagnosis, climb
+from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
 
 __all__ = ["diagnose"]
@@ -64,14 +66,16 @@ def diagnose(
             return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
     pipeline = _pipeline(loader)
+    batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
     result = climb(
         pipeline,
         step,
         copy,
         seconds=seconds,
         synchronize=_synchronize(device),
-        batch_size=_batch_size(next(pipeline.cached(len(pipeline.stages)))),
+        batch_size=_batch_size(batches[0]),
     )
+    result = replace(result, payload=inspect_payload(batches, None if simulate_step is not None else step, copy))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
