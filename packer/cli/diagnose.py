@@ -18,7 +18,7 @@ from packer.cli.text import json_option, show_result
 from readers.diagnosis import diagnose
 from readers.diagnosis.text import diagnosis_lines
 
-__all__ = ["command"]
+__all__ = ["Duration", "command"]
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
