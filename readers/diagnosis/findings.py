@@ -62,12 +62,17 @@ class Change:
 
     value: its new value: a number of workers, of batches or of samples, a form of the cache, a directory, the path of
     a field. what: the change in words. field: what is known of that field.
+
+    What it is to bring, for predictions: share: (stage, share of its work that is left); saved: seconds of a step that
+    the copy takes less.
     """
 
     kind: str
     value: int | str
     what: str
     field: PayloadField | None = None
+    share: tuple[tuple[str, float], ...] = ()
+    saved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
