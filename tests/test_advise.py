@@ -285,8 +285,8 @@ def test_any_source_is_measured_as_packing_would_make_it(images: Path, made: Cal
 
 def test_the_same_seed_draws_the_same_images(images: Path) -> None:
     def sizes(**options: Any) -> list[float]:
-        found = packer.advise(images, samples=4, **{**QUICK, **options})
-        assert found.sampled == 4 and found.total == 12
+        found = packer.advise(images, samples=3, **{**QUICK, **options})
+        assert found.sampled == 3 and found.total == 12
         return [one.image_bytes for one in found.measured]
 
     assert sizes() == sizes() != sizes(seed=1)

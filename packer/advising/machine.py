@@ -11,7 +11,7 @@ from cache.filesystem import Budget, cache_budget, filesystem_type, free_space, 
 from cache.node import available_memory_bytes, usable_cpus
 from cache.staging import candidates
 
-__all__ = ["Machine", "Directory", "look"]
+__all__ = ["Directory", "Machine", "look"]
 
 
 @dataclass(frozen=True, slots=True)
