@@ -128,6 +128,9 @@ def advise(source: str | os.PathLike[str] | Source, *, watcher: Watcher | None =
     scale = (how.crop_scale, 1.0)
     measured = measure(sample, variants, how.choices.image_size, scale, how.seconds, watcher)
     facts = _facts(opened, root, sample, tuple(measured), how)
+    kept = {one.variant for one in measured}
+    if idle := [variant.name for variant in variants if variant not in kept]:
+        notes.append(f"{', '.join(idle)}: no image of the sample can be encoded so, or becomes smaller")
     best, steps = choose(facts), frontier(facts)
     return Advice(
         sample.title,

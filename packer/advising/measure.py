@@ -112,7 +112,7 @@ def measure(
     sample: ImageSample, variants: Sequence[Variant], image_size: int, scale: tuple[float, float], seconds: float,
     watcher: Watcher,
 ) -> list[Measured]:  # fmt: skip
-    """Measure variants for about `seconds`; those that every image refuses are left out.
+    """Measure variants for about `seconds`. Left out are those that every image refuses, or that change none.
 
     scale: range of the areas of crops, as of RandomResizedCrop. Raises MissingExtraError without torch.
     """
@@ -120,7 +120,7 @@ def measure(
 
     start, trials = time.monotonic(), [_Trial(variant) for variant in variants]
     count = _encode(sample.images, trials, start + _ENCODE_SHARE * seconds, watcher)
-    trials = [trial for trial in trials if trial.encoded]
+    trials = [trial for trial in trials if trial.variant.is_original or 0 < len(trial.sizes) > trial.unchanged]
     common = [i for i in range(count) if all(i in trial.encoded for trial in trials)]
     _compare(sample.images, common, trials, image_size, scale, start + _COMPARE_SHARE * seconds)
     _time(common, trials, image_size, scale, start + seconds, seconds, watcher)

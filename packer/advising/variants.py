@@ -12,7 +12,8 @@ from readers.headers import ImageHeader
 __all__ = ["Choices", "Variant", "choose_variants"]
 
 _TRAINED_SIDE, _KEPT_SIDE = 224, 256  # of ImageNet recipes: resized to the second, cropped to the first
-_MAX_SIDES = (500, 400, 256)  # for images of 224 pixels
+_MAX_SIDES = (500, 400, 256)  # for crops of 224 pixels
+_LARGE_SIDE = 1000  # in addition, for images more than half as large again
 _QUALITIES = (95, 90, 85)
 _ALMOST_ALL = 0.9  # of the images made smaller: keeping the bytes of the others makes no difference
 _PLAIN_MEDIA = ("bmp", "tiff", "gif")  # which packing can only write as PNG
@@ -77,8 +78,7 @@ class Variant:
 
 def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[list[Variant], list[str]]:
     """The variants for images with these headers, the images as they are first; and why some are missing."""
-    usual = sorted({round(side * choices.image_size / _TRAINED_SIDE) for side in _MAX_SIDES}, reverse=True)
-    sides = choices.max_sides or tuple(usual)
+    sides = choices.max_sides or _usual_sides(headers, choices.image_size)
     short, qualities = choices.short_side, choices.qualities or _QUALITIES
     jpegs = all(header.media == "jpeg" for header in headers)
     codec = "keep" if jpegs else "jpeg"
@@ -110,6 +110,14 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
     found.append(Variant(f"{name}, q{middle}", Reencode("webp", side, None, middle)))
     found.append(Variant(f"pixels, short side {short}", keep=f"decoded:{short}"))
     return found, notes
+
+
+def _usual_sides(headers: Sequence[ImageHeader], image_size: int) -> tuple[int, ...]:
+    """Longest sides to try, the largest first."""
+    longest = sorted(max(header.height, header.width) for header in headers)
+    large = round(_LARGE_SIDE * image_size / _TRAINED_SIDE)
+    usual = [round(side * image_size / _TRAINED_SIDE) for side in _MAX_SIDES]
+    return (large, *usual) if longest[len(longest) // 2] > 1.5 * large else tuple(usual)
 
 
 def _changed(headers: Sequence[ImageHeader], max_side: int | None, short_side: int | None) -> int:
