@@ -15,6 +15,7 @@ __all__ = ["BUSY", "SAME", "costs_of", "explained", "judge", "warm_seconds"]
 
 SAME = 0.1  # times that differ by less are taken as equal
 BUSY = 0.95  # of the CPUs: no room for more work
+_UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
 _FEW_WORKERS = 1.5  # so many more are a better answer than the name of a stage
 
 
@@ -39,12 +40,13 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
 
 
 def _in_workers(stages: tuple[Stage, ...]) -> set[str]:
-    return {stage.name for stage in stages if stage.seconds is not None} | {stages[0].name}
+    return {stage.name for stage in stages if stage.seconds is not None or stage.name in _UNTIMED}
 
 
 def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
     """Seconds of a step if the workers cost nothing."""
-    return [rung.time.seconds for rung in rungs if rung.stage not in _in_workers(stages)][-1]
+    in_workers = _in_workers(stages)
+    return list(itertools.takewhile(lambda rung: rung.stage not in in_workers, rungs))[-1].time.seconds
 
 
 def warm_seconds(rungs: list[Rung]) -> float:
