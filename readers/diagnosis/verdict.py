@@ -16,7 +16,8 @@ __all__ = ["BUSY", "SAME", "costs_of", "explained", "judge", "warm_seconds"]
 SAME = 0.1  # times that differ by less are taken as equal
 BUSY = 0.95  # of the CPUs: no room for more work
 _UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
-_FEW_WORKERS = 1.5  # so many more are a better answer than the name of a stage
+_FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
+_UNSURE = 0.2  # times that differ by less are taken as equal where their intervals overlap
 
 
 def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
@@ -90,7 +91,8 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
     needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
-    if full.seconds - step.seconds <= SAME * full.seconds:
+    gap = (full.seconds - step.seconds) / full.seconds
+    if gap <= SAME or (gap <= _UNSURE and full.low < step.high):
         return replace(result, verdict="the data keep up: the training step itself is the limit", bound=full.seconds)
     if full.low < step.high:
         note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
