@@ -39,6 +39,7 @@ ON_TORCH = (
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
     "readers.diagnosis.dataloader",
+    "readers.diagnosis.payload_use",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.

@@ -212,9 +212,10 @@ class ImageLoader(FeedLoader):
         def field(name: str) -> Any:
             if name == "image":
                 views = [v.permute(0, 2, 3, 1) if self.layout == "NHWC" else v for v in batch.images]
-                clock.lap("collate")
-                views = [v.to(self.device, non_blocking=True) for v in views]
-                clock.lap("copy")
+                if self.device.type != "cpu":
+                    clock.lap("collate")
+                    views = [v.to(self.device, non_blocking=True) for v in views]
+                    clock.lap("copy")
                 return tuple(views) if len(views) > 1 else views[0]
             if name == "label" and batch.labels is not None:
                 value: Any = batch.labels
