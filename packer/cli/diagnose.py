@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.text import json_option, show_result
+from packer.cli.text import json_option, show_result, watcher
 from readers.diagnosis import diagnose
 from readers.diagnosis.text import diagnosis_lines
 
-__all__ = ["command"]
+__all__ = ["Duration", "command"]
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
@@ -97,7 +97,9 @@ def command(
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     made = _image_loader(loader, device, **options) if isinstance(loader, str) else _loader_of(loader, options)
     try:
-        result = diagnose(made, function, device=device, simulate_step=simulate_step, seconds=seconds)
+        result = diagnose(
+            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json)
+        )
     except Exception as error:
         if script := next((path for path in scripts if _is_from(error, path)), None):
             raise _failed(script, "failed while it was measured", error) from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from packer.report.svg import GRID, INK, MUTED, clean, text_width
+from packer.report.svg import GRID, INK, MUTED, SURFACE, clean, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,7 +147,8 @@ class Plot:
                 last = 1 + (self.right - text_width(shown, self.font)) / self.inner_width
                 axes.text(
                     min(where + 4 / self.inner_width, last), top, shown, transform=transform, color=INK,
-                    fontsize=self.font, va="center_baseline",
+                    fontsize=self.font, va="center_baseline", zorder=4,
+                    bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
                 )  # fmt: skip
 
     def axes(self, figure: Figure, x_label: str, y_label: str) -> Axes:

@@ -9,8 +9,23 @@ Works on any iterable of batches; a torch DataLoader is cut into its stages, wha
 from __future__ import annotations
 
 from readers.diagnosis.diagnose import diagnose
+from readers.diagnosis.findings import Advice, Applied, Change, Payload, PayloadFact, PayloadField
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.diagnosis.timing import StepTime
 
-__all__ = ["Diagnosis", "Pipeline", "Rung", "Stage", "StageCost", "StepTime", "diagnose"]
+__all__ = [
+    "Advice",
+    "Applied",
+    "Change",
+    "Diagnosis",
+    "Payload",
+    "PayloadFact",
+    "PayloadField",
+    "Pipeline",
+    "Rung",
+    "Stage",
+    "StageCost",
+    "StepTime",
+    "diagnose",
+]
