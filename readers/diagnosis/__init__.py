@@ -8,9 +8,25 @@ Works on any iterable of batches; a torch DataLoader is cut into its stages, wha
 
 from __future__ import annotations
 
+from readers.diagnosis.batch_sizes import BatchSize, BatchSizes, measure_batch_sizes
 from readers.diagnosis.diagnose import diagnose
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.diagnosis.places import Place, Places, measure_places
 from readers.diagnosis.timing import StepTime
 
-__all__ = ["Diagnosis", "Pipeline", "Rung", "Stage", "StageCost", "StepTime", "diagnose"]
+__all__ = [
+    "BatchSize",
+    "BatchSizes",
+    "Diagnosis",
+    "Pipeline",
+    "Place",
+    "Places",
+    "Rung",
+    "Stage",
+    "StageCost",
+    "StepTime",
+    "diagnose",
+    "measure_batch_sizes",
+    "measure_places",
+]

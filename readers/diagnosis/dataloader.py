@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from cache.errors import PipelineError
 from readers.diagnosis.pipeline import Pipeline, Stage, leaves, map_tree
 
-__all__ = ["DataLoaderPipeline"]
+__all__ = ["DataLoaderPipeline", "resized"]
 
 _RECORD_SECONDS = 5.0
 _RECORD_BYTES = 256 << 20
@@ -325,6 +325,25 @@ class DataLoaderPipeline(Pipeline):
             self._loader.collate_fn(samples)
             times.append((time.perf_counter() - start, time.thread_time() - cpu))
         return min(times)
+
+
+def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """The same loader with batches of another size, all full; its workers live as long as it does.
+
+    Raises PipelineError for a batch sampler of its own, and for a loader that makes no batches.
+    """
+    options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
+    options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
+    if not loader.num_workers:
+        options.pop("prefetch_factor", None)
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
+    elif type(loader.batch_sampler) is BatchSampler:
+        how = {"batch_sampler": BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)}
+    else:
+        what = f"batches by {_name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
+        raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **how, **options)
 
 
 def _tapped(data: Any) -> tuple[Any, _Tap | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cache.errors import PipelineError
 from readers.diagnosis.ladder import Diagnosis, climb
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, to_device
 
 __all__ = ["diagnose"]
 
@@ -61,7 +61,7 @@ def diagnose(
     if copy is None and device is not None and str(device) != "cpu":
 
         def copy(batch: Any) -> Any:
-            return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
+            return to_device(batch, device)
 
     pipeline = _pipeline(loader)
     result = climb(

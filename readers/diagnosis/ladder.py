@@ -24,7 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cache.node import usable_cpus
+from readers.diagnosis.batch_sizes import BatchSizes
 from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.diagnosis.places import Places
 from readers.diagnosis.timing import StepTime, time_steps
 
 __all__ = ["Diagnosis", "Rung", "StageCost", "climb"]
@@ -76,6 +78,8 @@ class Diagnosis:
     workers, workers_needed: that the loader has, and that would keep up; None if the times of the stages are unknown.
     cpus, cpus_needed: that this process may use, and that the stages of the loader need to keep up.
     notes: what limits the reading.
+    places: how fast samples are read where the set is, and in other directories; None where that was not asked for.
+    batch_sizes: the loop with batches of other sizes; None likewise.
     """
 
     rungs: tuple[Rung, ...]
@@ -89,6 +93,8 @@ class Diagnosis:
     cpus: int
     cpus_needed: float | None
     notes: tuple[str, ...] = ()
+    places: Places | None = None
+    batch_sizes: BatchSizes | None = None
 
     @property
     def step(self) -> StepTime:

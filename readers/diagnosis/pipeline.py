@@ -18,7 +18,7 @@ from typing import Any
 
 from cache.errors import PipelineError
 
-__all__ = ["IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree"]
+__all__ = ["IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +93,8 @@ def leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     map_tree(value, found.append)
     return found
+
+
+def to_device(batch: Any, device: Any) -> Any:
+    """A batch with its tensors on a device; their copies may still be under way."""
+    return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
