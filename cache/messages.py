@@ -13,7 +13,19 @@ from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Protocol
 
-__all__ = ["Counter", "Done", "Silent", "Watcher", "json_printable", "listed", "parse_size", "plural", "printable"]
+__all__ = [
+    "Counter",
+    "Done",
+    "Silent",
+    "Watcher",
+    "human_bytes",
+    "human_seconds",
+    "json_printable",
+    "listed",
+    "parse_size",
+    "plural",
+    "printable",
+]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
 # C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
@@ -93,3 +105,24 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a valid size; write it as 256MiB or 1GiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def human_bytes(size: float) -> str:
+    """Bytes with a decimal unit: 1.34 GB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration: 0.4 s, 12 s, 3:05 min, 2:10 h."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}:{rest:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"

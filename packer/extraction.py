@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import readers
 from cache.errors import BadNameError, OutputError, UnknownNameError
@@ -28,18 +27,15 @@ from cache.files import BusyError, Folder
 from cache.messages import Silent, Watcher, plural
 from packer.comparison import check_columns
 from packer.output import Result, local_output, output_errors
-from readers.headers import SUFFIX, sniff
-from readers.index import decode_name
 from readers.layout import DatasetInfo, read_dataset_info
 from readers.names import RelativePath, shortened
-from readers.sample import NO_LABEL, Buffer
+from readers.originals import LABELS_FILE, LABELS_HEADER, LabelRow, are_class_folders, label_table, original_files
+from readers.sample import Buffer
 
-__all__ = ["LABELS_FILE", "ExtractResult", "extract"]
+__all__ = ["ExtractResult", "extract"]
 
 _WORK_FOLDER = ".extracting"
 _LOCK = "lock"
-LABELS_FILE = "labels.csv"
-_LABELS_HEADER = ["path", "label", "class", "split"]
 _LABELS_BYTES = 1 << 32
 _LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
@@ -152,14 +148,8 @@ def _folders_are_classes(root: Path, info: DatasetInfo) -> bool:
     """Whether the first folder of every labelled file has the name of its class, in all splits."""
     for split in info.splits:
         with readers.open(root, split) as reader:
-            labels, classes, keys = reader.labels.tolist(), reader.classes, reader.keys
-            names = reader.table.columns.names(reader.fields[0])
-            for i, label in enumerate(labels):
-                if label == NO_LABEL:
-                    continue
-                folder, slash, _ = (decode_name(names[i], keys[i]) or keys[i]).partition("/")
-                if not slash or label >= len(classes) or folder != classes[label]:
-                    return False
+            if not are_class_folders(reader):
+                return False
     return True
 
 
@@ -169,33 +159,24 @@ class _Extraction:
         self._written: set[str] = set()
         self._folder, self._folder_name = place, ""
         self.files = self.bytes = self.kept = self.renamed = 0
-        self.labels: list[_LabelRow] = []
+        self.labels: list[LabelRow] = []
 
     def run(self, reader: readers.Reader, watcher: Watcher) -> None:
         chosen = [i for i, key in enumerate(reader.keys) if self._matches(key)]
         watcher.begin(len(chosen), 0, lambda: (self.files + self.kept, self.bytes))
         try:
             for i in chosen:
-                for field, given in self._names(reader, i):
+                for field, given in original_files(reader, i):
                     name = self._safe(given)
                     self._write(name, reader.read(i, field))
                     if field == reader.fields[0]:
-                        self._note_label(reader, i, name)
+                        row = LabelRow.of(reader, i, name)
+                        self.labels += [row] if row is not None else []
         finally:
             watcher.end()
 
     def _matches(self, key: str) -> bool:
         return not self._patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in self._patterns)
-
-    def _names(self, reader: readers.Reader, index: int) -> Iterator[tuple[str, str]]:
-        key, root = reader.keys[index], reader.split_info.root
-        for field in reader.fields:
-            if not reader.has(index, field):
-                continue
-            name = decode_name(reader.table.columns.names(field)[index], key)
-            if not name:
-                name = f"{key}.{_suffix(reader, index, field)}"
-            yield field, f"{root}/{name}" if root else name
 
     def _safe(self, name: str) -> RelativePath:
         """The name as that of a file below the output."""
@@ -245,12 +226,6 @@ class _Extraction:
             raise OutputError(f"{target}: exists with other bytes; pass overwrite=True, or choose another output")
         return False
 
-    def _note_label(self, reader: readers.Reader, index: int, name: str) -> None:
-        label = int(reader.labels[index])
-        if label != NO_LABEL:
-            class_name = reader.classes[label] if label < len(reader.classes) else ""
-            self.labels.append(_LabelRow(name, str(label), class_name, reader.split))
-
     def check_labels_name(self) -> None:
         """Raise OutputError where the set itself holds a file named labels.csv."""
         if LABELS_FILE in self._written:
@@ -260,25 +235,7 @@ class _Extraction:
             )
 
 
-def _suffix(reader: readers.Reader, index: int, field: str) -> str:
-    kind = reader.dataset.fields[field]
-    if kind == "json":
-        return "json" if field == "json" else f"{field}.json"
-    media = sniff(reader.read(index, field))
-    suffix = SUFFIX.get(media, "bin")
-    return suffix if kind == "image" else f"{field}.{suffix}"
-
-
-class _LabelRow(NamedTuple):
-    """One file: its path below the folder, the number and the name of its class, its split."""
-
-    path: str
-    label: str
-    name: str
-    split: str
-
-
-def _add_labels(place: Folder, rows: Iterable[_LabelRow], overwrite: bool, shared: Folder, scratch: Folder) -> None:
+def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared: Folder, scratch: Folder) -> None:
     """Add rows to the labels.csv of `place`; a row of the same file in the same split is replaced under `overwrite`.
 
     shared: a folder of all extractions, for the lock; scratch: that of this one. Raises OutputError where packer did
@@ -299,15 +256,11 @@ def _add_labels(place: Folder, rows: Iterable[_LabelRow], overwrite: bool, share
                     f"{row.label} {row.name!r}; pass overwrite=True, or choose another output"
                 )
             known[row.path, row.split] = row
-        text = io.StringIO(newline="")
-        table = csv.writer(text)
-        table.writerow(_LABELS_HEADER)
-        table.writerows(known.values())
-        place.write(LABELS_FILE, text.getvalue().encode(), scratch=scratch)
+        place.write(LABELS_FILE, label_table(known.values()), scratch=scratch)
         shared.unlink(_LABELS_LOCK)
 
 
-def _read_labels(place: Folder) -> dict[tuple[str, str], _LabelRow]:
+def _read_labels(place: Folder) -> dict[tuple[str, str], LabelRow]:
     """The rows of the table, by path and split."""
     where = place.path / LABELS_FILE
     kind = place.kind(LABELS_FILE)
@@ -319,9 +272,9 @@ def _read_labels(place: Folder) -> dict[tuple[str, str], _LabelRow]:
         header, *rows = csv.reader(
             io.StringIO(place.read(LABELS_FILE, _LABELS_BYTES).decode(), newline=""), strict=True
         )
-        if header != _LABELS_HEADER:
+        if tuple(header) != LABELS_HEADER:
             raise ValueError(f"its columns are {', '.join(header)[:80]}")
-        found = [_LabelRow(*row) for row in rows]
+        found = [LabelRow(*row) for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise OutputError(
             f"{where}: exists, and is not a table of labels by packer ({error}); pass overwrite=True to replace it, "

@@ -19,6 +19,7 @@ from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
 from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
 from packer.output import Result, set_title
+from readers.originals import AS_FILES
 
 __all__ = [
     "DIRECTORY",
@@ -244,7 +245,7 @@ def clean_staged(
     source = None if dataset is None else _source_text(dataset)
 
     def is_chosen(copy: Copy) -> bool:
-        return source is None or source in (copy.source, os.path.realpath(copy.path))
+        return source is None or source in (copy.source.removesuffix(AS_FILES), os.path.realpath(copy.path))
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
     for store in _stores(target):

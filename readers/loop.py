@@ -313,6 +313,11 @@ class Ahead(Generic[_T]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def ready(self) -> int:
+        """Those that are made and not yet taken, as seen at this moment."""
+        return len(self._made)
+
     def take(self) -> _T:
         """The next one. Raises what making it raised, once those before it are taken, and Stopped after `stop`."""
         with self._changed:

@@ -11,7 +11,8 @@ the same one after a requeue, finds it. While the context is open the copy is lo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,9 +26,14 @@ from cache.errors import StagingError
 from cache.messages import Watcher
 from cache.node import detect_ranks, usable_cpus
 from readers.order import ResumeToken, StagedFirst
+from readers.originals import Originals
+from readers.packed import open_packed
+from readers.reader import Reader
 from readers.staged_files import Portion, SetFiles, set_files
 
-__all__ = ["StageOptions", "Staged", "stage"]
+__all__ = ["FORMS", "StageOptions", "Staged", "stage"]
+
+FORMS = ("shards", "files")
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class StageOptions:
     """How a set is staged.
 
     splits: only these; default: all.
+    form: "shards", or "files": the original files of whole splits, for programs that read a folder of images.
     part: (i, n), or "node": this node's share of the samples, as `readers.order.NodeLocal` assigns them.
     fraction: of the bytes, above 0 and up to 1.
     background: return when the index is copied, and copy the shards in a thread.
@@ -50,6 +57,7 @@ class StageOptions:
     """
 
     splits: tuple[str, ...] | None = None
+    form: str = "shards"
     part: tuple[int, int] | str | None = None
     fraction: float = 1.0
     background: bool = False
@@ -73,6 +81,10 @@ class StageOptions:
             raise ValueError("an order is for staging in the background: otherwise training starts when all is copied")
         if self.resume is not None and self.order is None:
             raise ValueError("resume is a token of an order, and means nothing without the order")
+        if self.form not in FORMS:
+            raise ValueError(f"form must be one of {', '.join(FORMS)}, not {self.form!r}")
+        if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
+            raise ValueError("form='files' stages whole splits: leave part, fraction and background out")
         self.portion()
 
     def turns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
@@ -149,8 +161,11 @@ class Staged:
         self.close()
         self._session = None
         try:
-            self._session = node.Session(self._request(self._files()), self.watcher)
-            return self._session.open()
+            files = self._files()
+            if self.options.form == "shards":
+                return self._open(self._request(files))
+            with closing(Originals(files, files.splits(self.options.portion()), self._open_split)) as originals:
+                return self._open(self._requested(originals.manifest, originals.manifest.files))
         except BaseException:
             self._session = None
             raise
@@ -164,6 +179,17 @@ class Staged:
         if self._session is None:
             raise StagingError("nothing is staged: use  with readers.stage(…) as local")
         return self._session
+
+    def _open(self, request: node.Request) -> Path:
+        self._session = node.Session(request, self.watcher)
+        return self._session.open()
+
+    def _open_split(self, name: str) -> Reader:
+        if isinstance(self.dataset, str) and "://" in self.dataset:
+            from readers.remote import open_remote
+
+            return open_remote(self.dataset, name)
+        return open_packed(self.dataset, name)
 
     def _files(self) -> SetFiles:
         if isinstance(self.dataset, str) and "://" in self.dataset:
@@ -179,10 +205,16 @@ class Staged:
         if turns is not None:
             shards = files.in_turn(shards, *turns)
         first = [*index, files.head] if options.background else [*shards, *index, files.head]
+        return self._requested(files.manifest, first, shards if options.background else ())
+
+    def _requested(
+        self, manifest: node.Manifest, files: Sequence[node.StagedFile], later: Sequence[node.StagedFile] = ()
+    ) -> node.Request:
+        options = self.options
         return node.Request(
-            files.manifest,
-            first,
-            later=shards if options.background else (),
+            manifest,
+            files,
+            later=later,
             target=self.target,
             quota_bytes=options.quota_bytes,
             any_filesystem=options.any_filesystem,

@@ -110,7 +110,7 @@ def test_arguments_that_make_no_sense_are_refused(sizes: list[int], options: dic
     [
         ({2: 4, 4: 8, 8: 16}, {2: 8, 4: 8.2, 8: 8}, 4, 4, "from batches of 4 on"),
         ({2: 4, 4: 4, 8: 4}, {2: 1, 4: 1, 8: 1}, 2, 8, "images/s still rise at 8"),
-        ({2: 1, 4: 1, 8: 1}, {2: 10, 4: 20, 8: 40}, None, 2, "waits at every size"),
+        ({2: 1, 4: 1, 8: 1}, {2: 10, 4: 20, 8: 40}, None, 2, "waits for the loader at every size"),
     ],
     ids=["once-starved", "never", "always"],
 )

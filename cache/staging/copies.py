@@ -38,6 +38,7 @@ from cache.locks import FlockFile, is_locked, locked
 from cache.staging.sources import INNER_FOLDER, Manifest, StagedFile, inside, total_bytes
 
 __all__ = [
+    "MAX_RECORD_BYTES",
     "PART_PREFIX",
     "REMOVING_PREFIX",
     "Copy",
@@ -55,7 +56,7 @@ REMOVING_PREFIX = "removing-"
 _MARKER = ".packer-staged"
 _STORE_KIND, _COPY_KIND, _READY_KIND = "packer-staged-store", "packer-staged-copy", "packer-staged-ready"
 _VERSION = 1
-_MAX_RECORD_BYTES = 1 << 28
+MAX_RECORD_BYTES = 1 << 28
 Ready = dict[str, tuple[int, int | None, float]]  # path -> bytes, CRC32C, time of the last check of its bytes
 
 
@@ -75,7 +76,7 @@ class Copy:
 
     def stored_bytes(self) -> int:
         """The size of its files now, partial ones included."""
-        paths = [self.path / file.path for file in self.files] + self.parts()
+        paths = [f"{self.path}/{file.path}" for file in self.files] + list(map(str, self.parts()))
         return sum(_regular_size(path) or 0 for path in paths)
 
     def parts(self) -> list[Path]:
@@ -162,7 +163,7 @@ class Copy:
 
     def has(self, file: StagedFile) -> bool:
         """Whether a regular file of the right size is in place."""
-        return _regular_size(self.path / file.path) == file.bytes
+        return _regular_size(f"{self.path}/{file.path}") == file.bytes
 
 
 def new_copy(store: Path, manifest: Manifest) -> Copy:
@@ -267,7 +268,13 @@ def _store_path(target: Path) -> Path:
 def _write_record(path: Path, kind: str, folder: Path, content: dict[str, Any]) -> None:
     """Write a record about `folder`. Raises OSError."""
     whole = {"kind": kind, "version": _VERSION, "inode": folder.lstat().st_ino, **content}
-    atomic_write(path, json.dumps(whole).encode(), mode=0o600)
+    data = json.dumps(whole).encode()
+    if len(data) > MAX_RECORD_BYTES:
+        raise StagingError(
+            f"{folder}: the names of its files take {len(data):,} bytes, and {MAX_RECORD_BYTES:,} are the limit; stage "
+            f"one split at a time, or the shards"
+        )
+    atomic_write(path, data, mode=0o600)
 
 
 def _read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
@@ -275,7 +282,7 @@ def _read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
     try:
         with Folder(path.parent) as parent, parent.open(path.name) as file:
             status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_size > _MAX_RECORD_BYTES:
+            if status.st_uid != os.geteuid() or status.st_size > MAX_RECORD_BYTES:
                 return None
             content = json.loads(file.read())
         inode = folder.lstat().st_ino
@@ -293,9 +300,9 @@ def _checked_entry(entry: Any) -> tuple[str, int, int | None]:
     return path, size, crc
 
 
-def _regular_size(path: Path) -> int | None:
+def _regular_size(path: str) -> int | None:
     try:
-        status = path.lstat()
+        status = os.lstat(path)
     except OSError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

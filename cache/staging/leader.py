@@ -197,7 +197,8 @@ class _Leader:
 
     def _folders(self, files: Sequence[StagedFile]) -> list[Path]:
         """The directories that files go to, made where missing. Raises StagingError for one that leads elsewhere."""
-        folders = {folder for file in files for folder in (self.copy.path / file.path).parents}
+        names = {os.path.dirname(file.path) for file in files}
+        folders = {folder for name in names for folder in (self.copy.path / name / "_").parents}
         own = sorted(folder for folder in folders if folder == self.copy.path or self.copy.path in folder.parents)
         for folder in own:
             if not folder.is_symlink():

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 from cache.errors import StagingError, StagingSourceError
@@ -178,10 +178,8 @@ def inside(path: Any) -> bool:
     """Whether a relative path stays in its directory, and outside of staging's own folder there."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
-    parts = PurePosixPath(path).parts
-    return (
-        bool(parts) and parts[0] not in ("/", INNER_FOLDER) and ".." not in parts and str(PurePosixPath(path)) == path
-    )
+    parts = path.split("/")
+    return parts[0] != INNER_FOLDER and not any(part in ("", ".", "..") for part in parts)
 
 
 def total_bytes(files: Iterable[StagedFile]) -> int:

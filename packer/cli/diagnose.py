@@ -23,11 +23,11 @@ from packer.cli.places import (
     places_of,
     places_option,
 )
-from packer.cli.text import json_option, print_json, show, show_result
+from packer.cli.text import json_option, print_json, show, show_result, watcher
 from readers.diagnosis import Diagnosis, diagnose
 from readers.diagnosis.text import diagnosis_lines
 
-__all__ = ["command"]
+__all__ = ["Duration", "command"]
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
@@ -123,7 +123,7 @@ def command(
         made = _image_loader(made, device, **options)
     usual: dict[str, Any] = {"device": device, "simulate_step": simulate_step, "seconds": seconds}
     try:
-        result = diagnose(made, function, **usual)
+        result = diagnose(made, function, watcher=watcher(as_json), **usual)
         if batch_sizes is not None:
             result = replace(result, batch_sizes=batch_sizes_of(made, batch_sizes, function, as_json, **usual))
     except Exception as error:

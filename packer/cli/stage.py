@@ -31,6 +31,7 @@ from packer.cli.text import (
     threads_option,
 )
 from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
+from readers.staging import FORMS
 
 __all__ = ["command"]
 
@@ -117,6 +118,8 @@ def command() -> None:
 @click.argument("dataset", type=SetPlace())
 @_target_option
 @click.option("--split", "splits", callback=_splits, metavar="A,B", help="Only this split, or these.")
+@click.option("--as", "form", type=click.Choice(FORMS), default="shards", help="files: the original files of the set, "
+              "for programs that read a folder of images. Default: shards.")  # fmt: skip
 @click.option("--part", callback=_part, metavar="I/N", help="Share of node I of N (from 0), as node-local order deals "
               "samples; 'node': as the launcher numbers the nodes.")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Of the bytes, in (0, 1].")

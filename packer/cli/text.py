@@ -16,7 +16,16 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from cache.errors import BadNameError, RemoteError
-from cache.messages import Done, Silent, Watcher, json_printable, parse_size, printable
+from cache.messages import (
+    Done,
+    Silent,
+    Watcher,
+    human_bytes,
+    human_seconds,
+    json_printable,
+    parse_size,
+    printable,
+)
 from cache.remote import parse_url
 from packer.cli.group import with_flags
 from readers.names import SplitName
@@ -109,27 +118,6 @@ class SetPlace(click.ParamType):  # type: ignore[type-arg]
                 f"the files of {url} are needed here: run  packer stage {url}  and name its directory", param, ctx
             )
         return value
-
-
-def human_bytes(size: float) -> str:
-    """Bytes with a decimal unit: 1.34 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
-def human_seconds(seconds: float) -> str:
-    """A duration: 0.4 s, 12 s, 3:05 min, 2:10 h."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 100:
-        return f"{minutes}:{rest:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d} h"
 
 
 class Emphasis(str):

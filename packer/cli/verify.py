@@ -10,8 +10,9 @@ import click
 
 from cache.messages import plural
 from packer.cli.text import SetPlace, human_bytes, json_option, show_result, split_option, watcher, workers_option
-from packer.extraction import LABELS_FILE, extract
+from packer.extraction import extract
 from packer.verification import VerifyResult, verify
+from readers.originals import LABELS_FILE
 
 __all__ = ["command", "extract_command"]
 

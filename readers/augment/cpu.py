@@ -8,7 +8,7 @@ costs some 10 µs and releases the interpreter's lock twice, as much as a tenth 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,11 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
 
 
 class Renderer:
-    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs."""
+    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs.
+
+    lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
+        "decode", "resize", "augment"; None where nobody wants to know.
+    """
 
     def __init__(self, interpolation: Interpolation | None = None) -> None:
         self._bicubic = interpolation == "bicubic"
@@ -109,6 +113,7 @@ class Renderer:
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._stack: Stack | None = None
+        self.lap: Callable[[str], None] | None = None
 
     def chunk(self, count: int, height: int, width: int) -> torch.Tensor:
         """uint8 [count, 3, height, width], channels last; valid until the next call."""
@@ -133,7 +138,10 @@ class Renderer:
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        self._store(decode_image(data, job[0], self._scratch, size), job, out)
+        pixels = decode_image(data, job[0], self._scratch, size)
+        if self.lap is not None:
+            self.lap("decode")
+        self._store(pixels, job, out)
 
     def render_alike(
         self,
@@ -171,6 +179,8 @@ class Renderer:
                 images.append(decode_image(some, region, slot, stack.size))
         except BadSampleError:
             return False
+        if self.lap is not None:
+            self.lap("decode")
         whole = resized == (out.shape[2], out.shape[3]) and corner == (0, 0)
         together = stack.together(images) if whole else None
         if together is None:
@@ -180,6 +190,8 @@ class Renderer:
         pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
         if pixels.shape[2:] == resized:
             out.copy_(pixels)
+            if self.lap is not None:
+                self.lap("augment")
         else:
             self._resize(pixels, resized, out)
         return True
@@ -208,10 +220,14 @@ class Renderer:
                 image = op.apply(image, (parameters,))
             image = image.round_()
         out.copy_(image)
+        if self.lap is not None:
+            self.lap("augment")
 
     def _resize(self, image: torch.Tensor, size: tuple[int, int], out: torch.Tensor) -> None:
         into = _resize_bicubic_into if self._bicubic else _resize_into
         into(image, size, False, None, None, out=out)
+        if self.lap is not None:
+            self.lap("resize")
 
     def _memory(self, size: tuple[int, int]) -> torch.Tensor:
         """[1, 3, height, width] of this thread, channels last."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from cache.errors import PipelineError
 from cache.messages import Silent, Watcher
-from readers.diagnosis.pipeline import IterablePipeline, leaves, to_device
+from readers.diagnosis.pipeline import IterablePipeline, to_device, tree_bytes
 from readers.diagnosis.timing import StepTime, time_steps
 
 __all__ = ["BatchSize", "BatchSizes", "measure_batch_sizes", "resized"]
@@ -172,7 +172,7 @@ def _measure(loader: Iterable[Any], size: int, step: Callable[[Any], object], de
         step_images=size / alone.seconds,
         images=size / full.seconds,
         waiting=max(0.0, 1 - alone.seconds / full.seconds),
-        bytes=sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves(few[0])),
+        bytes=tree_bytes(few[0]),
         device_bytes=None if cuda is None else int(cuda.max_memory_allocated(device)),
     )
 

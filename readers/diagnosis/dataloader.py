@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from cache.errors import PipelineError
-from readers.diagnosis.pipeline import Pipeline, Stage, leaves, map_tree
+from readers.diagnosis.pipeline import Pipeline, Stage, leaves, map_tree, tree_bytes
 
 __all__ = ["DataLoaderPipeline", "resized"]
 
@@ -197,6 +197,7 @@ class DataLoaderPipeline(Pipeline):
         self._loader = loader
         self.workers = max(1, loader.num_workers)
         self.more_workers = True
+        self.concurrent = loader.num_workers > 0
         prefetch = (loader.prefetch_factor or 2) * loader.num_workers if loader.num_workers else 0
         self.warmup = prefetch + self.workers
         self.distinct = max(self.workers, -(-distinct // self.workers) * self.workers)
@@ -276,7 +277,7 @@ class DataLoaderPipeline(Pipeline):
                     recorded, _ = self._record()
                     return recorded, (f"{what}.__getitem__ works on after its transform, which is a part of 'read'",)
                 recorded.append(sample)
-                left -= sum(_size(value) for value in (*sample.values, sample.result))
+                left -= sum(tree_bytes(value) for value in (*sample.values, sample.result))
                 if len(recorded) >= _LEAST_SAMPLES and (left < 0 or time.perf_counter() > end):
                     break
         finally:
@@ -374,19 +375,6 @@ def _duplicate(value: Any) -> Any:
     if type(value).__module__.startswith("PIL."):
         return value.copy()
     return copy.deepcopy(value)
-
-
-def _size(value: Any) -> int:
-    """Bytes of the arrays, tensors and images in a value, nearly."""
-    total = 0
-    for leaf in leaves(value):
-        if isinstance(leaf, bytes | bytearray):
-            total += len(leaf)
-        elif type(leaf).__module__.startswith("PIL."):
-            total += leaf.width * leaf.height * len(leaf.getbands())
-        else:
-            total += int(getattr(leaf, "nbytes", 0))
-    return total
 
 
 def _is_shared(leaf: Any) -> bool:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from cache.errors import PipelineError
-from readers.diagnosis.ladder import Diagnosis, climb
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, to_device
+from cache.messages import Watcher
+from readers.diagnosis.climb import Training, climb
+from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
 
 __all__ = ["diagnose"]
 
@@ -31,6 +33,7 @@ def diagnose(
     copy: Callable[[Any], Any] | None = None,
     simulate_step: float | None = None,
     seconds: float = 30.0,
+    watcher: Watcher | None = None,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -44,6 +47,7 @@ def diagnose(
     copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
+    watcher: told the time of each line as soon as it is known.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
     loader or the step raises is passed on.
@@ -64,14 +68,10 @@ def diagnose(
             return to_device(batch, device)
 
     pipeline = _pipeline(loader)
-    result = climb(
-        pipeline,
-        step,
-        copy,
-        seconds=seconds,
-        synchronize=_synchronize(device),
-        batch_size=_batch_size(next(pipeline.cached(len(pipeline.stages)))),
-    )
+    first = next(pipeline.cached(len(pipeline.stages)))
+    training = Training(step, copy, _pinning(device, first), _synchronize(device), simulate_step is not None)
+    result = climb(pipeline, training, seconds=seconds, watcher=watcher)
+    result = replace(result, batch_size=_batch_size(first))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
@@ -98,6 +98,20 @@ def _pipeline(loader: Iterable[Any] | Pipeline) -> Pipeline:
 def _batch_size(batch: Any) -> int | None:
     sizes = [leaf.shape[0] for leaf in leaves(batch) if len(getattr(leaf, "shape", ())) > 0]
     return int(sizes[0]) if sizes else None
+
+
+def _pinning(device: Any, batch: Any) -> Callable[[Any], Any] | None:
+    """What brings a batch into page-locked memory, for a CUDA device whose batches are not there."""
+    torch = sys.modules.get("torch")
+    if torch is None or device is None or not str(device).startswith("cuda"):
+        return None
+
+    def is_pageable(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.is_pinned()
+
+    if not any(is_pageable(leaf) for leaf in leaves(batch)):
+        return None
+    return lambda batch: map_tree(batch, lambda leaf: leaf.pin_memory() if is_pageable(leaf) else leaf)
 
 
 def _synchronize(device: Any) -> Callable[[], object]:
