@@ -157,6 +157,22 @@ def test_an_address_is_read_from_its_server(web: Any, packed: Path, tmp_path: Pa
     assert all(command.startswith(f"packer stage {web.url}/{packed.name}") for command in result.commands)
 
 
+@pytest.mark.parametrize("layout", ["file", "a/b/c/file", "set"])
+def test_a_folder_says_what_packing_gains(
+    layout: str, source: Path, tmp_path: Path, jpeg: Callable[..., bytes]
+) -> None:
+    for i in range(8 if layout != "set" else 0):
+        path = tmp_path / layout.replace("file", f"{i}.jpg")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+    given = ["--batch-size", "2", "--image-size", "16", "--simulate-step", "1ms", "--seconds", "0.5", "--json"]
+    given += ["--split", "train"] if layout == "set" else []
+    done = CliRunner().invoke(cli, ["diagnose", str(source if layout == "set" else tmp_path), *given])
+    assert done.exit_code == 0, done.stderr
+    notes = [note for note in json.loads(done.stdout)["notes"] if "packer convert" in note]
+    assert len(notes) == (layout != "set") and all("as files" in note and "packed" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

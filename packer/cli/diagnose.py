@@ -19,6 +19,7 @@ from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
     batch_sizes_option,
+    packing_notes,
     places_lines,
     places_of,
     places_option,
@@ -110,7 +111,8 @@ def command(
         raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {found}")
     options = {name: value for name, value in of_set.items() if value is not None}
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
-    made = _open(loader, options.pop("split", None)) if isinstance(loader, str) else _loader_of(loader, options)
+    reader = _open(loader, options.pop("split", None)) if isinstance(loader, str) else None
+    made: Any = reader if isinstance(loader, str) else _loader_of(loader, options)
     of_places: dict[str, Any] = {"batch_size": options.get("batch_size"), "seconds": seconds, "as_json": as_json}
     if only_places and places is not None:
         measured = places_of(made, places, **of_places)
@@ -119,8 +121,8 @@ def command(
         else:
             show(*places_lines(measured))
         return
-    if isinstance(loader, str):
-        made = _image_loader(made, device, **options)
+    if reader is not None:
+        made = _image_loader(reader, device, **options)
     usual: dict[str, Any] = {"device": device, "simulate_step": simulate_step, "seconds": seconds}
     try:
         result = diagnose(made, function, watcher=watcher(as_json), **usual)
@@ -132,6 +134,8 @@ def command(
         raise
     if places is not None:
         result = replace(result, places=places_of(made, places, **of_places))
+    elif reader is not None:
+        result = replace(result, notes=(*result.notes, *packing_notes(reader, made.batch_size)))
     show_result(result, as_json, lambda: _lines(result))
 
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
+from cache.stores import LooseFiles
 from packer.cli.held import cleaning_up
 from packer.cli.text import bar, human_bytes, watcher
 from readers.diagnosis.batch_sizes import BatchSize, BatchSizes, measure_batch_sizes
-from readers.diagnosis.places import Place, Places, measure_places
+from readers.diagnosis.places import Place, Places, compare_packed, measure_places
 from readers.diagnosis.reads import PlaceReads
 from readers.reader import Reader
 
@@ -19,6 +20,7 @@ __all__ = [
     "batch_sizes_lines",
     "batch_sizes_of",
     "batch_sizes_option",
+    "packing_notes",
     "places_lines",
     "places_of",
     "places_option",
@@ -81,6 +83,15 @@ def places_of(loader: Any, directories: tuple[str, ...], batch_size: int | None,
             seconds=min(options["seconds"], _MOST_SECONDS),
             watcher=watcher(options["as_json"]),
         )
+
+
+def packing_notes(reader: Reader, batch_size: int) -> tuple[str, ...]:
+    """What packing would gain, if the reader is that of a folder of files."""
+    if not isinstance(reader.store, LooseFiles):
+        return ()
+    with cleaning_up():
+        note = compare_packed(reader, batch_size)
+    return (note,) if note else ()
 
 
 def _readers(loader: Any) -> Iterator[Any]:
