@@ -74,7 +74,7 @@ class Trace:
         """The content of the file."""
         events, process = self.events, os.getpid()
         zero = min((event.start for event in events), default=0)
-        numbers = {track: number for number, track in enumerate(dict.fromkeys(event.track for event in events), 1)}
+        numbers = {track: number for number, track in enumerate(sorted({event.track for event in events}), 1)}
 
         def describe(what: str, number: int, args: dict[str, Any]) -> dict[str, Any]:
             return {"ph": "M", "name": what, "pid": process, "tid": number, "args": args}

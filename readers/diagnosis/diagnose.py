@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +14,9 @@ from cache.errors import PipelineError
 from cache.messages import Watcher
 from readers.diagnosis.climb import Training, climb
 from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
+from readers.diagnosis.sampling import sampling
 
 __all__ = ["diagnose"]
 
@@ -68,10 +71,13 @@ def diagnose(
             return to_device(batch, device)
 
     pipeline = _pipeline(loader)
-    first = next(pipeline.cached(len(pipeline.stages)))
-    training = Training(step, copy, _pinning(device, first), _synchronize(device), simulate_step is not None)
-    result = climb(pipeline, training, seconds=seconds, watcher=watcher)
-    result = replace(result, batch_size=_batch_size(first))
+    batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+    training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
+    with sampling(seconds) as sampler:
+        result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
+    result = replace(result, usage=sampler.usage)
+    payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
+    result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"

@@ -18,13 +18,14 @@ The differential reading is that of J. Mohan et al., "Analyzing and Mitigating D
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from readers.diagnosis.batch_sizes import BatchSizes
 from readers.diagnosis.findings import Advice, Applied, Payload
 from readers.diagnosis.places import Places
 from readers.diagnosis.timing import StepTime
+from readers.usage.record import Usage
 
 __all__ = ["Diagnosis", "Rung", "StageCost"]
 
@@ -79,6 +80,7 @@ class Diagnosis:
     payload: what the batches carry to the step; None where it was not looked at.
     advice: what to change, the largest gain first.
     applied: the changes that were made, in their order, with what they were to bring and what they brought.
+    usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
     places: how fast samples are read where the set is, and in other directories; None where that was not asked for.
     batch_sizes: the loop with batches of other sizes; None likewise.
     """
@@ -98,6 +100,7 @@ class Diagnosis:
     payload: Payload | None = None
     advice: tuple[Advice, ...] = ()
     applied: tuple[Applied, ...] = ()
+    usage: Usage | None = None
     places: Places | None = None
     batch_sizes: BatchSizes | None = None
 
@@ -118,4 +121,5 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries."""
-        return {**asdict(self), "utilization": self.utilization}
+        usage = None if self.usage is None else self.usage.to_dict()
+        return {**asdict(replace(self, usage=None)), "utilization": self.utilization, "usage": usage}

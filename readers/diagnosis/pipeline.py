@@ -23,7 +23,7 @@ from readers.diagnosis.findings import Change
 __all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
 
 # What `Pipeline.changed` may be asked for.
-CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "reencode")
+CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
 
 
 @dataclass(frozen=True, slots=True)

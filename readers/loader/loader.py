@@ -215,9 +215,10 @@ class ImageLoader(FeedLoader):
         def field(name: str) -> Any:
             if name == "image":
                 views = [v.permute(0, 2, 3, 1) if self.layout == "NHWC" else v for v in batch.images]
-                clock.lap("collate")
-                views = [v.to(self.device, non_blocking=True) for v in views]
-                clock.lap("copy")
+                if self.device.type != "cpu":
+                    clock.lap("collate")
+                    views = [v.to(self.device, non_blocking=True) for v in views]
+                    clock.lap("copy")
                 return tuple(views) if len(views) > 1 else views[0]
             if name == "label" and batch.labels is not None:
                 value: Any = batch.labels
@@ -284,6 +285,10 @@ class _TimedMaker:
 
     def __init__(self, maker: Crew | DeviceStage | _IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers
+
+    @property
+    def ready(self) -> int:
+        return self._maker.ready
 
     def take(self) -> Batch:
         """The next batch; see the maker."""

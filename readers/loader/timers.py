@@ -129,8 +129,8 @@ class ThreadClock:
 
     def wait(self, start: int) -> None:
         """In a trace: the thread had nothing to do from `start` until now."""
-        if self._slot.trace is not None:
-            self._slot.trace.add(self.name, "wait", start, time.perf_counter_ns())
+        if self._slot.trace is not None and (now := time.perf_counter_ns()) - start > _SLOW_NS:
+            self._slot.trace.add(self.name, "wait", start, now)
 
 
 def _bytes_of(data: Sequence[Buffer | Exception]) -> int:
