@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,17 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.text import json_option, show_result, watcher
-from readers.diagnosis import diagnose
+from packer.cli.places import (
+    batch_sizes_lines,
+    batch_sizes_of,
+    batch_sizes_option,
+    packing_notes,
+    places_lines,
+    places_of,
+    places_option,
+)
+from packer.cli.text import json_option, print_json, show, show_result, watcher
+from readers.diagnosis import Diagnosis, diagnose
 from readers.diagnosis.text import diagnosis_lines
 
 __all__ = ["Duration", "command"]
@@ -68,6 +78,8 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
+@places_option
+@batch_sizes_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,
@@ -75,6 +87,8 @@ def command(
     simulate_step: float | None,
     device: str | None,
     seconds: float,
+    places: tuple[str, ...] | None,
+    batch_sizes: tuple[int, ...] | None,
     as_json: bool,
     **of_set: Any,
 ) -> None:
@@ -83,11 +97,13 @@ def command(
     NAME in FILE.py is the loader, or a function without arguments that returns it: any iterable of batches. A torch
     DataLoader is measured stage by stage: storage, reading, each member of the transform, collating, the transfer from
     its workers and to the device. An ImageLoader of this package by reading, decoding and augmenting; with DATASET, a
-    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step.
+    packed set or a folder of images, such a loader is made. Needs no GPU with --simulate-step, and no step at all with
+    --places alone.
 
     Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
     """
-    if (step is None) == (simulate_step is None):
+    only_places = places is not None and step is None and simulate_step is None and batch_sizes is None
+    if (step is None) == (simulate_step is None) and not only_places:
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     function = None if step is None else _named(*step)
     if step is not None and not callable(function):
@@ -95,25 +111,54 @@ def command(
         raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {found}")
     options = {name: value for name, value in of_set.items() if value is not None}
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
-    made = _image_loader(loader, device, **options) if isinstance(loader, str) else _loader_of(loader, options)
+    reader = _open(loader, options.pop("split", None)) if isinstance(loader, str) else None
+    made: Any = reader if isinstance(loader, str) else _loader_of(loader, options)
+    of_places: dict[str, Any] = {"batch_size": options.get("batch_size"), "seconds": seconds, "as_json": as_json}
+    if only_places and places is not None:
+        measured = places_of(made, places, **of_places)
+        if as_json:
+            print_json({"places": measured.to_dict()})
+        else:
+            show(*places_lines(measured))
+        return
+    if reader is not None:
+        made = _image_loader(reader, device, **options)
+    usual: dict[str, Any] = {"device": device, "simulate_step": simulate_step, "seconds": seconds}
     try:
-        result = diagnose(
-            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json)
-        )
+        result = diagnose(made, function, watcher=watcher(as_json), **usual)
+        if batch_sizes is not None:
+            result = replace(result, batch_sizes=batch_sizes_of(made, batch_sizes, function, as_json, **usual))
     except Exception as error:
         if script := next((path for path in scripts if _is_from(error, path)), None):
             raise _failed(script, "failed while it was measured", error) from None
         raise
-    show_result(result, as_json, lambda: diagnosis_lines(result))
+    if places is not None:
+        result = replace(result, places=places_of(made, places, **of_places))
+    elif reader is not None:
+        result = replace(result, notes=(*result.notes, *packing_notes(reader, made.batch_size)))
+    show_result(result, as_json, lambda: _lines(result))
 
 
-def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
-    """An `ImageLoader` over a packed set or a folder, with the usual augmentation of a training."""
+def _lines(result: Diagnosis) -> list[str]:
+    lines = diagnosis_lines(result)
+    if result.batch_sizes is not None:
+        lines += ["", *batch_sizes_lines(result.batch_sizes)]
+    if result.places is not None:
+        lines += ["", *places_lines(result.places)]
+    return lines
+
+
+def _open(dataset: str, split: str | None) -> readers.Reader:
+    """A packed set, or a folder of images as it is."""
+    packed = "://" in dataset or (Path(dataset) / "dataset.json").is_file()
+    return readers.open(dataset, split) if packed else readers.open_folder(dataset, split)
+
+
+def _image_loader(reader: readers.Reader, device: str | None, **options: int) -> Any:
+    """An `ImageLoader` over a reader, with the usual augmentation of a training."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 
-    packed = "://" in dataset or (Path(dataset) / "dataset.json").is_file()
-    reader = readers.open(dataset, split) if packed else readers.open_folder(dataset, split)
     ops = [RandomResizedCrop(options.get("image_size", 224)), RandomHorizontalFlip()]
     batch_size = min(options.get("batch_size", 64), max(1, len(reader)))
     return ImageLoader(reader, batch_size, augment=ops, threads=options.get("threads"), device=device or "cpu")
