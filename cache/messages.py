@@ -18,6 +18,7 @@ __all__ = [
     "Done",
     "Silent",
     "Watcher",
+    "bar",
     "human_bytes",
     "human_seconds",
     "json_printable",
@@ -25,6 +26,7 @@ __all__ = [
     "parse_size",
     "plural",
     "printable",
+    "shortened",
 ]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
@@ -126,3 +128,19 @@ def human_seconds(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes}:{rest:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most `most` characters, without its middle where it is longer: "transf…rm 2"."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}" if most > 2 else text[:most]
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
+    eighths = round(min(1.0, share) * width * 8)
+    if share > 0:
+        eighths = max(1, eighths)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]

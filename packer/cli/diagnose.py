@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import sys
 import traceback
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import click
 
 import readers
+from packer.cli.html import check_html, html_option, save_html
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -24,9 +26,9 @@ from packer.cli.places import (
     places_of,
     places_option,
 )
-from packer.cli.text import json_option, print_json, show, show_result, watcher
+from packer.cli.text import Emphasis, json_option, print_json, show, show_result, watcher
 from readers.diagnosis import Diagnosis, diagnose
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 __all__ = ["Duration", "command"]
 
@@ -80,6 +82,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "for each CPU.")  # fmt: skip
 @places_option
 @batch_sizes_option
+@html_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,
@@ -89,6 +92,7 @@ def command(
     seconds: float,
     places: tuple[str, ...] | None,
     batch_sizes: tuple[int, ...] | None,
+    html: Path | None,
     as_json: bool,
     **of_set: Any,
 ) -> None:
@@ -105,6 +109,8 @@ def command(
     only_places = places is not None and step is None and simulate_step is None and batch_sizes is None
     if (step is None) == (simulate_step is None) and not only_places:
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
+    check_html(html)
+    what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
     function = None if step is None else _named(*step)
     if step is not None and not callable(function):
         found = type(function).__name__
@@ -116,6 +122,7 @@ def command(
     of_places: dict[str, Any] = {"batch_size": options.get("batch_size"), "seconds": seconds, "as_json": as_json}
     if only_places and places is not None:
         measured = places_of(made, places, **of_places)
+        save_html(html, measured, what)
         if as_json:
             print_json({"places": measured.to_dict()})
         else:
@@ -137,15 +144,20 @@ def command(
     elif reader is not None:
         result = replace(result, notes=(*result.notes, *packing_notes(reader, made.batch_size)))
     show_result(result, as_json, lambda: _lines(result))
+    save_html(html, result, what)
 
 
 def _lines(result: Diagnosis) -> list[str]:
-    lines = diagnosis_lines(result)
+    more = list[str]()
     if result.batch_sizes is not None:
-        lines += ["", *batch_sizes_lines(result.batch_sizes)]
+        more += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
-        lines += ["", *places_lines(result.places)]
-    return lines
+        more += ["", *places_lines(result.places)]
+    columns = shutil.get_terminal_size().columns
+    verdict = verdict_lines(result, columns)
+    lines = diagnosis_lines(result, columns, more)[len(verdict) : -len(verdict)]
+    coloured = [Emphasis(line) for line in verdict]
+    return [*coloured, *lines, *coloured]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

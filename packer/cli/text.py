@@ -20,6 +20,7 @@ from cache.messages import (
     Done,
     Silent,
     Watcher,
+    bar,
     human_bytes,
     human_seconds,
     json_printable,
@@ -132,14 +133,6 @@ def show(*lines: str) -> None:
     for line in lines:
         text = printable(line).replace("\n", "\\n")
         click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text)
-
-
-def bar(share: float, width: int = 30) -> str:
-    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
-    eighths = round(share * width * 8)
-    if share > 0:
-        eighths = max(1, eighths)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:

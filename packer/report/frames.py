@@ -61,7 +61,10 @@ class Rows:
         axes.set_axis_off()
         axes.set_xlim(0, top)
         axes.set_ylim(self.height, 0)
-        axes.plot([0, 0], [self.top, self.height], color=MUTED, linewidth=1, clip_on=False)
+        for row in range(len(self.names)):
+            start = self.bar_at(row, 0) - self.thick / 2 - 2 if self.narrow else self.top + row * self.row
+            end = self.bar_at(row, self.many - 1) + self.thick / 2 + 2 if self.narrow else start + self.row
+            axes.plot([0, 0], [start, end], color=MUTED, linewidth=1, clip_on=False)
         self.scale = top / inner
         return axes
 
@@ -92,7 +95,10 @@ class Rows:
 
     def _write(self, axes: Axes, x: float, y: float, text: str, *, strong: bool = False, align: Align = "left") -> None:
         weight = "bold" if strong else "normal"
-        axes.text(x, y, text, fontsize=self.font, color=INK, fontweight=weight, ha=align, va="center_baseline")
+        axes.text(
+            x, y, text, fontsize=self.font, color=INK, fontweight=weight, ha=align, va="center_baseline", zorder=4,
+            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
 
 
 class Plot:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from cache.errors import MissingExtraError
-from cache.messages import printable
+from cache.messages import printable, shortened
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,11 +85,10 @@ def draw(width: int, height: int, paint: Callable[[Figure], None], alt: str) -> 
 
 def clean(text: object, most: int = 300) -> str:
     """Foreign text made safe to show: control characters as escapes, the middle of long ones left out."""
-    shown = _NO_TEXT.sub("\ufffd", printable(str(text)[: 4 * most] if len(str(text)) > 8 * most else str(text)))
-    if len(shown) <= most:
-        return shown
-    half = (most - 1) // 2
-    return f"{shown[: most - 1 - half]}…{shown[len(shown) - half :]}"
+    whole = str(text)
+    if len(whole) > 4 * most:  # escapes only make it longer
+        whole = shortened(whole, 4 * most)
+    return shortened(_NO_TEXT.sub("\ufffd", printable(whole)), most)
 
 
 def text_width(text: str, size: float) -> float:
