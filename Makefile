@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-timing test-decoders test-corpora test-slurm lint format clean
+.PHONY: demo test test-pages test-faults test-timing test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,10 @@ test: $(VENV)/.ready-test
 # TRIALS=20 makes fewer of real commands.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
+
+# Reports in headless Chromium, which `make test` leaves out where there is none.
+test-pages: $(VENV)/.ready-test
+	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py
 
 # What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
 test-timing: $(VENV)/.ready-test

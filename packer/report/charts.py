@@ -26,6 +26,7 @@ Better: TypeAlias = Literal["low", "high"]
 _Frame = TypeVar("_Frame", Rows, Plot)
 
 _ALT = 1500
+_LARGE = 1e10
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)))
 
@@ -50,7 +51,7 @@ def number(value: Value, unit: str = "", *, like: float | None = None) -> str:
         return "–"
     size = abs(value if like is None or like == 0 else like)
     decimals = 0 if size >= 99.95 or size == 0 else min(6, 2 - math.floor(math.log10(size)))
-    shown = f"{value:,.{decimals}f}".replace("-", "−")
+    shown = (f"{value:,.{decimals}f}" if abs(value) < _LARGE else f"{value:.2e}").replace("-", "−")
     return f"{shown}{'' if unit == '%' else ' '}{unit}" if unit else shown
 
 

@@ -100,8 +100,7 @@ def add_usage(page: Page, usage: Usage) -> None:
         [row.values for row in rows],
         marks=marks,
     )
-    page.chart(chart, "From nothing (dark) to all (bright); the table says what 100 % is: a limit, or the most there was. "
-               "Open places: nothing is known.")  # fmt: skip
+    page.chart(chart, "From nothing (dark) to all (bright); the table says what 100 % is: a limit, or the most it was.")
     found, full = summary.percentiles(), {row.name: row.full for row in rows}
     page.table(
         ["", "100 % is", "min", "p50", "p90", "p95", "p99", "max", "mean"],

@@ -131,13 +131,16 @@ class Plot:
         span, ends, lanes = self.span, [-math.inf] * _LANES, list[int]()
         for mark in self.marks:
             x = self.inner_width * (mark.at - span[0]) / ((span[1] - span[0]) or 1.0)
-            width = text_width(_short(mark.label), self.font)
+            width = text_width(self._short(mark.label), self.font)
             x = min(x, self.inner_width + self.right - width)
             lane = next((lane for lane, end in enumerate(ends) if end <= x), -1)
             if lane >= 0:
                 ends[lane] = x + width + 6
             lanes.append(lane)
         return lanes
+
+    def _short(self, label: str) -> str:
+        return fitted(clean(label, 24), self.inner_width / 2, self.font)
 
     def draw_marks(self, axes: Axes) -> None:
         span = self.span
@@ -149,7 +152,7 @@ class Plot:
                 [where, where], [0, max(1.0, top)], transform=transform, color=INK, linewidth=1, clip_on=False, zorder=3
             )
             if lane >= 0:
-                shown = _short(mark.label)
+                shown = self._short(mark.label)
                 last = 1 + (self.right - text_width(shown, self.font)) / self.inner_width
                 axes.text(
                     min(where + 4 / self.inner_width, last), top, shown, transform=transform, color=INK,
@@ -232,10 +235,6 @@ def tick(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", "−")
     return f"{value:.3g}".replace("-", "−")
-
-
-def _short(label: str) -> str:
-    return clean(label, 24)
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

@@ -45,6 +45,7 @@ _REFERENCE = re.compile(r"#([A-Za-z_][\w.-]*)")
 _SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "packer", "text.parse_math": False, "font.family": ["DejaVu Sans"]}
 # Settings that are not about drawing; setting them would start a user interface or give a warning.
 _NO_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "tk.", "date.epoch", "timezone", "figure.max_open")
+_NARROW, _WIDE = frozenset(" ijlftrI.,:;'|!()[]/-"), frozenset("mwMW@%…—")
 _NO_TEXT = re.compile("[\ufffe\uffff]")  # characters that XML does not have, beyond those that `printable` escapes
 
 
@@ -92,8 +93,17 @@ def clean(text: object, most: int = 300) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is, in pixels, on the safe side; East Asian characters are squares."""
-    return size * sum(1.0 if ord(character) >= 0x1100 else 0.6 for character in text)
+    """About how wide a text is at most, in pixels: as in DejaVu Sans, which is wider than most, in bold."""
+    return size * sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> float:
+    """In widths of the letter M or less."""
+    if character in _NARROW:
+        return 0.46
+    if character in _WIDE or ord(character) >= 0x1100:
+        return 1.1
+    return 0.72 if character.islower() or character.isdecimal() else 0.85
 
 
 def _matplotlib() -> Any:

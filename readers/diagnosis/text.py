@@ -23,17 +23,17 @@ def diagnosis_lines(result: Diagnosis, columns: int | None = None, more: Sequenc
     """
     width = max(_LEAST_COLUMNS, columns or _COLUMNS)
     verdict = verdict_lines(result, columns)
-    lines = [*verdict, "", *_ladder(result, width), "", *_costs(result, width), ""]
-    lines.append(f"the device has work {result.utilization:.0%} of the time")
+    facts = [f"the device has work {result.utilization:.0%} of the time"]
     if result.workers_needed is not None:
-        lines.append(f"workers: {result.workers}, {result.workers_needed:.1f} would keep up with the training")
+        facts.append(f"workers: {result.workers}, {result.workers_needed:.1f} would keep up with the training")
     if result.cpus_needed is not None:
-        lines.append(f"CPUs: {result.cpus} may be used, {result.cpus_needed:.1f} would keep up")
+        facts.append(f"CPUs: {result.cpus} may be used, {result.cpus_needed:.1f} would keep up")
     if result.culprit:
-        lines.append(f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing")
-    for note in result.notes:
-        lines += [f"note: {note}"] if columns is None else _wrapped(f"note: {note}", width, "  ")
-    return [*lines, *more, "", *verdict]
+        facts.append(f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing")
+    facts += [f"note: {note}" for note in result.notes]
+    if columns is not None:
+        facts = [line for fact in facts for line in _wrapped(fact, width, "  ")]
+    return [*verdict, "", *_ladder(result, width), "", *_costs(result, width), "", *facts, *more, "", *verdict]
 
 
 def verdict_lines(result: Diagnosis, columns: int | None = None) -> list[str]:
@@ -58,7 +58,7 @@ def _ladder(result: Diagnosis, width: int) -> list[str]:
             pinned = Rung("  if pinned", "", result.pinned)
             lines.append(f"{_rung(pinned, result.batch_size, narrow)}  {bar(result.pinned.seconds / longest, room)}")
     if not all(rung.measured for rung in result.rungs):
-        lines.append("~ not measured: the lines on both sides of it take equally long")
+        lines += _wrapped("~ not measured: the lines on both sides of it take equally long", width, "  ")
     return lines
 
 
@@ -84,7 +84,7 @@ def _costs(result: Diagnosis, width: int) -> list[str]:
         lines.append(f"{shown}  {shortened(printable(cost.what), max(3, width - len(shown) - 2))}".rstrip())
         lines += _reason(cost, width)
     if not all(cost.measured for cost in costs):
-        lines.append("~ computed from the times of the stages, not measured")
+        lines += _wrapped("~ computed from the times of the stages, not measured", width, "  ")
     return lines
 
 
