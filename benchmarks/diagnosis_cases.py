@@ -175,19 +175,14 @@ def our_cases(folder: Path) -> dict[str, Case]:
     crop = (RandomResizedCrop(96), RandomHorizontalFlip())
     heavy = (*crop, ColorJitter(0.4, 0.4, 0.4, 0.1))
 
-    def make(
-        tree: Path = small,
-        ops: Any = crop,
-        wait: float = 0.0,
-        *,
-        first: bool = False,
-        threads: int = 2,
-        batch: int = BATCH,
-    ) -> Callable[[], Any]:
+    def make(tree: Path = small, ops: Any = crop, wait: float = 0.0, **options: Any) -> Callable[[], Any]:
         def make() -> ImageLoader:
-            reader = readers.open_folder(tree, None)
+            reader: Reader = readers.open_folder(tree, None)
             if wait:
-                reader = Reader(reader.table, SlowStore(reader.store, wait, first=first))
+                reader = Reader(reader.table, SlowStore(reader.store, wait, first=options.get("first", False)))
+            if options.get("decoded"):
+                reader = readers.cached(reader, keep="decoded", backend="memfd")
+            batch, threads = options.get("batch", BATCH), options.get("threads", 2)
             return ImageLoader(reader, batch, augment=list(ops), threads=threads, seed=1)
 
         return make

@@ -102,11 +102,10 @@ class ImageLoaderPipeline(Pipeline):
         try:
             next(batches)
             start, cpu = time.perf_counter(), time.process_time()
-            while not steps or (
-                steps < _ALONE_BATCHES * self.distinct and time.perf_counter() - start < _ALONE_SECONDS
-            ):
+            for steps in range(1, _ALONE_BATCHES * self.distinct + 1):
                 next(batches)
-                steps += 1
+                if time.perf_counter() - start > _ALONE_SECONDS:
+                    break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
         finally:
             batches.close()  # type: ignore[attr-defined]
