@@ -30,11 +30,9 @@ def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
 
 
 def verdict_lines(result: Diagnosis, width: int = 80) -> list[str]:
-    """What starves the training, and what it would gain."""
-    lines = textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))
-    if result.culprit:
-        lines.append(f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing")
-    return lines
+    """What it would gain if the culprit were free, and the verdict, last."""
+    lines = [f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing"] if result.culprit else []
+    return [*lines, *textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))]
 
 
 def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
