@@ -291,7 +291,7 @@ def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
     assert usage.column("steps").tolist()[1:] == [2.5] * 3 and usage.column("images").tolist()[1:] == [80] * 3
     assert [(mark.name, mark.seconds) for mark in usage.marks] == [(f"epoch {n}", 2.0 * n) for n in range(4)]
     spans = usage.spans()
-    assert [name for name, _ in spans] == [mark.name for mark in usage.marks]
+    assert [mark for mark, _ in spans] == list(usage.marks)
     assert [span.times.tolist() for _, span in spans] == [[2.0], [4.0], [6.0], [8.0]]
 
 

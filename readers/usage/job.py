@@ -11,6 +11,7 @@ from readers.usage.readings import Files, Readings
 __all__ = ["Cgroup", "Processes"]
 
 _PROCESSES_EVERY = 4  # samples after which processes are looked for again
+_FIRST = 20  # samples in which they are looked for each time: workers are started
 _MOST_PROCESSES = 256
 _CGROUP_FILES = (
     "cpu.stat", "cpuacct.usage", "memory.current", "memory.usage_in_bytes", "memory.stat", "io.stat",
@@ -85,7 +86,7 @@ class Processes:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def __call__(self, readings: Readings) -> None:
-        if self._count % _PROCESSES_EVERY == 0:
+        if self._count < _FIRST or self._count % _PROCESSES_EVERY == 0:
             self._processes = self._tree()
         self._count += 1
         now: dict[tuple[int, int], tuple[int, int, int]] = {}

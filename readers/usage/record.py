@@ -160,27 +160,29 @@ class Usage:
         times, durations, values = self.times[some], self.durations[some], self.values[some]
         return replace(self, times=times, durations=durations, values=values, marks=marks)
 
-    def spans(self) -> list[tuple[str, Usage]]:
-        """From each mark to the next one, or to the end."""
-        ends = [mark.seconds for mark in self.marks[1:]] + [math.inf]
-        return [(mark.name, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
+    def spans(self) -> list[tuple[Mark, Usage]]:
+        """The samples from each mark to the next one, or to the end."""
+        ends = [*(mark.seconds for mark in self.marks), math.inf][1:]
+        return [(mark, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
 
     def summary(self, most_cores: int = 32) -> Usage:
         """For people: what matters most first, cores last; of many cores, neighbours become one series, their mean.
 
-        Series that are 0 all the time, as of idle disks, are left out.
+        Series that are 0 all the time, as of idle disks, are left out. most_cores: 0 leaves out all cores.
         """
-        cores = sorted((int(found[1]), one) for one in self.names if (found := _CORE.fullmatch(one)))
-        together = max(1, math.ceil(len(cores) / most_cores))
-        single = {name for _, name in cores}
-        series = [one for one in self.series if one.name not in single and np.nansum(np.abs(self.column(one.name))) > 0]
+        known = self.percentiles()
+        cores = sorted((int(found[1]), one) for one in known if (found := _CORE.fullmatch(one)))
+        together = math.ceil(len(cores) / max(1, most_cores)) or 1
+        series = [
+            one for one in self.series if not _CORE.fullmatch(one.name) and np.nansum(np.abs(self.column(one.name))) > 0
+        ]
         series.sort(key=_rank)
         columns = [self.column(one.name) for one in series]
-        for start in range(0, len(cores), together):
+        for start in range(0, len(cores) if most_cores else 0, together):
             some = cores[start : start + together]
             both = np.stack([self.column(name) for _, name in some])
-            known = (~np.isnan(both)).sum(0)
-            columns.append(np.where(known > 0, np.nansum(both, 0) / np.maximum(known, 1), np.nan))
+            count = (~np.isnan(both)).sum(0)
+            columns.append(np.where(count > 0, np.nansum(both, 0) / np.maximum(count, 1), np.nan))
             last = f"–{some[-1][0]}" if len(some) > 1 else ""
             series.append(Series(f"cpu{some[0][0]}{last} busy", "share", 1.0))
         values = np.stack(columns, 1) if columns else np.empty((len(self.times), 0))
