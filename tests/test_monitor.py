@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ import numpy as np
 import pytest
 from suites.programs import run_packer
 
+from packer.report.usage import comparison_page, usage_page
 from readers.usage import Mark, Series, Usage, load, save
 from readers.usage.compare import compare
 from readers.usage.reading import read_usage
 
 READY = "import os, sys, time; print('ready', flush=True); "
+
+
+SLOW = {"cpu_busy": 1.0, "gpu0_busy": 0.5, "steps": [1] * 5 + [3] * 5, "images": 100.0, "sda_read": 4e6}
+FAST = {"cpu_busy": 0.5, "gpu0_busy": 1.0, "steps": 4.0, "images": 150.0, "eth0_in": 7e6}
 
 
 def monitor(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -29,11 +35,12 @@ def monitor(*arguments: object, **options: Any) -> subprocess.CompletedProcess[s
 # --- packer monitor --------------------------------------------------------------------------------------------------
 def test_a_command_has_its_input_output_and_status(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done = monitor(
-        "--output", path, "--interval", "20ms", "--", "sh", "-c", "read x; echo got $x --json; exit 7", input="hello\n"
-    )
+    html = tmp_path / "run.html"
+    options = ("--output", path, "--interval", "20ms", "--html", html)
+    done = monitor(*options, "--", "sh", "-c", "read x; echo got $x --json; exit 7", input="hello\n")
     assert done.returncode == 7 and done.stdout == "got hello --json\n"
     assert "cpu busy" in done.stderr and str(path) in done.stderr and "cpu busy" in load(path).names
+    assert "exit status" in html.read_text() and html.read_text().count("<svg") == 2
 
 
 def test_the_record_as_json_follows_the_output_of_the_command() -> None:
@@ -51,6 +58,7 @@ def test_the_record_as_json_follows_the_output_of_the_command() -> None:
         (("--interval", "1ms", "--", "true"), 2, "--interval 0.001: expected seconds"),
         (("--output", "no/such/run.jsonl", "--", "echo", "ran"), 1, "no/such/run.jsonl"),
         (("--output", __file__, "--", "echo", "ran"), 1, "not replaced"),
+        (("--html", "no/such/report.html", "--", "echo", "ran"), 2, "no directory no/such"),
         ((), 2, "COMMAND"),
     ],
 )
@@ -106,7 +114,7 @@ def test_a_record_is_whole_when_the_monitor_is_killed(started: Any, tmp_path: Pa
     os.killpg(program.pid, signal.SIGKILL)
     program.wait(60)
     usage = load(tmp_path / "run.jsonl")
-    assert len(usage.times) >= 3 and "processes cpu" in usage.names
+    assert len(usage.times) >= 3 and "processes cpus" in usage.names
 
 
 # --- what a record says ----------------------------------------------------------------------------------------------
@@ -146,11 +154,19 @@ def test_a_record_in_a_sentence(columns: dict[str, Any], full: dict[str, float],
     assert all(word in sentence for word in words), sentence
 
 
+def test_reports_have_heat_maps_and_escape_names(tmp_path: Path) -> None:
+    """Of a record without a sample, too."""
+    marked = usage_of((Mark("<b>one</b>", 1.0), Mark("two", 5.0)), **SLOW)
+    empty = replace(marked, times=marked.times[:0], durations=marked.durations[:0], values=marked.values[:0])
+    both = comparison_page(compare(marked, usage_of(**FAST)), ("a<i>", "b")).render()
+    page = usage_page(marked, "What <b> used", [("command", "<b>")], ["a note"]).render()
+    assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart is drawn wide and narrow"
+    assert "<b>" not in page and "<i>" not in both and "&lt;b&gt;one" in page
+    assert "1/s … 1/s … 1/s" in page and "3/s … 3/s … 3/s" in page
+    assert "Nothing was sampled" in usage_page(empty, "nothing").render()
+
+
 # --- packer diagnose --compare ---------------------------------------------------------------------------------------
-SLOW = {"cpu_busy": 1.0, "gpu0_busy": 0.5, "steps": [1] * 5 + [3] * 5, "images": 100.0, "sda_read": 4e6}
-FAST = {"cpu_busy": 0.5, "gpu0_busy": 1.0, "steps": 4.0, "images": 150.0, "eth0_in": 7e6}
-
-
 def test_two_records_are_compared_series_by_series_and_span_by_span() -> None:
     first = usage_of((Mark("start", 0.0), Mark("epoch", 5.0), Mark("only in A", 9.0)), **SLOW)
     result = compare(first, usage_of((Mark("epoch", 2.0),), **FAST))

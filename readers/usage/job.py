@@ -53,7 +53,7 @@ class Cgroup:
         nanoseconds = self._number("cpuacct.usage")
         if "usage_usec" in cpu or nanoseconds is not None:
             seconds = cpu["usage_usec"] / 1e6 if nanoseconds is None else nanoseconds / 1e9
-            readings.rate("job cpu", seconds, "cores")
+            readings.rate("job cpus", seconds, "cores")
         if cpu.get("nr_periods"):  # there is a quota
             micro, nano = cpu.get("throttled_usec"), cpu.get("throttled_time", 0)
             readings.share("job throttled", nano / 1e9 if micro is None else micro / 1e6)
@@ -100,7 +100,7 @@ class Processes:
                 self._gained[number] += max(0, new - old)
         self._before = now
         if now:
-            readings.rate("processes cpu", self._gained[0] / self._ticks, "cores")
+            readings.rate("processes cpus", self._gained[0] / self._ticks, "cores")
             readings.rate("processes read", self._gained[1])
             readings.rate("processes storage", self._gained[2])
 

@@ -188,11 +188,13 @@ class Usage:
         values = np.stack(columns, 1) if columns else np.empty((len(self.times), 0))
         return replace(self, series=tuple(series), values=values)
 
-    def heat_rows(self, columns: int = 120) -> list[HeatRow]:
-        """Each series as a row of a heat map over time, in `columns` steps of equal length."""
-        if not len(self.times):
+    def heat_rows(self, columns: int = 120, seconds: float | None = None) -> list[HeatRow]:
+        """Each series as a row of a heat map, in `columns` steps of equal length from 0 to `seconds`, or the end."""
+        end = self.seconds if seconds is None else seconds
+        if not len(self.times) or end <= 0:
             return []
-        return [self._heat_row(one, self.column(one.name), columns) for one in self.series]
+        edges = np.linspace(0.0, end, columns + 1)
+        return [self._heat_row(one, self.column(one.name), edges) for one in self.series]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries; `from_dict` reads it. Unknown values are None."""
@@ -232,9 +234,8 @@ class Usage:
             marks=tuple(checked_mark(one) for one in _items(document, "marks", Limits.MARKS)),
         )
 
-    def _heat_row(self, one: Series, column: Floats, columns: int) -> HeatRow:
+    def _heat_row(self, one: Series, column: Floats, edges: Floats) -> HeatRow:
         start = self.times[0] - self.durations[0]
-        edges = np.linspace(start, self.times[-1], columns + 1)
         known = ~np.isnan(column)
         at = np.concatenate([[start], self.times])
 
@@ -257,7 +258,7 @@ def _rank(one: Series) -> int:
         return 0
     if kind == "gpu" or one.unit == "1":
         return 1
-    return {"cpu": 2, "job": 3, "io": 4, "memory": 5, "page": 5, "processes": 9}.get(kind, 6)
+    return {"cpu": 2, "job": 3, "io": 4, "memory": 6, "page": 6, "processes": 7}.get(kind, 5)
 
 
 def checked_name(value: Any, what: str = "a name") -> str:
