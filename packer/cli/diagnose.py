@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 import readers
+from packer.cli.compare import DiagnoseOrCompare, compare_option
 from packer.cli.text import json_option, show_result, watcher, width
 from readers.diagnosis import diagnose
 from readers.diagnosis.text import diagnosis_lines, verdict_lines
@@ -55,7 +56,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         return Path(file).resolve(), name
 
 
-@click.command("diagnose")
+@click.command("diagnose", cls=DiagnoseOrCompare)
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME | DATASET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
@@ -68,6 +69,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
+@compare_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,

@@ -129,12 +129,19 @@ class Emphasis(str):
     __slots__ = ()
 
 
-def show(*lines: str) -> None:
-    """Print lines on stdout, with control characters escaped. All output but JSON goes through this function."""
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def show(*lines: str, err: bool = False) -> None:
+    """Print lines, with control characters escaped. All output but JSON goes through this function.
+
+    err: on stderr, where stdout is another program's.
+    """
+    coloured = (
+        (sys.stderr if err else sys.stdout).isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
     for line in lines:
         text = printable(line).replace("\n", "\\n")
-        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text)
+        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text, err=err)
 
 
 def width() -> int:
