@@ -101,9 +101,10 @@ class ImageLoaderPipeline(Pipeline):
         batches = self._loop(self._over(cut, 1))
         try:
             next(batches)
-            start, cpu = time.perf_counter(), time.process_time()
-            for steps in range(1, _ALONE_BATCHES * self.distinct + 1):
+            start, cpu, steps = time.perf_counter(), time.process_time(), 0
+            while steps < _ALONE_BATCHES * self.distinct:
                 next(batches)
+                steps += 1
                 if time.perf_counter() - start > _ALONE_SECONDS:
                     break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
