@@ -23,6 +23,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from cache.errors import PipelineError
+from readers.diagnosis.changed_dataloader import change_dataloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, leaves, map_tree, tree_bytes
 
 __all__ = ["DataLoaderPipeline"]
@@ -240,6 +242,17 @@ class DataLoaderPipeline(Pipeline):
             collate, number = _CollateOnce(collate, self.distinct // self.workers), 1
         data = _Replay(self._whole, self._tap, self._recorded, 0, number - 2)
         return self._batches(data, _Slots(len(self._recorded), self._batch_size, self.distinct), collate)
+
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_dataloader(self._loader, change)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader, other.convert, other.close = made.loader, made.convert, made.close  # type: ignore[method-assign]
+        workers = made.loader.num_workers
+        other.workers, other.concurrent = max(1, workers), workers > 0
+        other.warmup = (made.loader.prefetch_factor or 2) * workers + other.workers
+        return other
 
     # --- inside -----------------------------------------------------------------------------------------------------
     def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:

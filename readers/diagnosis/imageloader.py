@@ -8,6 +8,7 @@ so the time of "decode" is what the pass takes less if it starts from pixels.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import numpy as np
 
 from cache.errors import PipelineError
 from readers.caching import cached
+from readers.diagnosis.changed_imageloader import change_imageloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
@@ -80,6 +83,15 @@ class ImageLoaderPipeline(Pipeline):
         if count:
             return self._loop(self._over(count, self._loader.threads))
         return self._loop(self._loader.over(self._loader.reader, self._loader.order))
+
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_imageloader(self._loader, change, self.distinct)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader, other.convert, other.close = made.loader, made.convert, made.close  # type: ignore[method-assign]
+        other.workers, other.warmup = made.loader.threads, made.loader.prefetch + 1
+        return other
 
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._readers[cut]
