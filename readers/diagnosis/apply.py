@@ -6,6 +6,7 @@ made on top of it; its prediction is that of the model with all changes so far.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,8 +38,10 @@ def apply_advice(
 ) -> tuple[Applied, ...]:
     """Make the changes of the advice. seconds: about how long to measure all of them.
 
-    Nothing is left behind: the loader of the user stays as it is.
+    Nothing is changed if the data keep up, and nothing is left behind: the user's loader stays as it is.
     """
+    if not evidence.diagnosis.culprit:
+        return ()
     run = _Application(pipeline, evidence, training, seconds / _MOST, watcher or Silent())
     try:
         for each in _in_order(advice):
@@ -144,10 +147,11 @@ def _time(
     pipeline: Pipeline, use: Callable[[Any], None], seconds: float, synchronize: Callable[[], object]
 ) -> StepTime:
     batches: Iterator[Any] = pipeline.cached(0)
+    options = {"warmup": pipeline.warmup, "workers": pipeline.workers, "synchronize": synchronize}
     try:
-        return time_steps(
-            batches, use, warmup=pipeline.warmup, seconds=seconds, workers=pipeline.workers, synchronize=synchronize
-        )
+        with warnings.catch_warnings():  # torch warns of more workers than CPUs, which are right for work that waits
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            return time_steps(batches, use, seconds=seconds, **options)  # type: ignore[arg-type]
     finally:
         close = getattr(batches, "close", None)
         if close is not None:
