@@ -41,6 +41,7 @@ class Training:
     step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
     of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
     synchronize: waits for the device. simulated: whether the step ignores its batch.
+    begins: called with the name of each line before it is measured.
     """
 
     step: _Use
@@ -48,6 +49,7 @@ class Training:
     pin: Callable[[Any], Any] | None = None
     synchronize: Callable[[], object] = lambda: None
     simulated: bool = False
+    begins: Callable[[str], object] = lambda name: None
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.copy is None else self.copy(batch)
@@ -141,6 +143,7 @@ class _Climb:
         self._times[number] = self._measure(level.stage, self._pipeline.cached(level.cached), use)
 
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
+        self._training.begins(name)
         try:
             pipeline = self._pipeline
             warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)

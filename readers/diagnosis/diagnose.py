@@ -19,6 +19,7 @@ from readers.diagnosis.evidence import Evidence, gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from readers.diagnosis.sampling import sampling
 
 __all__ = ["diagnose"]
 
@@ -78,7 +79,9 @@ def diagnose(
     pipeline = _pipeline(loader)
     batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
     training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
-    result = climb(pipeline, training, seconds=seconds, watcher=watcher)
+    with sampling(seconds) as sampler:
+        result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
+    result = replace(result, usage=sampler.usage)
     payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
     result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
