@@ -6,7 +6,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ def diagnose(
     simulate_step: float | None = None,
     seconds: float = 30.0,
     watcher: Watcher | None = None,
-    apply: bool = False,
+    apply: bool | Collection[str] = False,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -55,7 +55,7 @@ def diagnose(
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
     apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
-        measure them, which takes about as long again.
+        measure them, which takes about as long again. Ids of advice: only of these.
     watcher: told the time of each line as soon as it is known.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
@@ -93,7 +93,8 @@ def diagnose(
     evidence = Evidence.of(result, facts)
     result = replace(result, advice=advise(evidence))
     if apply:
-        applied = apply_advice(pipeline, evidence, result.advice, training, seconds=seconds, watcher=watcher)
+        chosen = [each for each in result.advice if apply is True or each.id in apply]
+        applied = apply_advice(pipeline, evidence, chosen, training, seconds=seconds, watcher=watcher)
         result = replace(result, applied=applied)
     return result
 
