@@ -162,7 +162,8 @@ class RecordFile:
         self._line(f'{{"t": {end:.6f}, "d": {duration:.6f}, "v": [{numbers}]}}')
 
     def mark(self, mark: Mark) -> None:
-        self._write({"mark": mark.name, "t": round(mark.seconds, 6)})
+        rates = {name: rate for name, rate in (("steps", mark.steps), ("images", mark.images)) if rate is not None}
+        self._write({"mark": mark.name, "t": round(mark.seconds, 6), **rates})
 
     def close(self) -> None:
         self._file.close()
@@ -231,7 +232,7 @@ class _Reading:
         if not isinstance(document, dict):
             raise FormatError("expected a JSON object")
         if "mark" in document:
-            self._marks.append(checked_mark({"name": document["mark"], "seconds": document.get("t")}))
+            self._marks.append(checked_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
         elif "series" in document:
             more = document["series"]
             if not isinstance(more, list) or len(more) + len(self._series) > Limits.SERIES:
