@@ -476,6 +476,27 @@ def test_a_record_replaces_one(machine: FakeMachine, recorded: Path) -> None:
     assert len(load(recorded).times) == 0
 
 
+def test_two_runs_do_not_write_one_file(machine: FakeMachine, tmp_path: Path) -> None:
+    """A child that was forked meanwhile keeps nobody out."""
+    first = sampler(machine, tmp_path / "run.jsonl")
+    with pytest.raises(readers.OutputError, match="another process"):
+        sampler(machine, tmp_path / "run.jsonl")
+    ready, stop = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stop[1])
+        os.write(ready[1], b"x")
+        os.read(stop[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    first.stop()
+    sampler(machine, tmp_path / "run.jsonl").stop()
+    os.close(stop[1])
+    os.waitpid(child, 0)
+    for descriptor in (*ready, stop[0]):
+        os.close(descriptor)
+
+
 def test_a_full_disk_ends_the_record_and_not_the_run(machine: FakeMachine, tmp_path: Path) -> None:
     path, limits = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     found = sampler(machine, path)
