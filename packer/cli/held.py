@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-__all__ = ["HeldSignals", "undisturbed"]
+__all__ = ["HeldSignals", "cleaning_up", "undisturbed"]
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
 _WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
@@ -108,6 +108,34 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
+class _Stopped(BaseException):
+    """Raised in the work by the first signal."""
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """Let a signal end the work inside as an exception does, so that it cleans up; further signals are ignored.
+
+    Raises Abort after Ctrl-C, and Exit with 128 + n after another signal n.
+    """
+    caught = 0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        if not caught:
+            caught = number
+            raise _Stopped
+
+    try:
+        with _handled(stop, signal.SIGHUP):
+            yield
+    except _Stopped:
+        if caught == signal.SIGINT:
+            raise click.Abort from None
+        click.echo(f"packer: stopped by {signal.Signals(caught).name}", err=True)
+        raise click.exceptions.Exit(128 + caught) from None
+
+
 class _Witness:
     """A process that does nothing until this one closes its input, or ends.
 
@@ -163,11 +191,11 @@ class _Witness:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled(handler: Callable[[int, FrameType | None], None], *more: signal.Signals) -> Iterator[None]:
     """Handle signals that request an end, but for those that are ignored, as under nohup."""
     before: dict[signal.Signals, Any] = {}
     try:
-        for number in (*_PASSED_ON, signal.SIGINT):
+        for number in (*_PASSED_ON, signal.SIGINT, *more):
             if callable(now := signal.getsignal(number)) or now == signal.SIG_DFL:
                 before[number] = now
                 signal.signal(number, handler)

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from packer.cli.compare import check_report
-from packer.cli.diagnose import Duration
 from packer.cli.held import HeldSignals
-from packer.cli.text import json_option, print_json, show
+from packer.cli.text import Duration, json_option, print_json, show
 from packer.report import write_page
 from packer.report.usage import usage_page
 from readers.usage import Sampler

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_convert
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_convert
 
 from cache.errors import PipelineError
 from readers.diagnosis.changed_dataloader import change_dataloader
@@ -32,7 +32,7 @@ from readers.diagnosis.streams import StreamCuts
 from readers.diagnosis.tiers import TierCuts
 from readers.torch import ImageDataset
 
-__all__ = ["DataLoaderPipeline"]
+__all__ = ["DataLoaderPipeline", "resized"]
 
 _COLLATE_TIMES = 3
 _COLLATE_SECONDS = 1.0
@@ -259,6 +259,25 @@ def _known_loaders() -> tuple[type, ...]:
     """Classes that can be rebuilt with other data and are the same otherwise."""
     stateful = sys.modules.get("torchdata.stateful_dataloader")
     return (DataLoader,) if stateful is None else (DataLoader, stateful.StatefulDataLoader)
+
+
+def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """The same loader with batches of another size, all full; its workers live as long as it does.
+
+    Raises PipelineError for a batch sampler of its own, and for a loader that makes no batches.
+    """
+    options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
+    options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
+    if not loader.num_workers:
+        options.pop("prefetch_factor", None)
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
+    elif type(loader.batch_sampler) is BatchSampler:
+        how = {"batch_sampler": BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)}
+    else:
+        what = f"batches by {name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
+        raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **how, **options)
 
 
 def _own(leaf: Any) -> Any:

@@ -18,7 +18,7 @@ from readers.diagnosis.climb import Training, climb
 from readers.diagnosis.evidence import Evidence, gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
 from readers.diagnosis.sampling import sampling, with_rates
 
 __all__ = ["diagnose"]
@@ -74,7 +74,7 @@ def diagnose(
     if copy is None and device is not None and str(device) != "cpu":
 
         def copy(batch: Any) -> Any:
-            return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
+            return to_device(batch, device)
 
     pipeline = _pipeline(loader)
     batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))

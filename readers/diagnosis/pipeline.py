@@ -20,7 +20,7 @@ from typing import Any
 from cache.errors import PipelineError
 from readers.diagnosis.findings import Change
 
-__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "tree_bytes"]
+__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
 
 # What `Pipeline.changed` may be asked for.
 CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
@@ -132,6 +132,11 @@ def leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     map_tree(value, found.append)
     return found
+
+
+def to_device(batch: Any, device: Any) -> Any:
+    """A batch with its tensors on a device; their copies may still be under way."""
+    return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
 
 def tree_bytes(value: Any) -> int:
