@@ -19,7 +19,7 @@ from readers.diagnosis.evidence import Evidence, gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
-from readers.diagnosis.sampling import sampling
+from readers.diagnosis.sampling import sampling, with_rates
 
 __all__ = ["diagnose"]
 
@@ -81,9 +81,9 @@ def diagnose(
     training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
     with sampling(seconds) as sampler:
         result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
-    result = replace(result, usage=sampler.usage)
     payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
     result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
+    result = replace(result, usage=with_rates(sampler.usage, result))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
