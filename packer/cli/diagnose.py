@@ -14,9 +14,11 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.text import json_option, show_result, watcher
-from readers.diagnosis import diagnose
-from readers.diagnosis.text import diagnosis_lines
+from packer.cli.compare import DiagnoseOrCompare, compare_option
+from packer.cli.text import json_option, show_result, watcher, width
+from readers.diagnosis import Diagnosis, diagnose
+from readers.diagnosis.findings_text import findings_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 __all__ = ["Duration", "command"]
 
@@ -55,7 +57,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         return Path(file).resolve(), name
 
 
-@click.command("diagnose")
+@click.command("diagnose", cls=DiagnoseOrCompare)
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME | DATASET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
@@ -68,6 +70,9 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
+@click.option("--apply", is_flag=True, help="Also make the advised changes that are the loader's own, one at a time, "
+              "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
+@compare_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,
@@ -75,6 +80,7 @@ def command(
     simulate_step: float | None,
     device: str | None,
     seconds: float,
+    apply: bool,
     as_json: bool,
     **of_set: Any,
 ) -> None:
@@ -98,13 +104,19 @@ def command(
     made = _image_loader(loader, device, **options) if isinstance(loader, str) else _loader_of(loader, options)
     try:
         result = diagnose(
-            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json)
-        )
+            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json),
+            apply=apply,
+        )  # fmt: skip
     except Exception as error:
         if script := next((path for path in scripts if _is_from(error, path)), None):
             raise _failed(script, "failed while it was measured", error) from None
         raise
-    show_result(result, as_json, lambda: diagnosis_lines(result))
+    show_result(result, as_json, lambda: _lines(result))
+
+
+def _lines(result: Diagnosis) -> list[str]:
+    """All of it for the terminal, the verdict last."""
+    return [*diagnosis_lines(result, width()), *findings_lines(result), "", *verdict_lines(result, width())]
 
 
 def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
