@@ -213,7 +213,7 @@ class OneOf:
         (Chooses(planted.Compose([torch.neg, OneOf()])), 5, False),
         (Chooses(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())), 3, False),
     ],
-    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "augment", "other"],
+    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "two", "other"],
 )  # fmt: skip
 def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, note: bool) -> None:
     whole = loader(data, 0)
