@@ -76,8 +76,9 @@ def diagnose(
         def copy(batch: Any) -> Any:
             return to_device(batch, device)
 
-    pipeline = _pipeline(loader)
-    batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+    if watcher is not None:
+        watcher.note("reading the first samples")
+    pipeline, batches = _open(loader)
     training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
     with sampling(seconds) as sampler:
         result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
@@ -99,20 +100,37 @@ def diagnose(
     return result
 
 
-def _pipeline(loader: Iterable[Any] | Pipeline) -> Pipeline:
-    if isinstance(loader, Pipeline):
-        return loader
+def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:
+    """The pipeline of a loader, and the batches that it replays. What cannot be cut is a pipeline of one stage."""
+    make = None if isinstance(loader, Pipeline) else _pipeline_of(loader)
+    if make is not None:
+        try:
+            pipeline: Pipeline = make(loader)
+            return pipeline, _replayed(pipeline)
+        except PipelineError:
+            raise
+        except Exception as error:  # of the user's classes; a data set that is broken fails below, too
+            pipeline = IterablePipeline(loader)  # type: ignore[arg-type]
+            pipeline.notes = (f"the loader could not be cut into stages ({type(error).__name__}: {error})",)
+    else:
+        pipeline = loader if isinstance(loader, Pipeline) else IterablePipeline(loader)
+    return pipeline, _replayed(pipeline)
+
+
+def _replayed(pipeline: Pipeline) -> list[Any]:
+    return list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+
+
+def _pipeline_of(loader: Any) -> Callable[[Any], Pipeline] | None:
+    """What cuts loaders of this kind."""
     for module, kind, cut in _CUT:
         defined = sys.modules.get(module)  # where it was never imported, no loader is of this kind
         if defined is not None and isinstance(loader, getattr(defined, kind)):
-            make = getattr(importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline")
-            try:
-                return make(loader)  # type: ignore[no-any-return]
-            except PipelineError as error:
-                pipeline = IterablePipeline(loader)
-                pipeline.notes = (str(error),)
-                return pipeline
-    return IterablePipeline(loader)
+            make: Callable[[Any], Pipeline] = getattr(
+                importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline"
+            )
+            return make
+    return None
 
 
 def _batch_size(batch: Any) -> int | None:
