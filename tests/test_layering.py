@@ -45,6 +45,7 @@ ON_TORCH = (
     "readers.diagnosis.recording",
     "readers.diagnosis.streams",
     "readers.diagnosis.tiers",
+    "readers.diagnosis.workers",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.

@@ -11,7 +11,7 @@ from packer.report.page import Page
 from readers.usage import Usage
 from readers.usage.compare import Comparison
 from readers.usage.reading import format_value, read_usage
-from readers.usage.record import Percentiles
+from readers.usage.record import HeatRow, Percentiles
 
 __all__ = ["add_usage", "comparison_page", "usage_page"]
 
@@ -19,10 +19,7 @@ _COLUMNS = 120
 _MARKS = 60
 _SPANS = 40
 _SPAN_SERIES = 8
-_HEAT = (
-    "Each row is a series, from dark (0) to bright (the amount after its name: a limit, or its own largest value). "
-    "Open cells: nothing is known."
-)
+_HEAT = "Each row is a series, from dark (0) to bright (its limit, or its largest value). Open cells: nothing is known."
 
 
 def usage_page(usage: Usage, title: str, facts: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> Page:
@@ -42,10 +39,10 @@ def add_usage(page: Page, usage: Usage) -> None:
     if not summary.heat_rows(1):
         page.text("Nothing was sampled.")
         return
-    _add_heat_map(page, summary, usage.seconds, _HEAT)
+    heat = _add_heat_map(page, summary, usage.seconds, _HEAT)
     found = summary.percentiles()
-    rows = [[one.name, *(format_value(value, one.unit) for value in found[one.name])] for one in summary.series]
-    page.table(["", *Percentiles._fields], rows, caption="Percentiles by time")
+    rows = [[row.name, *(format_value(value, row.unit) for value in (*found[row.name], row.full))] for row in heat]
+    page.table(["", *Percentiles._fields, "bright is"], rows, caption="Percentiles by time")
     if usage.marks:
         _add_spans(page, summary)
 
@@ -84,12 +81,12 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
     return page
 
 
-def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> None:
+def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> list[HeatRow]:
     rows = usage.heat_rows(_COLUMNS, seconds)
-    names = [row.name if row.unit == "share" else f"{row.name} {format_value(row.full, row.unit)}" for row in rows]
     times = [seconds * column / _COLUMNS for column in range(_COLUMNS)]
     marks = [charts.Mark(mark.seconds, mark.name) for mark in usage.marks[:_MARKS]]
-    page.chart(charts.heat_map(names, times, [row.values for row in rows], marks=marks), caption)
+    page.chart(charts.heat_map([row.name for row in rows], times, [row.values for row in rows], marks=marks), caption)
+    return rows
 
 
 def _add_spans(page: Page, usage: Usage) -> None:

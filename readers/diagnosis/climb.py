@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -103,10 +104,10 @@ class _Climb:
         self._slow = self._too_slow()
         if self._slow:
             notes.append("the loader is slow: lines between two that take equally long were not measured")
-            self._bisect(0, last)
+            notes += self._bisect(0, last)
         else:
             for number in range(1, last):
-                self._time(number)
+                notes += self._time_between(number)
         rungs = self._rungs()
         costs = costs_of(rungs, pipeline)
         for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[
@@ -114,9 +115,10 @@ class _Climb:
         ]:
             number = next((i for i, stage in enumerate(pipeline.stages) if stage.name == cost.stage), -1)
             alone = pipeline.without(number) if number >= 0 and not cost.measured else None
-            if alone is not None:
-                freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
-                costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
+            if alone is not None:  # what fails here failed above, and there is a note
+                with suppress(Exception):
+                    freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
+                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
         pinned = None
         if training.copy is not None and training.pin is not None:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
@@ -168,14 +170,25 @@ class _Climb:
         lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
-    def _bisect(self, low: int, high: int) -> None:
+    def _time_between(self, number: int) -> list[str]:
+        """Measure a line between the step and the whole loader, or say why it cannot be."""
+        try:
+            self._time(number)
+        except Exception as error:  # of the user's classes, which the whole loader does not raise
+            stage, above = self._levels[number].stage, self._levels[number + 1].stage
+            return [f"no time for '{stage}', which is part of '{above}': {type(error).__name__}: {_first_line(error)}"]
+        return []
+
+    def _bisect(self, low: int, high: int) -> list[str]:
         """Measure those lines between two measured ones where the time may change."""
         whole = self._times[len(self._levels) - 1].seconds
-        if high - low > 1 and self._times[high].seconds - self._times[low].seconds > SAME * whole:
-            middle = (low + high) // 2
-            self._time(middle)
-            self._bisect(low, middle)
-            self._bisect(middle, high)
+        if high - low < 2 or self._times[high].seconds - self._times[low].seconds <= SAME * whole:
+            return []
+        middle = (low + high) // 2
+        notes = self._time_between(middle)
+        if not notes:
+            notes = self._bisect(low, middle) + self._bisect(middle, high)
+        return notes
 
     def _rungs(self) -> list[Rung]:
         rungs: list[Rung] = []
@@ -207,8 +220,8 @@ class _Climb:
         try:
             found = self._measure("random", batches, self._training.step, count_wait=False)
         except Exception as error:  # the user's step, on data that it was not made for
-            reason = (str(error).strip().splitlines() or [""])[0][:200]
-            return [], [f"no line 'random': the step failed on random data ({type(error).__name__}: {reason})"]
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            return [], [f"no line 'random': the step failed on random data ({reason})"]
         return [Rung("random", "random data made on the device, new in each step", found)], []
 
     def _uneven(self, batches: Iterator[Any]) -> tuple[float, float] | None:
@@ -238,6 +251,10 @@ def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:
     """The batches again and again, in containers of their own; with `copies`, tensors of their own."""
     for batch in itertools.cycle(batches):
         yield map_tree(batch, _clone if copies else _same)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def _same(leaf: Any) -> Any:

@@ -123,6 +123,8 @@ class Evidence:
     @classmethod
     def of(cls, diagnosis: Diagnosis, facts: Facts) -> Evidence:
         """With the model of the diagnosis."""
+        if facts.loader == "ImageLoader":  # whose threads decode together and read one after the other
+            return cls(diagnosis, facts, fit(diagnosis, serial=("storage", "read")))
         return cls(diagnosis, facts, fit(diagnosis, facts.workers if facts.loader == "DataLoader" else None))
 
     def freed(self, stage: str) -> float:

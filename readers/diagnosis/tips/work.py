@@ -136,7 +136,7 @@ def _threads(e: Evidence) -> Found | None:
     f, busy = e.facts, e.diagnosis.full.cpu_busy
     if f.loader != "DataLoader" or f.workers < 2 or f.omp_threads == "1" or busy is None or busy < _BUSY:
         return None
-    if not _computing(e) and not e.stages_of("read"):
+    if not e.costs(*_computing(e), *(stage for stage in e.stages_of("read") if not e.waits(stage))):
         return None
     why = f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for "
     why += "each of "
