@@ -17,6 +17,7 @@ import readers
 from packer.cli.text import json_option, show_result, watcher
 from readers.diagnosis import diagnose
 from readers.diagnosis.text import diagnosis_lines
+from readers.trace import Trace
 
 __all__ = ["Duration", "command"]
 
@@ -68,6 +69,8 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="DATASET: threads of the loader. Default: one "
               "for each CPU.")  # fmt: skip
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write what happened "
+              "when, for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")  # fmt: skip
 @json_option
 def command(
     loader: tuple[Path, str] | str,
@@ -75,6 +78,7 @@ def command(
     simulate_step: float | None,
     device: str | None,
     seconds: float,
+    trace: Path | None,
     as_json: bool,
     **of_set: Any,
 ) -> None:
@@ -89,6 +93,9 @@ def command(
     """
     if (step is None) == (simulate_step is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
+    if trace is not None and not trace.parent.is_dir():
+        raise click.UsageError(f"--trace {trace}: there is no directory {trace.parent}")
+    recorded = None if trace is None else Trace("packer diagnose")
     function = None if step is None else _named(*step)
     if step is not None and not callable(function):
         found = type(function).__name__
@@ -98,12 +105,15 @@ def command(
     made = _image_loader(loader, device, **options) if isinstance(loader, str) else _loader_of(loader, options)
     try:
         result = diagnose(
-            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json)
-        )
+            made, function, device=device, simulate_step=simulate_step, seconds=seconds, watcher=watcher(as_json),
+            trace=recorded,
+        )  # fmt: skip
     except Exception as error:
         if script := next((path for path in scripts if _is_from(error, path)), None):
             raise _failed(script, "failed while it was measured", error) from None
         raise
+    if trace is not None and recorded is not None:
+        recorded.save(trace)
     show_result(result, as_json, lambda: diagnosis_lines(result))
 
 

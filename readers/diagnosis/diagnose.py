@@ -6,6 +6,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from cache.messages import Watcher
 from readers.diagnosis.climb import Training, climb
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from readers.diagnosis.tracing import trace_calls
+from readers.trace import Trace
 
 __all__ = ["diagnose"]
 
@@ -34,6 +37,7 @@ def diagnose(
     simulate_step: float | None = None,
     seconds: float = 30.0,
     watcher: Watcher | None = None,
+    trace: Trace | None = None,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -48,6 +52,7 @@ def diagnose(
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
     watcher: told the time of each line as soon as it is known.
+    trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
     loader or the step raises is passed on.
@@ -69,8 +74,10 @@ def diagnose(
 
     pipeline = _pipeline(loader)
     first = next(pipeline.cached(len(pipeline.stages)))
-    training = Training(step, copy, _pinning(device, first), _synchronize(device), simulate_step is not None)
-    result = climb(pipeline, training, seconds=seconds, watcher=watcher)
+    step, copy = trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy)
+    training = Training(step, copy, _pinning(device, first), _synchronize(device), simulate_step is not None, trace)
+    with nullcontext() if trace is None else pipeline.record(trace):
+        result = climb(pipeline, training, seconds=seconds, watcher=watcher)
     result = replace(result, batch_size=_batch_size(first))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
 from readers.reader import Reader
+from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline"]
 
@@ -85,6 +87,9 @@ class ImageLoaderPipeline(Pipeline):
         reader = self._readers[cut]
         order: Order = _Again(len(reader))
         return self._loader.over(reader, order, threads=threads)
+
+    def record(self, trace: Trace) -> AbstractContextManager[None]:
+        return self._loader.record(trace)
 
     @staticmethod
     def _loop(loader: ImageLoader) -> Iterator[Any]:
