@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from cache.errors import PipelineError
 from cache.messages import Watcher
 from readers.diagnosis.climb import Training, climb
 from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
 from readers.diagnosis.tracing import trace_calls
 from readers.trace import Trace
@@ -73,12 +75,15 @@ def diagnose(
             return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
     pipeline = _pipeline(loader)
-    first = next(pipeline.cached(len(pipeline.stages)))
-    step, copy = trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy)
-    training = Training(step, copy, _pinning(device, first), _synchronize(device), simulate_step is not None, trace)
+    batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+    training = Training(
+        trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy),
+        _pinning(device, batches[0]), _synchronize(device), simulate_step is not None, trace,
+    )  # fmt: skip
     with nullcontext() if trace is None else pipeline.record(trace):
         result = climb(pipeline, training, seconds=seconds, watcher=watcher)
-    result = replace(result, batch_size=_batch_size(first))
+    payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
+    result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"

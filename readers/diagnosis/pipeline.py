@@ -25,7 +25,7 @@ from readers.trace import Trace
 __all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "tree_bytes"]
 
 # What `Pipeline.changed` may be asked for.
-CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "reencode")
+CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
 
 
 @dataclass(frozen=True, slots=True)
