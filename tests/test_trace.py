@@ -101,7 +101,7 @@ def test_a_diagnosis_of_any_loader_has_lines_waits_copies_and_steps(tmp_path: Pa
     tracks = events_of(tmp_path / "trace.json")
     lines = {event["name"]: event for event in tracks["diagnosis: lines"]}
     assert {rung.stage for rung in result.rungs if rung.measured} <= lines.keys()
-    assert len(tracks["diagnosis: copy"]) == len(copied) > 0
+    assert 0 < len(tracks["diagnosis: copy"]) <= len(copied)
     for kind in ("wait", "step"):
         whole = lines["storage"]
         inside = [e for e in tracks[f"diagnosis: {kind}"] if whole["ts"] <= e["ts"] < whole["ts"] + whole["dur"]]
