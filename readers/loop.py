@@ -172,6 +172,12 @@ class FeedLoader(Position, ABC):
         """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
         return self._feed.at(Start()).steps()
 
+    @property
+    def ready(self) -> int:
+        """Batches that wait for the training, as seen at this moment: 0 between two loops, and if that is not known."""
+        loop = self._running() if self._running else None
+        return 0 if loop is None else loop.ready
+
     def __iter__(self) -> Iterator[Any]:
         return _Loop(self)
 
@@ -262,6 +268,10 @@ class _Loop(Iterator[Any]):
         if self._step == self._steps:
             loader._warn(stacklevel=2)  # with the last batch: trainers that count batches stop there
         return result
+
+    @property
+    def ready(self) -> int:
+        return int(getattr(self._maker, "ready", 0))
 
     def close(self) -> None:
         """End the work on further batches; there will be no more."""

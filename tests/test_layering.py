@@ -40,6 +40,9 @@ ON_TORCH = (
     "readers.decode.torchvision",
     "readers.diagnosis.dataloader",
     "readers.diagnosis.payload_use",
+    "readers.diagnosis.recording",
+    "readers.diagnosis.streams",
+    "readers.diagnosis.tiers",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.

@@ -377,7 +377,7 @@ def test_heat_rows_are_shares_of_the_limit(machine: FakeMachine) -> None:
         write(second)
         found.gauge("queue", lambda second=second: float(second), 8)  # type: ignore[misc]
         found.sample()
-    rows = {row.name: row for row in found.stop().heat_rows(columns=2, most_cores=32)}
+    rows = {row.name: row for row in found.stop().summary(most_cores=32).heat_rows(columns=2)}
     assert len([name for name in rows if "–" in name]) == 32 and rows["cpu0–7 busy"].values == (0.5, 0.5)
     assert rows["queue"].values == (1.5 / 8, 3.5 / 8) and rows["queue"].full == 8
     assert list(rows)[-1] == "cpu248–255 busy"

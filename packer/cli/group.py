@@ -27,6 +27,7 @@ __all__ = ["cli", "run", "with_flags"]
 
 # Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
+    "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
     "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
     "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
     "inspect": ("Show what a packed set is.", "inspect", "command"),

@@ -42,8 +42,8 @@ class Training:
 
     step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
     of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
-    synchronize: waits for the device. simulated: whether the step ignores its batch. trace: gets the lines, and the
-    waits in them.
+    synchronize: waits for the device. simulated: whether the step ignores its batch.
+    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
     """
 
     step: _Use
@@ -51,6 +51,7 @@ class Training:
     pin: Callable[[Any], Any] | None = None
     synchronize: Callable[[], object] = lambda: None
     simulated: bool = False
+    begins: Callable[[str], object] = lambda name: None
     trace: Trace | None = None
 
     def on_device(self, batch: Any) -> Any:
@@ -145,6 +146,7 @@ class _Climb:
         self._times[number] = self._measure(level.stage, self._pipeline.cached(level.cached), use)
 
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
+        self._training.begins(name)
         trace, start = self._training.trace, time.perf_counter_ns()
         try:
             pipeline = self._pipeline

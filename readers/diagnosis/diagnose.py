@@ -17,6 +17,7 @@ from readers.diagnosis.climb import Training, climb
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from readers.diagnosis.sampling import sampling
 from readers.diagnosis.tracing import trace_calls
 from readers.trace import Trace
 
@@ -78,10 +79,11 @@ def diagnose(
     batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
     training = Training(
         trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy),
-        _pinning(device, batches[0]), _synchronize(device), simulate_step is not None, trace,
+        _pinning(device, batches[0]), _synchronize(device), simulate_step is not None, trace=trace,
     )  # fmt: skip
-    with nullcontext() if trace is None else pipeline.record(trace):
-        result = climb(pipeline, training, seconds=seconds, watcher=watcher)
+    with sampling(seconds) as sampler, nullcontext() if trace is None else pipeline.record(trace):
+        result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
+    result = replace(result, usage=sampler.usage)
     payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
     result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits

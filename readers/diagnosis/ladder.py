@@ -18,11 +18,12 @@ The differential reading is that of J. Mohan et al., "Analyzing and Mitigating D
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from readers.diagnosis.findings import Advice, Applied, Payload
 from readers.diagnosis.timing import StepTime
+from readers.usage.record import Usage
 
 __all__ = ["Diagnosis", "Rung", "StageCost"]
 
@@ -77,6 +78,7 @@ class Diagnosis:
     payload: what the batches carry to the step; None where it was not looked at.
     advice: what to change, the largest gain first.
     applied: the changes that were made, in their order, with what they were to bring and what they brought.
+    usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
     """
 
     rungs: tuple[Rung, ...]
@@ -94,6 +96,7 @@ class Diagnosis:
     payload: Payload | None = None
     advice: tuple[Advice, ...] = ()
     applied: tuple[Applied, ...] = ()
+    usage: Usage | None = None
 
     @property
     def step(self) -> StepTime:
@@ -112,4 +115,5 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries."""
-        return {**asdict(self), "utilization": self.utilization}
+        usage = None if self.usage is None else self.usage.to_dict()
+        return {**asdict(replace(self, usage=None)), "utilization": self.utilization, "usage": usage}

@@ -15,7 +15,9 @@ __all__ = ["BUSY", "SAME", "costs_of", "explained", "judge", "warm_seconds"]
 
 SAME = 0.1  # times that differ by less are taken as equal
 BUSY = 0.95  # of the CPUs: no room for more work
-_FEW_WORKERS = 1.5  # so many more are a better answer than the name of a stage
+_UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
+_FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
+_UNSURE = 0.2  # times that differ by less are taken as equal where their intervals overlap
 
 
 def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
@@ -39,12 +41,13 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
 
 
 def _in_workers(stages: tuple[Stage, ...]) -> set[str]:
-    return {stage.name for stage in stages if stage.seconds is not None} | {stages[0].name}
+    return {stage.name for stage in stages if stage.seconds is not None or stage.name in _UNTIMED}
 
 
 def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
     """Seconds of a step if the workers cost nothing."""
-    return [rung.time.seconds for rung in rungs if rung.stage not in _in_workers(stages)][-1]
+    in_workers = _in_workers(stages)
+    return list(itertools.takewhile(lambda rung: rung.stage not in in_workers, rungs))[-1].time.seconds
 
 
 def warm_seconds(rungs: list[Rung]) -> float:
@@ -88,7 +91,8 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
     needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
-    if full.seconds - step.seconds <= SAME * full.seconds:
+    gap = (full.seconds - step.seconds) / full.seconds
+    if gap <= SAME or (gap <= _UNSURE and full.low < step.high):
         return replace(result, verdict="the data keep up: the training step itself is the limit", bound=full.seconds)
     if full.low < step.high:
         note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"

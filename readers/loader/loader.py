@@ -284,6 +284,10 @@ class _TimedMaker:
     def __init__(self, maker: Crew | DeviceStage | _IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers
 
+    @property
+    def ready(self) -> int:
+        return self._maker.ready
+
     def take(self) -> Batch:
         """The next batch; see the maker."""
         self._timers.ask(self._maker.ready)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ __all__ = [
 UNITS = ("share", "bytes", "bytes/s", "cores", "watts", "1/s", "1")
 Floats = npt.NDArray[np.float64]
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
-_CORE = re.compile(r"cpu(\d+) busy")
+_CORE = re.compile(r"cpu(\d{1,6}) busy")
 _LARGEST = 1e18
 
 
@@ -157,38 +157,40 @@ class Usage:
         middles = self.times - self.durations / 2
         some = (middles >= start) & (middles < end)
         marks = tuple(mark for mark in self.marks if start <= mark.seconds < end)
-        return Usage(
-            self.host, self.started, self.interval, self.series, self.times[some], self.durations[some],
-            self.values[some], marks,
-        )  # fmt: skip
+        times, durations, values = self.times[some], self.durations[some], self.values[some]
+        return replace(self, times=times, durations=durations, values=values, marks=marks)
 
     def spans(self) -> list[tuple[str, Usage]]:
         """From each mark to the next one, or to the end."""
         ends = [mark.seconds for mark in self.marks[1:]] + [math.inf]
         return [(mark.name, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
 
-    def heat_rows(self, columns: int = 120, most_cores: int = 32) -> list[HeatRow]:
-        """The series as rows of a heat map over time, in `columns` steps of equal length; cores last.
+    def summary(self, most_cores: int = 32) -> Usage:
+        """For people: what matters most first, cores last; of many cores, neighbours become one series, their mean.
 
-        Series that are 0 all the time are left out. Of more than `most_cores` cores, neighbours share a row.
+        Series that are 0 all the time, as of idle disks, are left out.
         """
-        cores = {int(found[1]): one for one in self.names if (found := _CORE.fullmatch(one))}
+        cores = sorted((int(found[1]), one) for one in self.names if (found := _CORE.fullmatch(one)))
+        together = max(1, math.ceil(len(cores) / most_cores))
+        single = {name for _, name in cores}
+        series = [one for one in self.series if one.name not in single and np.nansum(np.abs(self.column(one.name))) > 0]
+        series.sort(key=_rank)
+        columns = [self.column(one.name) for one in series]
+        for start in range(0, len(cores), together):
+            some = cores[start : start + together]
+            both = np.stack([self.column(name) for _, name in some])
+            known = (~np.isnan(both)).sum(0)
+            columns.append(np.where(known > 0, np.nansum(both, 0) / np.maximum(known, 1), np.nan))
+            last = f"–{some[-1][0]}" if len(some) > 1 else ""
+            series.append(Series(f"cpu{some[0][0]}{last} busy", "share", 1.0))
+        values = np.stack(columns, 1) if columns else np.empty((len(self.times), 0))
+        return replace(self, series=tuple(series), values=values)
+
+    def heat_rows(self, columns: int = 120) -> list[HeatRow]:
+        """Each series as a row of a heat map over time, in `columns` steps of equal length."""
         if not len(self.times):
             return []
-        rows = []
-        for one in self.series:
-            if one.name not in set(cores.values()) and np.nanmax([0.0, *np.abs(self.column(one.name))]) > 0:
-                rows.append(self._heat_row(one, self.column(one.name), columns))
-        together = max(1, math.ceil(len(cores) / most_cores))
-        ordered = sorted(cores)
-        for start in range(0, len(ordered), together):
-            some = ordered[start : start + together]
-            name = f"cpu{some[0]}" + (f"–{some[-1]}" if len(some) > 1 else "")
-            both = np.stack([self.column(cores[number]) for number in some])
-            known = (~np.isnan(both)).sum(0)
-            mean = np.where(known > 0, np.nansum(both, 0) / np.maximum(known, 1), np.nan)
-            rows.append(self._heat_row(Series(f"{name} busy", "share", 1.0), mean, columns))
-        return rows
+        return [self._heat_row(one, self.column(one.name), columns) for one in self.series]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries; `from_dict` reads it. Unknown values are None."""
@@ -244,6 +246,16 @@ class Usage:
             for total, weight in zip(whole, part, strict=True)
         ]
         return HeatRow(one.name, one.unit, full, tuple(means))
+
+
+def _rank(one: Series) -> int:
+    """The place of a series among those of a summary."""
+    kind = one.name.split()[0].rstrip("0123456789")
+    if one.unit == "1/s":
+        return 0
+    if kind == "gpu" or one.unit == "1":
+        return 1
+    return {"cpu": 2, "job": 3, "io": 4, "memory": 5, "page": 5, "processes": 9}.get(kind, 6)
 
 
 def checked_name(value: Any, what: str = "a name") -> str:
