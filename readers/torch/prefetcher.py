@@ -76,7 +76,7 @@ class DevicePrefetcher:
         return getattr(self.loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the loader, or else its samplers, that the next loop is of `epoch`; a loop under way ends."""
+        """Set the epoch of the loader, or else of its samplers, for the next loop; a loop under way ends."""
         self._end()
         self._handed_out = None
         loader: Any = self.loader
@@ -115,7 +115,7 @@ class _Stateful(DevicePrefetcher):
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
 
-class _Made(NamedTuple):
+class _Prepared(NamedTuple):
     """A batch on the device. tensors: of it, to be used after `ready`. state: of the loader, after this batch."""
 
     batch: Any
@@ -134,7 +134,7 @@ class _Source:
         self._copied: list[torch.Tensor] = []  # what the copies under way read
         self._first = [self._next()]
 
-    def make(self, step: int) -> _Made:
+    def make(self, step: int) -> _Prepared:
         """The next batch. The first one was taken by the training's thread, which waits for it anyway: a loader whose
         loop begins sees who calls it. Raises what the loader raises."""
         batch, state = self._first.pop() if self._first else self._next()
@@ -152,10 +152,10 @@ class _Source:
             with self._stream.decoding():
                 moved = _mapped(batch, move)
                 self._copied = copied
-                return _Made(moved, tensors, self._stream.mark(), state)
+                return _Prepared(moved, tensors, self._stream.mark(), state)
 
     def close(self) -> None:
-        """The thread has ended: wait for the copies, and let go of the loader."""
+        """The thread has ended: wait for the copies, and drop the loader's iterator."""
         self._stream.finish()
         self._copied, self._iterator, self._state = [], iter(()), None
         self._first.clear()
@@ -174,7 +174,7 @@ class _Iteration(Iterator[Any]):
 
     def __init__(self, prefetcher: DevicePrefetcher) -> None:
         self._prefetcher = prefetcher
-        self._ahead: Ahead[_Made] | None = None
+        self._ahead: Ahead[_Prepared] | None = None
         self._begun = self._finished = False
 
     def __next__(self) -> Any:
@@ -215,7 +215,7 @@ class _Iteration(Iterator[Any]):
         self._finalizer = weakref.finalize(self, _end, self._ahead, source)
 
 
-def _end(ahead: Ahead[_Made], source: _Source) -> None:
+def _end(ahead: Ahead[_Prepared], source: _Source) -> None:
     ahead.stop()
     source.close()
 
