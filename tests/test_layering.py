@@ -61,6 +61,7 @@ LAZY = {
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
+    "readers.decode.device": "torch",
     "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
