@@ -164,7 +164,7 @@ def test_reports_have_heat_maps_and_escape_names(tmp_path: Path) -> None:
     page = usage_page(marked, "What <b> used", [("command", "<b>")], ["a note"]).render()
     assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart is drawn wide and narrow"
     assert "<b>" not in page and "<i>" not in both and "&lt;b&gt;one" in page
-    assert "1/s … 1/s … 1/s" in page and "3/s … 3/s … 3/s" in page
+    assert "1/s\u00a0…\u00a01/s\u00a0…\u00a01/s" in page and "3/s\u00a0…\u00a03/s" in page
     assert "Nothing was sampled" in usage_page(empty, "nothing").render()
 
 
