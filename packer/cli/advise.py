@@ -11,8 +11,7 @@ from packer.advising.text import advice_lines
 from packer.advising.variants import Choices
 from packer.cli.convert import OF_THE_SOURCE
 from packer.cli.convert import command as convert_command
-from packer.cli.diagnose import Duration
-from packer.cli.text import SetPlace, Size, bar, json_option, show_result, split_option, watcher
+from packer.cli.text import Duration, SetPlace, Size, bar, json_option, show_result, split_option, watcher
 from packer.sources import open_source
 
 __all__ = ["command"]
