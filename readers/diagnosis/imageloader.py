@@ -27,7 +27,7 @@ from readers.order.base import Int64s, Order, PlainOrder, Spec
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS, _ALONE_BATCHES = 1.0, 4
+_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
 _ENDLESS = 1 << 40
 
 
