@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.text import json_option, show_result, watcher
+from packer.cli.text import json_option, show_result, watcher, width
 from readers.diagnosis import diagnose
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 __all__ = ["Duration", "command"]
 
@@ -104,7 +104,7 @@ def command(
         if script := next((path for path in scripts if _is_from(error, path)), None):
             raise _failed(script, "failed while it was measured", error) from None
         raise
-    show_result(result, as_json, lambda: diagnosis_lines(result))
+    show_result(result, as_json, lambda: [*diagnosis_lines(result, width()), "", *verdict_lines(result, width())])
 
 
 def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:

@@ -24,7 +24,7 @@ from readers.order.base import Int64s, Order, PlainOrder, Spec
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS = 1.0
+_ALONE_SECONDS, _ALONE_BATCHES = 1.0, 4
 _ENDLESS = 1 << 40
 
 
@@ -58,6 +58,8 @@ class ImageLoaderPipeline(Pipeline):
         last = np.arange(len(loader.order) - count, len(loader.order), dtype=np.int64)  # read by no loop that begins
         tiers = Tiers.of(loader.reader, list(dict.fromkeys(loader.order.indices(0, last).tolist())))
         self.size_error, self._tiers = tiers.size_error, tiers.readers
+        for reader in tiers.readers[1:]:
+            reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
         alone = [self._alone(cut) for cut in (1, 2, 3)]
         less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
@@ -98,12 +100,12 @@ class ImageLoaderPipeline(Pipeline):
         """Seconds and CPU seconds of a batch by one thread, without a step."""
         batches = self._loop(self._over(cut, 1))
         try:
-            for _ in range(self.distinct + self.warmup):  # fills the cache, too
+            next(batches)
+            start, cpu = time.perf_counter(), time.process_time()
+            for steps in range(1, _ALONE_BATCHES * self.distinct + 1):
                 next(batches)
-            start, cpu, steps = time.perf_counter(), time.process_time(), 0
-            while steps < self.distinct or time.perf_counter() - start < _ALONE_SECONDS:
-                next(batches)
-                steps += 1
+                if time.perf_counter() - start > _ALONE_SECONDS:
+                    break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
         finally:
             batches.close()  # type: ignore[attr-defined]
