@@ -386,4 +386,4 @@ def test_the_page_shows_all_that_was_found(images: Path, tmp_path: Path) -> None
         assert text in page, text
     assert "<b>" not in page and "<script" not in page
     done = run_packer("advise", images, "--html", tmp_path / "missing" / "page.html")
-    assert done.returncode == 2 and "there is no directory" in done.stderr
+    assert done.returncode == 2 and "the directory does not exist" in done.stderr

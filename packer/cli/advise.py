@@ -79,7 +79,7 @@ def command(
     if html is not None:
         require_charts()
         if not Path(html).absolute().parent.is_dir():
-            raise click.UsageError(f"--html {html}: there is no directory {Path(html).absolute().parent}")
+            raise click.UsageError(f"--html {html}: the directory does not exist")
     given = {name: options.pop(name) for name in (*OF_THE_SOURCE, "source_label_offset")}
     flags = _flags_of(ctx, given, options["split"])
     opened = open_source(dataset, label_offset=given.pop("source_label_offset"), **given)
