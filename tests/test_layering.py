@@ -38,11 +38,14 @@ ON_TORCH = (
     "readers.decode.device",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.diagnosis.changed_dataloader",
+    "readers.diagnosis.changed_imageloader",
     "readers.diagnosis.dataloader",
     "readers.diagnosis.payload_use",
     "readers.diagnosis.recording",
     "readers.diagnosis.streams",
     "readers.diagnosis.tiers",
+    "readers.diagnosis.workers",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.

@@ -11,12 +11,12 @@ from packer.advising import READERS, Job, advise
 from packer.advising.report import advice_page
 from packer.advising.text import advice_lines
 from packer.advising.variants import Choices
+from packer.cli.compare import check_report
 from packer.cli.convert import OF_THE_SOURCE
 from packer.cli.convert import command as convert_command
-from packer.cli.diagnose import Duration
-from packer.cli.text import SetPlace, Size, bar, json_option, show_result, split_option, watcher
+from packer.cli.text import Duration, SetPlace, Size, bar, json_option, show_result, split_option, watcher
 from packer.output import output_errors
-from packer.report import require_charts, write_page
+from packer.report import write_page
 from packer.sources import open_source
 
 __all__ = ["command"]
@@ -55,7 +55,7 @@ _AT_ONCE = "--images-per-second or --simulate-step"
               help="Of the draw: the same seed takes the same images.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=45.0, show_default=True,
               help="How long to measure, about.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Also write a page with "
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a page with "
               "charts. Needs the extra report.")  # fmt: skip
 @json_option
 @click.pass_context
@@ -64,7 +64,7 @@ def command(
     /,
     dataset: str,
     as_json: bool,
-    html: str | None,
+    html: Path | None,
     image_size: int,
     max_sides: tuple[int, ...],
     qualities: tuple[int, ...],
@@ -77,9 +77,7 @@ def command(
     written.
     """
     if html is not None:
-        require_charts()
-        if not Path(html).absolute().parent.is_dir():
-            raise click.UsageError(f"--html {html}: the directory does not exist")
+        check_report(html)
     given = {name: options.pop(name) for name in (*OF_THE_SOURCE, "source_label_offset")}
     flags = _flags_of(ctx, given, options["split"])
     opened = open_source(dataset, label_offset=given.pop("source_label_offset"), **given)
@@ -88,8 +86,8 @@ def command(
     result = advise(opened, choices=choices, job=job, flags=flags, watcher=watcher(as_json), **options)
     if html is not None:
         with output_errors():
-            write_page(Path(html), advice_page(result))
-    show_result(result, as_json, lambda: advice_lines(result, bar))
+            write_page(html, advice_page(result))
+    show_result(result, as_json, lambda: [*advice_lines(result, bar), *([f"the report is in {html}"] if html else [])])
 
 
 def _job(options: dict[str, Any]) -> Job:

@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PipelineError
+from readers.diagnosis.changed_imageloader import change_imageloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
@@ -81,6 +84,16 @@ class ImageLoaderPipeline(Pipeline):
             return self._loop(self._over(count, self._loader.threads))
         return self._loop(self._whole)  # a second time its next epoch
 
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_imageloader(self._loader, change, self.distinct)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader = other._whole = made.loader
+        other.convert, other.close = made.convert, made.close  # type: ignore[method-assign]
+        other.workers, other.warmup = made.loader.threads, made.loader.prefetch + 1
+        return other
+
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._tiers[cut - 1]
         order: Order = _Again(len(reader))
@@ -101,9 +114,10 @@ class ImageLoaderPipeline(Pipeline):
         batches = self._loop(self._over(cut, 1))
         try:
             next(batches)
-            start, cpu = time.perf_counter(), time.process_time()
-            for steps in range(1, _ALONE_BATCHES * self.distinct + 1):
+            start, cpu, steps = time.perf_counter(), time.process_time(), 0
+            while steps < _ALONE_BATCHES * self.distinct:
                 next(batches)
+                steps += 1
                 if time.perf_counter() - start > _ALONE_SECONDS:
                     break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps

@@ -21,7 +21,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from readers.diagnosis.batch_sizes import BatchSizes
 from readers.diagnosis.findings import Advice, Applied, Payload
+from readers.diagnosis.places import Places
 from readers.diagnosis.timing import StepTime
 from readers.usage.record import Usage
 
@@ -79,6 +81,8 @@ class Diagnosis:
     advice: what to change, the largest gain first.
     applied: the changes that were made, in their order, with what they were to bring and what they brought.
     usage: of the machine meanwhile, with a mark where each line begins; None where it could not be sampled.
+    places: how fast samples are read where the set is, and in other directories; None where that was not asked for.
+    batch_sizes: the loop with batches of other sizes; None likewise.
     """
 
     rungs: tuple[Rung, ...]
@@ -97,6 +101,8 @@ class Diagnosis:
     advice: tuple[Advice, ...] = ()
     applied: tuple[Applied, ...] = ()
     usage: Usage | None = None
+    places: Places | None = None
+    batch_sizes: BatchSizes | None = None
 
     @property
     def step(self) -> StepTime:

@@ -20,7 +20,7 @@ from typing import Any
 from cache.errors import PipelineError
 from readers.diagnosis.findings import Change
 
-__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "tree_bytes"]
+__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
 
 # What `Pipeline.changed` may be asked for.
 CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
@@ -54,6 +54,7 @@ class Pipeline(ABC):
     warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
     notes: tuple[str, ...] = ()  # what could not be cut, and why
     size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
+    convert: Callable[[Any], Any] | None = None  # what a change of the batches asks for after the copy
     fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod
@@ -131,6 +132,11 @@ def leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     map_tree(value, found.append)
     return found
+
+
+def to_device(batch: Any, device: Any) -> Any:
+    """A batch with its tensors on a device; their copies may still be under way."""
+    return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
 
 def tree_bytes(value: Any) -> int:

@@ -30,11 +30,9 @@ def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
 
 
 def verdict_lines(result: Diagnosis, width: int = 80) -> list[str]:
-    """What starves the training, and what it would gain."""
-    lines = textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))
-    if result.culprit:
-        lines.append(f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing")
-    return lines
+    """What it would gain if the culprit were free, and the verdict, last."""
+    lines = [f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing"] if result.culprit else []
+    return [*lines, *textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))]
 
 
 def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
@@ -49,8 +47,9 @@ def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
         ("to", [f"{1e3 * time.high:.2f}" for time in times]),
     ]
     for more in (rates[:1], ends, rates[1:]):
-        if _NAME + sum(map(_column_width, [*columns, *more])) + 2 + _LEAST_BAR <= width:
-            columns += more
+        if _NAME + sum(map(_column_width, [*columns, *more])) + 2 + _LEAST_BAR > width:
+            break
+        columns += more
     room = width - _NAME - sum(map(_column_width, columns)) - 2
     longest = max(time.seconds for time in times)
 
