@@ -13,10 +13,12 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
@@ -25,6 +27,7 @@ __all__ = [
     "Budget",
     "Free",
     "cache_budget",
+    "cached_share",
     "drop",
     "filesystem_type",
     "free_space",
@@ -168,14 +171,45 @@ def write_behind(descriptor: int, offset: int, length: int) -> None:
         function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
-def drop(path: str | os.PathLike[str]) -> None:
-    """Drop one file's pages from the page cache, so that the next read comes from the disk."""
+def drop(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]] = ((0, 0),), *, synced: bool = False) -> None:
+    """Drop one file's pages from the page cache, so that the next read comes from the disk.
+
+    ranges: (offset, length) of what to drop, widened to whole pages; a length of 0 is all that follows.
+    synced: whether the file is known to have no dirty pages, so that no fsync is needed.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not synced:
+            os.fsync(descriptor)
+        for offset, length in ranges:
+            first = offset - offset % _PAGE_BYTES
+            size = length and -(-(offset + length) // _PAGE_BYTES) * _PAGE_BYTES - first
+            os.posix_fadvise(descriptor, first, size, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
+
+
+def cached_share(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]]) -> float | None:
+    """Share of the pages of (offset, length) ranges that are in the page cache, 0 to 1, by mincore(2).
+
+    None where the kernel does not say: of an empty file, and of one that this process may not write.
+    """
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not status.st_size or not (status.st_uid == os.geteuid() or os.access(path, os.W_OK)):
+            return None
+        cached = total = 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            pages = np.frombuffer(mapped, np.uint8)  # for its address alone
+            states = np.zeros(-(-len(pages) // _PAGE_BYTES), np.uint8)
+            failed = _libc().mincore(
+                ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(len(pages)), ctypes.c_void_p(states.ctypes.data)
+            )
+            del pages
+        for offset, length in ranges:
+            part = states[offset // _PAGE_BYTES : -(-(offset + length) // _PAGE_BYTES)] & 1
+            cached, total = cached + int(part.sum()), total + len(part)
+        return None if failed or not total else cached / total
 
 
 @cache

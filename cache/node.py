@@ -20,13 +20,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cache.launchers import Ranks, batch_task, job_cpus, launched, splits_its_task
 
-__all__ = ["available_memory_bytes", "detect_ranks", "rank_and_world_size", "usable_cpus"]
+__all__ = ["available_memory_bytes", "cgroup_folders", "detect_ranks", "rank_and_world_size", "usable_cpus"]
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -105,7 +105,7 @@ def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | N
     does not.
     """
     limits = [_mem_available()]
-    for folder in _cgroup_folders(cgroup_root, membership):
+    for folder in cgroup_folders(cgroup_root, membership):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
@@ -121,7 +121,7 @@ def _affinity(process: int) -> int:
 
 
 def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
-    for folder in _cgroup_folders(root, membership):
+    for folder in cgroup_folders(root, membership):
         words = _text(folder / "cpu.max").split()
         if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]) > 0:
             yield int(words[0]) / int(words[1])
@@ -130,19 +130,21 @@ def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
             yield quota / period
 
 
-def _cgroup_folders(root: Path, membership: str | None) -> Iterator[Path]:
-    """The control group of this process and every one above it, for v2 and for the v1 controllers that matter."""
+def cgroup_folders(
+    root: Path = _CGROUP_ROOT, membership: str | None = None, controllers: Sequence[str] = ("cpu", "memory")
+) -> Iterator[Path]:
+    """The control group of this process and every one above it, for v2 and for these controllers of v1."""
     text = _text(Path("/proc/self/cgroup")) if membership is None else membership
     for line in text.splitlines():
         parts = line.split(":", 2)
         if len(parts) != 3:
             continue
-        _, controllers, path = parts
-        names = controllers.split(",")
-        if controllers == "":
+        _, mounted, path = parts
+        wanted = [name for name in controllers if name in mounted.split(",")]
+        if mounted == "":
             base = root
-        elif "cpu" in names or "memory" in names:
-            base = root / ("cpu" if "cpu" in names else "memory")
+        elif wanted:
+            base = root / wanted[0]
         else:
             continue
         folder = base / path.lstrip("/")

@@ -29,6 +29,7 @@ __version__ = "0.1.0"  # pyproject.toml has the same
 if TYPE_CHECKING:
     from packer.adopted_shard import open_shard
     from packer.adoption import IndexResult, index
+    from packer.advising import Advice, advise
     from packer.conversion.plan import Reencode
     from packer.conversion.run import ConvertResult, convert
     from packer.exported_index import ExportResult, export_index
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
+    "packer.advising": ("Advice", "advise"),
     "packer.adoption": ("IndexResult", "index"),
     "packer.conversion.plan": ("Reencode",),
     "packer.conversion.run": ("ConvertResult", "convert"),
@@ -56,6 +58,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "Advice",
     "CleanResult",
     "ConvertResult",
     "ExportResult",
@@ -68,6 +71,7 @@ __all__ = [
     "UploadResult",
     "VerifyResult",
     "__version__",
+    "advise",
     "clean_staged",
     "compare_orders",
     "convert",

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.staging import Staged, StageOptions, stage
+    from readers.usage import monitor
 
 __all__ = [
     "NO_LABEL",
@@ -87,6 +88,7 @@ __all__ = [
     "cached",
     "concat",
     "diagnose",
+    "monitor",
     "open",
     "open_folder",
     "stage",
@@ -104,6 +106,7 @@ _LAZY = {
     "Staged": "readers.staging",
     "cached": "readers.caching",
     "diagnose": "readers.diagnosis",
+    "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
     "stage": "readers.staging",

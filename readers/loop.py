@@ -172,6 +172,12 @@ class FeedLoader(Position, ABC):
         """Batches of a whole epoch on this rank, also in an epoch that was resumed; see `left`."""
         return self._feed.at(Start()).steps()
 
+    @property
+    def ready(self) -> int:
+        """Batches that wait for the training, as seen at this moment: 0 between two loops, and if that is not known."""
+        loop = self._running() if self._running else None
+        return 0 if loop is None else loop.ready
+
     def __iter__(self) -> Iterator[Any]:
         return _Loop(self)
 
@@ -263,6 +269,10 @@ class _Loop(Iterator[Any]):
             loader._warn(stacklevel=2)  # with the last batch: trainers that count batches stop there
         return result
 
+    @property
+    def ready(self) -> int:
+        return int(getattr(self._maker, "ready", 0))
+
     def close(self) -> None:
         """End the work on further batches; there will be no more."""
         self._begun = True
@@ -312,6 +322,11 @@ class Ahead(Generic[_T]):
         call_after_fork(self)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def ready(self) -> int:
+        """Those that are made and not yet taken, as seen at this moment."""
+        return len(self._made)
 
     def take(self) -> _T:
         """The next one. Raises what making it raised, once those before it are taken, and Stopped after `stop`."""

@@ -21,7 +21,7 @@ ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore")
-GPU = ("triton", "torchcodec", "torchvision")
+GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
@@ -38,7 +38,14 @@ ON_TORCH = (
     "readers.decode.device",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.diagnosis.changed_dataloader",
+    "readers.diagnosis.changed_imageloader",
     "readers.diagnosis.dataloader",
+    "readers.diagnosis.payload_use",
+    "readers.diagnosis.recording",
+    "readers.diagnosis.streams",
+    "readers.diagnosis.tiers",
+    "readers.diagnosis.workers",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.

@@ -38,10 +38,10 @@ from packer.sources import open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
-__all__ = ["command", "export_command", "index_command", "summary"]
+__all__ = ["OF_THE_SOURCE", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
-_OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
+OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
 
 
 def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -139,7 +139,7 @@ def command(
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
-    how = {name: options.pop(name) for name in _OF_THE_SOURCE}
+    how = {name: options.pop(name) for name in OF_THE_SOURCE}
     opened = open_source(source, label_offset=source_label_offset, **how)
     changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
     smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None

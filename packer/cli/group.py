@@ -27,6 +27,7 @@ __all__ = ["cli", "run", "with_flags"]
 
 # Of each command: what it is for, and where it is (module of packer.cli, name in it).
 _COMMANDS = {
+    "advise": ("Measure what to pack for a training, and recommend it.", "advise", "command"),
     "convert": ("Pack a source into HDF5, TFRecord or tar shards.", "convert", "command"),
     "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
     "inspect": ("Show what a packed set is.", "inspect", "command"),
@@ -36,6 +37,7 @@ _COMMANDS = {
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
     "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
+    "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
     "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
     "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }

@@ -1,4 +1,4 @@
-"""Signals while a staged copy is made, while COMMAND runs on it, and while it is released.
+"""Signals of a command line that runs a COMMAND: while a staged copy is made for it, while it runs, and afterwards.
 
     copying        the first signal stops the copying; the copy is released, and removed if that was requested
     COMMAND runs   SIGTERM and SIGUSR1 are passed on; a terminal sends Ctrl-C to both
@@ -18,16 +18,15 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import click
 
-__all__ = ["HeldSignals", "undisturbed"]
+__all__ = ["HeldSignals", "cleaning_up", "undisturbed"]
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
 _WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
@@ -35,7 +34,7 @@ _SAME_SECONDS = 1.0  # signals within this time have the same sender
 
 
 class HeldSignals:
-    """The signals of a command line that stages; see the module. `caught` stopped the copying, 0 for none.
+    """The signals of a command line that runs another; see the module. `caught` stopped the copying, 0 for none.
 
     begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt.
 
@@ -60,14 +59,14 @@ class HeldSignals:
             self._actions.put(None)
             thread.join()
 
-    def run(self, arguments: tuple[str, ...], staged: Path) -> int:
-        """Run a command with PACKER_STAGED set; returns its status, 128 + n where signal n ended it.
+    def run(self, arguments: tuple[str, ...], variables: Mapping[str, str]) -> int:
+        """Run a command with these variables, too; returns its status, 128 + n where signal n ended it.
 
         Raises ClickException where it cannot be started.
         """
         try:
             with _Witness() as witness:
-                child = subprocess.Popen(arguments, env={**os.environ, "PACKER_STAGED": str(staged)})
+                child = subprocess.Popen(arguments, env={**os.environ, **variables})
 
                 def pass_on(number: int, at: float) -> None:
                     if number in _PASSED_ON and not witness.saw(number, at):
@@ -107,6 +106,34 @@ def undisturbed() -> Iterator[None]:
     """Ignore SIGTERM, SIGUSR1 and SIGINT inside, for work that should not be left unfinished."""
     with _handled(lambda number, frame: None):
         yield
+
+
+class _Stopped(BaseException):
+    """Raised in the work by the first signal."""
+
+
+@contextmanager
+def cleaning_up() -> Iterator[None]:
+    """Let a signal end the work inside as an exception does, so that it cleans up; further signals are ignored.
+
+    Raises Abort after Ctrl-C, and Exit with 128 + n after another signal n.
+    """
+    caught = 0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal caught
+        if not caught:
+            caught = number
+            raise _Stopped
+
+    try:
+        with _handled(stop, signal.SIGHUP):
+            yield
+    except _Stopped:
+        if caught == signal.SIGINT:
+            raise click.Abort from None
+        click.echo(f"packer: stopped by {signal.Signals(caught).name}", err=True)
+        raise click.exceptions.Exit(128 + caught) from None
 
 
 class _Witness:
@@ -164,11 +191,11 @@ class _Witness:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled(handler: Callable[[int, FrameType | None], None], *more: signal.Signals) -> Iterator[None]:
     """Handle signals that request an end, but for those that are ignored, as under nohup."""
     before: dict[signal.Signals, Any] = {}
     try:
-        for number in (*_PASSED_ON, signal.SIGINT):
+        for number in (*_PASSED_ON, signal.SIGINT, *more):
             if callable(now := signal.getsignal(number)) or now == signal.SIG_DFL:
                 before[number] = now
                 signal.signal(number, handler)

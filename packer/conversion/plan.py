@@ -36,6 +36,7 @@ __all__ = [
     "Reencode",
     "check_listing",
     "cut",
+    "default_shard_bytes",
     "make_plan",
     "renamed",
 ]
@@ -198,7 +199,7 @@ def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if n else 0
     if shard_bytes is None:
-        shard_bytes = min(_LARGE_SHARD_BYTES, max(_SMALL_SHARD_BYTES, -(-total // _WANTED_SHARDS)))
+        shard_bytes = default_shard_bytes(total)
     count = max(1, min(n, -(-total // shard_bytes)))
     targets = [total * number // count for number in range(1, count)]
     inner = (np.searchsorted(ends, targets) + 1).tolist()
@@ -206,6 +207,11 @@ def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard
     for number, bound in enumerate(inner):
         bounds.append(min(max(bound, bounds[-1] + 1), n - (count - 1 - number)))
     return [*bounds, n]
+
+
+def default_shard_bytes(total: int) -> int:
+    """Bytes of a shard of a split of so many: an eighth, but from 64 MiB to 1 GiB."""
+    return min(_LARGE_SHARD_BYTES, max(_SMALL_SHARD_BYTES, -(-total // _WANTED_SHARDS)))
 
 
 def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:

@@ -104,7 +104,11 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
 
 
 class Renderer:
-    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs."""
+    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs.
+
+    lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
+        "decode", "resize", "augment"; None where nobody wants to know.
+    """
 
     def __init__(self, interpolation: Interpolation | None = None) -> None:
         self._bicubic = interpolation == "bicubic"
@@ -112,6 +116,7 @@ class Renderer:
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._stack: Stack | None = None
+        self.lap: Callable[[str], None] | None = None
 
     def chunk(self, count: int, height: int, width: int) -> torch.Tensor:
         """uint8 [count, 3, height, width], channels last; valid until the next call."""
@@ -136,13 +141,15 @@ class Renderer:
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        if not job[5]:
-            self._store(_image(decode_image(data, job[0], self._scratch, size)), job, out)
-            return
-        image = _image(decode_image(data, job[5][0][0], self._scratch, size))
-        for number, made in enumerate(job[5]):
+        earlier = job[5]
+        image = _image(decode_image(data, earlier[0][0] if earlier else job[0], self._scratch, size))
+        if self.lap is not None:
+            self.lap("decode")
+        for number, made in enumerate(earlier):
             image = render_pass(image if not number else box_of(image, made[0]), made, self._resized)
-        self._store(box_of(image, job[0]), job, out)
+            if self.lap is not None:
+                self.lap("augment")
+        self._store(box_of(image, job[0]) if earlier else image, job, out)
 
     def render_alike(
         self,
@@ -180,6 +187,8 @@ class Renderer:
                 images.append(decode_image(some, region, slot, stack.size))
         except BadSampleError:
             return False
+        if self.lap is not None:
+            self.lap("decode")
         whole = resized == (out.shape[2], out.shape[3]) and corner == (0, 0)
         together = stack.together(images) if whole else None
         if together is None:
@@ -189,6 +198,8 @@ class Renderer:
         pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
         if pixels.shape[2:] == resized:
             out.copy_(pixels)
+            if self.lap is not None:
+                self.lap("augment")
         else:
             self._resize(pixels, resized, out)
         return True
@@ -210,10 +221,14 @@ class Renderer:
         if steps:
             image = apply_steps(torch.flip(image, flips) if flips else image, steps)
         out.copy_(image)
+        if self.lap is not None:
+            self.lap("augment")
 
     def _resize(self, image: torch.Tensor, size: tuple[int, int], out: torch.Tensor) -> None:
         into = _resize_bicubic_into if self._bicubic else _resize_into
         into(image, size, False, None, None, out=out)
+        if self.lap is not None:
+            self.lap("resize")
 
     def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from cache import SharedByteCache
 from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
+from cache.stores.tiers import TIERS
 from readers.caching.budget import Slots
 from readers.caching.form import Form, compress, decompress
 from readers.index import Columns
@@ -130,6 +131,7 @@ class Cached(StoreOver):
         return data
 
     def read(self, extents: Extents) -> list[Buffer]:
+        start, below = time.perf_counter_ns(), 0
         rows, shards = extents.row.tolist(), extents.shard.tolist()
         if self.shared is None:
             results: list[Buffer | None] = [None] * len(rows)
@@ -141,9 +143,12 @@ class Cached(StoreOver):
         self._count(results)
         missing = [i for i, data in enumerate(results) if data is None]
         if missing:
+            below = time.perf_counter_ns()
             found = self.source.read(extents.take(np.array(missing, np.int64)))
+            below = time.perf_counter_ns() - below
             for i, data in zip(missing, found, strict=True):
                 results[i] = self._store(rows[i], shards[i], data)
+        TIERS.nanoseconds += time.perf_counter_ns() - start - below
         return results  # type: ignore[return-value]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
@@ -277,7 +282,10 @@ class Cached(StoreOver):
     def _count(self, found: list[Buffer | None]) -> None:
         sizes = [len(data) for data in found if data is not None]
         if sizes and self.shared is not None:
-            self.shared.count(hits=len(sizes), hit_bytes=sum(sizes))
+            size = sum(sizes)
+            self.shared.count(hits=len(sizes), hit_bytes=size)
+            TIERS.hits += len(sizes)
+            TIERS.hit_bytes += size
 
     def _note_hit(self, data: Buffer) -> None:
         self._hit_bytes.append(len(data))

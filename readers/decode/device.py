@@ -98,6 +98,19 @@ class DecodeStream:
         """The end of what has been queued, for `hand_over`."""
         return self.stream.record_event() if self.stream is not None else None
 
+    def tick(self) -> Ready:
+        """A moment in what has been queued, for `elapsed`."""
+        if self.stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    @staticmethod
+    def elapsed(start: Ready, end: Ready) -> int:
+        """Nanoseconds of the device between two moments that are over."""
+        return 0 if start is None or end is None else round(1e6 * start.elapsed_time(end))
+
     @staticmethod
     def hand_over(tensors: Sequence[torch.Tensor], ready: Ready) -> None:
         """Let the current stream of the calling thread use `tensors` when they are ready; returns at once."""

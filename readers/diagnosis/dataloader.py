@@ -1,147 +1,194 @@
-"""A torch DataLoader cut into stages: storage, read, each member of the transform, collate, transfer.
+"""A torch DataLoader cut into stages.
 
-Samples of the first batches are recorded once, in this process: the value that enters each member of the transform, and
-what `__getitem__` makes of the last one. A stage is then cut out by a data set that starts from a recorded value. The
-members of a `Compose` (`.transforms`) are found in the attribute `transform` of the data set, also below `Subset` and
-similar wrappers. If a data set does more with the result of its transform than return it, in tuples, lists or
-dictionaries, the transform cannot be cut, and the whole of `__getitem__` is one stage, "read".
+    storage | read | transform 1 | … | collate | transfer       samples with numbers: `recording`
+    storage | read | decode | augment | collate | transfer      our own data sets: `tiers`
+    loading | collate | transfer                                a stream
 
-The loader is rebuilt with its own workers, collate function and options, so that everything that is not cut runs as it
-does in training.
+The loader is rebuilt with its own samplers, workers, collate function and options, so that everything that is not cut
+runs as it does in training. A loader of a class of its own, which may do more with its batches, is the stage "wrapper"
+before all others: what it takes more than the same loader rebuilt.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_convert
 
 from cache.errors import PipelineError
-from readers.diagnosis.pipeline import Pipeline, Stage, leaves, map_tree
+from readers.diagnosis.changed_dataloader import change_dataloader
+from readers.diagnosis.findings import Change
+from readers.diagnosis.pipeline import Pipeline, Stage, map_tree
+from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
+from readers.diagnosis.streams import StreamCuts
+from readers.diagnosis.tiers import TierCuts
+from readers.diagnosis.workers import batches_of
+from readers.torch import ImageDataset
 
-__all__ = ["DataLoaderPipeline"]
+__all__ = ["DataLoaderPipeline", "resized"]
 
-_RECORD_SECONDS = 5.0
-_RECORD_BYTES = 256 << 20
-_LEAST_SAMPLES = 2
 _COLLATE_TIMES = 3
+_COLLATE_SECONDS = 1.0
+_SLOW_BATCH = 1.0  # seconds in a worker; of slower ones no more are replayed than there are workers
 _FORWARDED = (
-    "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
-    "persistent_workers", "pin_memory_device",
+    "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory_device",
+    "in_order",
 )  # fmt: skip
 
 
-@dataclass
-class _Recorded:
-    """A sample at each stage. values[m]: what enters member m of the transform, for each call of it.
+class DataLoaderPipeline(Pipeline):
+    """See the head of the module. distinct: how many different batches are replayed."""
 
-    result: what `__getitem__` returned. seconds, cpu: of reading and of each member.
-    """
+    def __init__(self, loader: DataLoader[Any], distinct: int = 4) -> None:
+        self._loader = loader
+        self._stream = isinstance(loader.dataset, IterableDataset)
+        self.workers = max(1, loader.num_workers)
+        self.more_workers, self.concurrent = loader.num_workers > 0, loader.num_workers > 0
+        self.distinct = -(-distinct // self.workers) * self.workers
+        self._epochs = _Endless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+        self._cuts = self._cut()
+        self.notes, self.size_error = self._cuts.notes, self._cuts.size_error
+        stages = list(map(self._of_batch, self._cuts.stages))
+        if not self._stream:
+            stages.insert(0, Stage("storage", "what a cold read adds"))
+        self._wrapped = type(loader) not in _known_loaders()
+        if self._wrapped:
+            stages.insert(0, Stage("wrapper", f"what {type(loader).__name__} adds to a DataLoader"))
+        self._before = len(stages)  # the stages before collate
+        self._collates = loader.batch_size is not None or loader.batch_sampler is not None
+        self._collates |= loader.collate_fn is not default_convert
+        if self._collates:
+            stages.append(Stage("collate", name_of(loader.collate_fn), *self._time_collate()))
+        if loader.num_workers:
+            stages.append(Stage("transfer", "from the worker to this process"))
+        self.stages = tuple(stages)
+        if sum(stage.seconds or 0.0 for stage in stages) > _SLOW_BATCH:
+            self.distinct = self.workers
+        prefetch = (loader.prefetch_factor or 2) * loader.num_workers if loader.num_workers else 0
+        self.warmup = max(prefetch, self.distinct) + self.workers
+        self._kept: list[Any] = []
 
-    index: Any
-    values: list[list[Any]] = field(default_factory=list)
-    result: Any = None
-    seconds: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
+    def cached(self, count: int) -> Iterator[Any]:
+        count -= self._wrapped
+        if count < 0 or (count == 0 and self._stream):
+            return self._whole_epochs()
+        if count == 0:
+            return self._batches(self._loader.dataset, self._epochs, self._loader.collate_fn)
+        if count + self._wrapped == len(self.stages):
+            return map(own_container, itertools.cycle(self._replayed()))
+        free = min(count, self._before - self._wrapped)
+        return self._over(self._cuts.data(free - (not self._stream)), count > free)
 
+    def without(self, number: int) -> Iterator[Any] | None:
+        if self._stream:
+            return None
+        if number == self._before and self._collates:
+            return self._over(self._cuts.data(0), True)
+        data = self._cuts.without(number - self._wrapped - 1) if self._wrapped + 1 < number < self._before else None
+        return None if data is None else self._over(data)
 
-class _Tap:
-    """Stands in for a transform: runs its members, and records or replaces what passes between them."""
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_dataloader(self._loader, change)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader, other.convert, other.close = made.loader, made.convert, made.close  # type: ignore[method-assign]
+        other._epochs = _Endless(made.loader.batch_sampler or made.loader.sampler)
+        workers = made.loader.num_workers
+        other.workers, other.concurrent = max(1, workers), workers > 0
+        other.warmup = (made.loader.prefetch_factor or 2) * workers + other.workers
+        return other
 
-    def __init__(self, members: Sequence[Callable[[Any], Any]]) -> None:
-        self.members = members
-        self.recording: _Recorded | None = None
-        self.replace: tuple[int, _Recorded] | None = None  # (member, sample): that member's result comes from memory
-        self.outputs: list[Any] = []
-        self.calls = 0
-        self.copying = [0.0, 0.0]  # seconds and CPU seconds of recording itself
+    # --- inside -----------------------------------------------------------------------------------------------------
+    def _cut(self) -> Cuts:
+        """The data set of the loader, cut into stages, over the samples of its first batches."""
+        loader = self._loader
+        if self._stream:
+            self._batch_size, self._sizes = loader.batch_size or 1, [0]
+            return StreamCuts(loader, self.distinct * self._batch_size)
+        first = list(itertools.islice(iter(self._epochs), self.distinct))
+        if loader.batch_sampler is None:
+            self._sizes, indices = [0] * len(first), first
+        else:
+            self._sizes, indices = list(map(len, first)), list(itertools.chain.from_iterable(first))
+        self._batch_size = max(1, round(fmean(self._sizes)))
+        data = loader.dataset
+        if isinstance(data, ImageDataset) and loader.batch_sampler is not None and TierCuts.can_cut(data):
+            return TierCuts(loader, data, indices)
+        return RecordedCuts(loader, data, indices)
 
-    def __call__(self, value: Any) -> Any:
-        call, self.calls = self.calls, self.calls + 1
-        for number, member in enumerate(self.members):
-            if self.recording is not None:
-                self._record(number, call, value)
-            if (
-                self.replace is not None
-                and self.replace[0] == number
-                and call < len(self.replace[1].values[number + 1])
-            ):
-                value = _duplicate(self.replace[1].values[number + 1][call])
-                continue
+    def _of_batch(self, stage: Stage) -> Stage:
+        """A stage with the times of a batch in place of those of a sample."""
+        seconds, cpu = (stage.seconds or 0.0) * self._batch_size, (stage.cpu_seconds or 0.0) * self._batch_size
+        return replace(stage, seconds=seconds, cpu_seconds=cpu, copying=stage.copying * self._batch_size)
+
+    def _over(self, data: Any, collated: bool = False) -> Iterator[Any]:
+        """The batches of a data set of slots, or of a stream. collated: collating costs nothing."""
+        collate = self._loader.collate_fn
+        if collated:
+            collate = _CollateOnce(collate, self.distinct // self.workers, self.fresh)
+        slots = None if self._stream else _Slots(self._cuts.count, self._sizes[: self.distinct])
+        return self._batches(data, slots, collate)
+
+    def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
+        loader = self._loader
+        options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
+        if not loader.num_workers:
+            options.pop("prefetch_factor", None)
+        if self._stream:
+            options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        elif loader.batch_sampler is None:
+            options |= {"batch_size": None, "sampler": sampler}
+        else:
+            options["batch_sampler"] = sampler
+        kind = DataLoader if self._wrapped else type(loader)
+        return batches_of(kind, loader, data, collate_fn=collate, **options)
+
+    def _whole_epochs(self) -> Iterator[Any]:
+        """The loader itself, epoch after epoch."""
+        while True:
+            empty = True
+            for batch in self._loader:
+                empty = False
+                yield batch
+            if empty:
+                raise PipelineError(f"{type(self._loader).__name__}: gave no batch; a diagnosis needs at least one")
+
+    def _replayed(self) -> list[Any]:
+        if not self._kept:
+            batches = self._over(self._cuts.data(len(self._cuts.stages)))
+            try:
+                self._kept = [map_tree(each, _own) for each in itertools.islice(batches, self.distinct)]
+            finally:
+                batches.close()  # type: ignore[attr-defined]
+        return self._kept
+
+    def _time_collate(self) -> tuple[float, float]:
+        """Seconds and CPU seconds of collating a batch."""
+        data = self._cuts.data(len(self._cuts.stages))
+        samples = [own_container(data[i % self._cuts.count]) for i in range(self._batch_size)]
+        times, end = list[tuple[float, float]](), time.perf_counter() + _COLLATE_SECONDS
+        given: Any = samples if self._sizes[0] or self._loader.batch_size is not None else samples[0]
+        while len(times) < _COLLATE_TIMES and (not times or time.perf_counter() < end):
             start, cpu = time.perf_counter(), time.thread_time()
-            value = member(value)
-            if self.recording is not None:
-                self.recording.seconds[number + 1] += time.perf_counter() - start
-                self.recording.cpu[number + 1] += time.thread_time() - cpu
-        if self.recording is not None:
-            self._record(len(self.members), call, value)
-            self.outputs.append(value)
-        return value
-
-    def _record(self, number: int, call: int, value: Any) -> None:
-        assert self.recording is not None
-        start, cpu = time.perf_counter(), time.thread_time()
-        if len(values := self.recording.values[number]) == call:
-            values.append(_duplicate(value))
-        self.copying[0] += time.perf_counter() - start
-        self.copying[1] += time.thread_time() - cpu
-
-
-class _Replay:
-    """A data set of recorded samples: `cut` stages of it are in memory (0: none, only the choice of samples is fixed).
-
-    Numbers are slots of the recording. whole: the data set itself with a tap in it, for what is not in memory.
-    """
-
-    def __init__(self, whole: Any, tap: _Tap | None, recorded: Sequence[_Recorded], cut: int, alone: int = -1) -> None:
-        self.whole, self.tap, self.recorded, self.cut, self.alone = whole, tap, recorded, cut, alone
-
-    def __len__(self) -> int:
-        return len(self.recorded)
-
-    def __getitem__(self, slot: int) -> Any:
-        sample = self.recorded[slot]
-        if self.cut == 0:
-            if self.tap is not None:
-                self.tap.calls = 0
-                self.tap.replace = (self.alone, sample) if self.alone >= 0 else None
-            return self.whole[sample.index]
-        if self.tap is None:
-            return sample.result
-        outputs = []
-        for value in sample.values[self.cut - 1]:
-            value = _duplicate(value)
-            for member in self.tap.members[self.cut - 1 :]:
-                value = member(value)
-            outputs.append(value)
-        filling = iter(outputs)
-        return map_tree(sample.result, lambda leaf: next(filling) if isinstance(leaf, _Output) else leaf)
-
-    def __getitems__(self, slots: Sequence[int]) -> list[Any]:
-        many = getattr(self.whole, "__getitems__", None)
-        if self.cut == 0 and self.alone < 0 and callable(many):
-            return list(many([self.recorded[slot].index for slot in slots]))
-        return [self[slot] for slot in slots]
-
-
-class _Output:
-    """The place in a result where an output of the transform was."""
-
-
-_OUTPUT = _Output()
+            self._loader.collate_fn(given)
+            times.append((time.perf_counter() - start, time.thread_time() - cpu))
+        return min(times)  # the first one also takes memory from the kernel
 
 
 class _CollateOnce:
     """A collate function that computes each batch once in each worker and then gives it from memory."""
 
-    def __init__(self, collate: Callable[[Any], Any], batches: int) -> None:
-        self._collate, self._batches = collate, batches
+    def __init__(self, collate: Callable[[Any], Any], batches: int, fresh: bool) -> None:
+        self._collate, self._batches, self._fresh = collate, batches, fresh
         self._made: dict[int, Any] = {}
         self._calls = 0
 
@@ -150,15 +197,17 @@ class _CollateOnce:
         if number not in self._made:
             self._made[number] = self._collate(samples)
         # What default_collate makes in a worker is in shared memory and is sent as it is; anything else is copied.
-        return map_tree(self._made[number], lambda leaf: leaf if _is_shared(leaf) else _duplicate(leaf))
+        return map_tree(
+            self._made[number], lambda leaf: leaf if not self._fresh and _is_shared(leaf) else duplicate(leaf)
+        )
 
 
-class _Slots(Sequence[list[int]]):
-    """Batches of slots, the same few again and again."""
+class _Slots(Sequence[Any]):
+    """Batches of slots, the same few again and again. sizes: of the batches; 0 for a slot in place of a batch."""
 
-    def __init__(self, slots: int, batch_size: int, batches: int) -> None:
+    def __init__(self, slots: int, sizes: Sequence[int]) -> None:
         rows = itertools.cycle(range(slots))
-        self._batches = [list(itertools.islice(rows, batch_size)) for _ in range(batches)]
+        self._batches: list[Any] = [list(itertools.islice(rows, size)) if size else next(rows) for size in sizes]
 
     def __len__(self) -> int:
         return 1 << 31
@@ -166,213 +215,64 @@ class _Slots(Sequence[list[int]]):
     def __getitem__(self, number: Any) -> Any:
         return self._batches[number % len(self._batches)]
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         return itertools.cycle(self._batches)
 
 
 class _Endless:
-    """The batches of a sampler, epoch after epoch, without an end, so that workers are started once."""
+    """What a sampler gives, epoch after epoch, without an end, so that workers are started once.
+
+    There is one position, so that a second loop goes on to samples that were not read by the first.
+    """
 
     def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
+        self._given = self._generate(sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._given
+
+    @staticmethod
+    def _generate(sampler: Any) -> Iterator[Any]:
         while True:
             empty = True
-            for batch in self._sampler:
+            for batch in sampler:
                 empty = False
                 yield batch
             if empty:
-                raise PipelineError("the batch sampler gave no batch; a diagnosis needs at least one")
+                raise PipelineError("the sampler gave no batch; a diagnosis needs at least one")
 
 
-class DataLoaderPipeline(Pipeline):
-    """See the head of the module. distinct: how many different batches are replayed."""
-
-    def __init__(self, loader: DataLoader[Any], distinct: int = 4) -> None:
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            raise PipelineError(
-                "a DataLoader of an IterableDataset, or without batches, cannot be cut: it has no numbers of samples"
-            )
-        self._loader = loader
-        self.workers = max(1, loader.num_workers)
-        self.more_workers = True
-        prefetch = (loader.prefetch_factor or 2) * loader.num_workers if loader.num_workers else 0
-        self.warmup = prefetch + self.workers
-        self.distinct = max(self.workers, -(-distinct // self.workers) * self.workers)
-        self._first = list(itertools.islice(iter(loader.batch_sampler), self.distinct))
-        if not self._first:
-            raise PipelineError("the batch sampler gave no batch; a diagnosis needs at least one")
-        self._batch_size = len(self._first[0])
-        self._whole, self._tap = _tapped(loader.dataset)
-        self._recorded, self.notes = self._record()
-        names = [_name_of(member) for member in self._tap.members] if self._tap is not None else []
-        stages = [Stage("storage", "what a cold read adds")]
-        for number, name in enumerate(["read", *(f"transform {i}" for i in range(1, len(names) + 1))]):
-            what = type(loader.dataset).__name__ + ".__getitem__" if number == 0 else names[number - 1]
-            stages.append(Stage(name, what, *self._means(number)))
-        stages.append(Stage("collate", _name_of(loader.collate_fn), *self._time_collate()))
-        if loader.num_workers:
-            stages.append(Stage("transfer", "from the worker to this process"))
-        self.stages = tuple(stages)
-
-    def cached(self, count: int) -> Iterator[Any]:
-        if count == 0:
-            return self._batches(self._loader.dataset, _Endless(self._loader.batch_sampler), self._loader.collate_fn)
-        if count == len(self.stages):
-            return self._replayed()
-        collate: Any = self._loader.collate_fn
-        members = len(self._tap.members) if self._tap is not None else 0
-        # Stage 0 is the choice of the samples, stage 1 reading them, and each member of the transform one more.
-        if count > 2 + members:
-            collate = _CollateOnce(collate, self.distinct // self.workers)
-        cut = min(count - 1, 1 + members)
-        data = _Replay(self._whole, self._tap, self._recorded, cut)
-        return self._batches(data, _Slots(len(self._recorded), self._batch_size, self.distinct), collate)
-
-    def without(self, number: int) -> Iterator[Any] | None:
-        members = len(self._tap.members) if self._tap is not None else 0
-        if number < 2 or number > 2 + members:
-            return None
-        collate: Any = self._loader.collate_fn
-        if number == 2 + members:
-            collate, number = _CollateOnce(collate, self.distinct // self.workers), 1
-        data = _Replay(self._whole, self._tap, self._recorded, 0, number - 2)
-        return self._batches(data, _Slots(len(self._recorded), self._batch_size, self.distinct), collate)
-
-    # --- inside -----------------------------------------------------------------------------------------------------
-    def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
-        options = {name: getattr(self._loader, name) for name in _FORWARDED if hasattr(self._loader, name)}
-        if not self._loader.num_workers:
-            options.pop("prefetch_factor", None)
-        options["persistent_workers"] = False
-        loader: DataLoader[Any] = DataLoader(data, batch_sampler=sampler, collate_fn=collate, **options)
-        iterator = iter(loader)
-        try:
-            yield from iterator
-        finally:
-            if hasattr(iterator, "_shutdown_workers"):
-                iterator._shutdown_workers()
-
-    def _replayed(self) -> Iterator[Any]:
-        batches = self.cached(len(self.stages) - 1)
-        try:
-            kept = [copy.deepcopy(batch) for batch in itertools.islice(batches, self.distinct)]
-        finally:
-            batches.close()  # type: ignore[attr-defined]
-        return itertools.cycle(kept)
-
-    def _record(self) -> tuple[list[_Recorded], tuple[str, ...]]:
-        """Samples of the first batches at each stage, until time or memory is used up; and what could not be cut."""
-        recorded, end, left = list[_Recorded](), time.perf_counter() + _RECORD_SECONDS, _RECORD_BYTES
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as in a worker
-        try:
-            for index in itertools.chain.from_iterable(self._first):
-                sample = self._record_one(index)
-                if sample is None:  # the transform's result is not found again in what __getitem__ returns
-                    what = type(self._loader.dataset).__name__
-                    self._whole, self._tap = self._loader.dataset, None
-                    recorded, _ = self._record()
-                    return recorded, (f"{what}.__getitem__ works on after its transform, which is a part of 'read'",)
-                recorded.append(sample)
-                left -= sum(_size(value) for value in (*sample.values, sample.result))
-                if len(recorded) >= _LEAST_SAMPLES and (left < 0 or time.perf_counter() > end):
-                    break
-        finally:
-            torch.set_num_threads(threads)
-        return recorded, ()
-
-    def _record_one(self, index: Any) -> _Recorded | None:
-        stages = 1 + (len(self._tap.members) if self._tap is not None else 0)
-        sample = _Recorded(index, [[] for _ in range(stages)], None, [0.0] * stages, [0.0] * stages)
-        tap = self._tap
-        self._whole[index]  # so that the clocks below are those of a read from the page cache
-        if tap is not None:
-            tap.recording, tap.calls, tap.outputs, tap.copying = sample, 0, [], [0.0, 0.0]
-        start, cpu = time.perf_counter(), time.thread_time()
-        try:
-            result = self._whole[index]
-        finally:
-            if tap is not None:
-                tap.recording = None
-        sample.seconds[0] = time.perf_counter() - start - sum(sample.seconds)
-        sample.cpu[0] = time.thread_time() - cpu - sum(sample.cpu)
-        sample.result = result
-        if tap is not None:
-            sample.seconds[0] -= tap.copying[0]
-            sample.cpu[0] -= tap.copying[1]
-            outputs = {id(output) for output in tap.outputs}
-            sample.result = map_tree(result, lambda leaf: _OUTPUT if id(leaf) in outputs else leaf)
-            if sum(isinstance(leaf, _Output) for leaf in leaves(sample.result)) != len(tap.outputs) or not outputs:
-                return None
-        return sample
-
-    def _means(self, number: int) -> tuple[float, float]:
-        count = len(self._recorded)
-        return (
-            self._batch_size * sum(sample.seconds[number] for sample in self._recorded) / count,
-            self._batch_size * sum(sample.cpu[number] for sample in self._recorded) / count,
-        )
-
-    def _time_collate(self) -> tuple[float, float]:
-        members = len(self._tap.members) if self._tap is not None else 0
-        data = _Replay(self._whole, self._tap, self._recorded, 1 + members)
-        samples = [data[i % len(data)] for i in range(self._batch_size)]
-        times = []
-        for _ in range(_COLLATE_TIMES):  # the first one also takes memory from the kernel
-            start, cpu = time.perf_counter(), time.thread_time()
-            self._loader.collate_fn(samples)
-            times.append((time.perf_counter() - start, time.thread_time() - cpu))
-        return min(times)
+def _known_loaders() -> tuple[type, ...]:
+    """Classes that can be rebuilt with other data and are the same otherwise."""
+    stateful = sys.modules.get("torchdata.stateful_dataloader")
+    return (DataLoader,) if stateful is None else (DataLoader, stateful.StatefulDataLoader)
 
 
-def _tapped(data: Any) -> tuple[Any, _Tap | None]:
-    """A copy of a data set with a tap in place of its transform; the data set itself and None where there is none."""
-    transform = getattr(data, "transform", None)
-    if callable(transform):
-        members = getattr(transform, "transforms", None)
-        tap = _Tap(tuple(members) if isinstance(members, list | tuple | torch.nn.ModuleList) else (transform,))
-        found = copy.copy(data)
-        found.transform = tap
-        both = getattr(data, "transforms", None)  # torchvision's pair of transforms, of image and target
-        if getattr(both, "transform", None) is transform:
-            found.transforms = copy.copy(both)
-            found.transforms.transform = tap
-        return found, tap
-    inner = getattr(data, "dataset", None)  # Subset, and wrappers like it
-    if inner is not None and hasattr(inner, "__getitem__"):
-        below, inner_tap = _tapped(inner)
-        if inner_tap is not None:
-            found = copy.copy(data)
-            found.dataset = below
-            return found, inner_tap
-    return data, None
+def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """The same loader with batches of another size, all full; its workers live as long as it does.
+
+    Raises PipelineError for a batch sampler of its own, and for a loader that makes no batches.
+    """
+    options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
+    options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
+    if not loader.num_workers:
+        options.pop("prefetch_factor", None)
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
+    elif type(loader.batch_sampler) is BatchSampler:
+        how = {"batch_sampler": BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)}
+    else:
+        what = f"batches by {name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
+        raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **how, **options)
 
 
-def _duplicate(value: Any) -> Any:
-    """A copy that a transform may change in place."""
-    if type(value).__module__.startswith("PIL."):
-        return value.copy()
-    return copy.deepcopy(value)
-
-
-def _size(value: Any) -> int:
-    """Bytes of the arrays, tensors and images in a value, nearly."""
-    total = 0
-    for leaf in leaves(value):
-        if isinstance(leaf, bytes | bytearray):
-            total += len(leaf)
-        elif type(leaf).__module__.startswith("PIL."):
-            total += leaf.width * leaf.height * len(leaf.getbands())
-        else:
-            total += int(getattr(leaf, "nbytes", 0))
-    return total
+def _own(leaf: Any) -> Any:
+    """A leaf of a batch in memory of its own, pinned if it was."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone().pin_memory() if leaf.is_pinned() else leaf.clone()
+    return copy.deepcopy(leaf)
 
 
 def _is_shared(leaf: Any) -> bool:
     return not isinstance(leaf, torch.Tensor) or bool(leaf.is_shared())  # type: ignore[no-untyped-call]
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__

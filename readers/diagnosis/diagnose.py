@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
 from cache.errors import PipelineError
-from readers.diagnosis.ladder import Diagnosis, climb
-from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree
+from cache.messages import Watcher
+from readers.diagnosis.advice import advise
+from readers.diagnosis.apply import apply_advice
+from readers.diagnosis.climb import Training, climb
+from readers.diagnosis.evidence import Evidence, gather
+from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.payload import inspect_payload
+from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
+from readers.diagnosis.sampling import sampling, with_rates
 
 __all__ = ["diagnose"]
 
@@ -31,6 +39,8 @@ def diagnose(
     copy: Callable[[Any], Any] | None = None,
     simulate_step: float | None = None,
     seconds: float = 30.0,
+    watcher: Watcher | None = None,
+    apply: bool | Collection[str] = False,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -44,6 +54,9 @@ def diagnose(
     copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
+    apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
+        measure them, which takes about as long again. Ids of advice: only of these.
+    watcher: told the time of each line as soon as it is known.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
     loader or the step raises is passed on.
@@ -61,43 +74,82 @@ def diagnose(
     if copy is None and device is not None and str(device) != "cpu":
 
         def copy(batch: Any) -> Any:
-            return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
+            return to_device(batch, device)
 
-    pipeline = _pipeline(loader)
-    result = climb(
-        pipeline,
-        step,
-        copy,
-        seconds=seconds,
-        synchronize=_synchronize(device),
-        batch_size=_batch_size(next(pipeline.cached(len(pipeline.stages)))),
-    )
+    if watcher is not None:
+        watcher.note("reading the first samples")
+    pipeline, batches = _open(loader)
+    training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
+    with sampling(seconds) as sampler:
+        result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
+    payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
+    result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
+    result = replace(result, usage=with_rates(sampler.usage, result))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
+    copies = copy is not None or (device is not None and str(device) != "cpu")
+    facts = gather(loader, result, device=device, copies=copies, simulated=simulate_step is not None)
+    evidence = Evidence.of(result, facts)
+    result = replace(result, advice=advise(evidence))
+    if apply:
+        chosen = [each for each in result.advice if apply is True or each.id in apply]
+        applied = apply_advice(pipeline, evidence, chosen, training, seconds=seconds, watcher=watcher)
+        result = replace(result, applied=applied)
     return result
 
 
-def _pipeline(loader: Iterable[Any] | Pipeline) -> Pipeline:
-    if isinstance(loader, Pipeline):
-        return loader
+def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:
+    """The pipeline of a loader, and the batches that it replays. What cannot be cut is a pipeline of one stage."""
+    make = None if isinstance(loader, Pipeline) else _pipeline_of(loader)
+    if make is not None:
+        try:
+            pipeline: Pipeline = make(loader)
+            return pipeline, _replayed(pipeline)
+        except PipelineError:
+            raise
+        except Exception as error:  # of the user's classes; a data set that is broken fails below, too
+            pipeline = IterablePipeline(loader)  # type: ignore[arg-type]
+            pipeline.notes = (f"the loader could not be cut into stages ({type(error).__name__}: {error})",)
+    else:
+        pipeline = loader if isinstance(loader, Pipeline) else IterablePipeline(loader)
+    return pipeline, _replayed(pipeline)
+
+
+def _replayed(pipeline: Pipeline) -> list[Any]:
+    return list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+
+
+def _pipeline_of(loader: Any) -> Callable[[Any], Pipeline] | None:
+    """What cuts loaders of this kind."""
     for module, kind, cut in _CUT:
         defined = sys.modules.get(module)  # where it was never imported, no loader is of this kind
         if defined is not None and isinstance(loader, getattr(defined, kind)):
-            make = getattr(importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline")
-            try:
-                return make(loader)  # type: ignore[no-any-return]
-            except PipelineError as error:
-                pipeline = IterablePipeline(loader)
-                pipeline.notes = (str(error),)
-                return pipeline
-    return IterablePipeline(loader)
+            make: Callable[[Any], Pipeline] = getattr(
+                importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline"
+            )
+            return make
+    return None
 
 
 def _batch_size(batch: Any) -> int | None:
     sizes = [leaf.shape[0] for leaf in leaves(batch) if len(getattr(leaf, "shape", ())) > 0]
     return int(sizes[0]) if sizes else None
+
+
+def _pinning(device: Any, batch: Any) -> Callable[[Any], Any] | None:
+    """What brings a batch into page-locked memory, for a CUDA device whose batches are not there."""
+    torch = sys.modules.get("torch")
+    if torch is None or device is None or not str(device).startswith("cuda"):
+        return None
+
+    def is_pageable(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.is_pinned()
+
+    if not any(is_pageable(leaf) for leaf in leaves(batch)):
+        return None
+    return lambda batch: map_tree(batch, lambda leaf: leaf.pin_memory() if is_pageable(leaf) else leaf)
 
 
 def _synchronize(device: Any) -> Callable[[], object]:

@@ -16,12 +16,14 @@ __all__ = ["Advice", "Applied", "Change", "Payload", "PayloadFact", "PayloadFiel
 class PayloadFact:
     """Something about a field that costs bytes. kind: which, one of `readers.diagnosis.payload.KINDS`.
 
-    text: the same in words. saves: bytes of a step that would not be copied.
+    text: the same in words. saves: bytes of a step that would not be copied. grid: of "uint8", (offset, step) of each
+    channel, or one of all: a value is offset + step × k with k from 0 to 255.
     """
 
     kind: str
     text: str
     saves: int
+    grid: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,19 @@ class Payload:
 class Change:
     """A change that `apply` can make. kind: which, one of `readers.diagnosis.pipeline.CHANGES`.
 
-    value: its new value: a number of workers, of batches or of samples, a form of the cache, a directory, a longest
-    side in pixels. what: the change in words.
+    value: its new value: a number of workers, of batches or of samples, a form of the cache, a directory, the path of
+    a field. what: the change in words. field: what is known of that field.
+
+    What it is to bring, for predictions: share: (stage, share of its work that is left); saved: seconds of a step that
+    the copy takes less.
     """
 
     kind: str
     value: int | str
     what: str
+    field: PayloadField | None = None
+    share: tuple[tuple[str, float], ...] = ()
+    saved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

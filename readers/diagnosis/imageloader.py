@@ -1,13 +1,13 @@
 """`ImageLoader` cut into stages: storage, read, decode, augment.
 
-The stages are cut by the tiers of the cache: the loader runs over the same few samples in the page cache, then over
-their encoded bytes in memory, then over their pixels. Its threads, its decoder and its recipe stay what they are.
-Decoding and augmenting are one pass over each image in the loader itself (only the part that a crop needs is decoded),
-so the time of "decode" is what the pass takes less if it starts from pixels.
+The stages are cut by the tiers of the cache (`tiers`): the loader runs over the same few samples in the page cache,
+then over their encoded bytes in memory, then over their pixels. Its threads, its decoder and its recipe stay what they
+are.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PipelineError
-from readers.caching import cached
+from readers.diagnosis.changed_imageloader import change_imageloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.diagnosis.recording import own_container
+from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
-from readers.reader import Reader
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS = 1.0
+_ALONE_SECONDS, _ALONE_BATCHES = 1.0, 4
 _ENDLESS = 1 << 40
-_MEMORY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,17 @@ class ImageLoaderPipeline(Pipeline):
 
     def __init__(self, loader: ImageLoader, distinct: int = 4) -> None:
         self._loader, self.distinct = loader, distinct
+        self._kept: list[Any] = []
         self.workers, self.more_workers, self.warmup = loader.threads, True, loader.prefetch + 1
         count = min(len(loader.reader), distinct * loader.batch_size, len(loader.order))
         if not count or count < loader.batch_size:
             raise PipelineError(f"the loader gives no batch: {count} samples, batches of {loader.batch_size}")
-        rows = loader.order.indices(0, np.arange(count, dtype=np.int64))
-        few = loader.reader.select(indices=rows.tolist())
-        encoded = cached(few, _MEMORY_BYTES, backend="memfd")
-        pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
-        self._readers: list[Reader] = [loader.reader, few, encoded, pixels]
+        last = np.arange(len(loader.order) - count, len(loader.order), dtype=np.int64)  # read by no loop that begins
+        tiers = Tiers.of(loader.reader, list(dict.fromkeys(loader.order.indices(0, last).tolist())))
+        self.size_error, self._tiers = tiers.size_error, tiers.readers
+        for reader in tiers.readers[1:]:
+            reader.prefill(loader.threads)
+        self._whole = loader.over(loader.reader, loader.order)
         alone = [self._alone(cut) for cut in (1, 2, 3)]
         less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
         self.stages = (
@@ -72,17 +75,27 @@ class ImageLoaderPipeline(Pipeline):
 
     def cached(self, count: int) -> Iterator[Any]:
         if count == len(self.stages):
-            batches = self.cached(count - 1)
-            try:
-                return itertools.cycle(list(itertools.islice(batches, self.distinct)))
-            finally:
+            if not self._kept:
+                batches = self.cached(count - 1)
+                self._kept = list(itertools.islice(batches, self.distinct))
                 batches.close()  # type: ignore[attr-defined]
+            return map(own_container, itertools.cycle(self._kept))
         if count:
             return self._loop(self._over(count, self._loader.threads))
-        return self._loop(self._loader.over(self._loader.reader, self._loader.order))
+        return self._loop(self._whole)  # a second time its next epoch
+
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_imageloader(self._loader, change, self.distinct)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader = other._whole = made.loader
+        other.convert, other.close = made.convert, made.close  # type: ignore[method-assign]
+        other.workers, other.warmup = made.loader.threads, made.loader.prefetch + 1
+        return other
 
     def _over(self, cut: int, threads: int) -> ImageLoader:
-        reader = self._readers[cut]
+        reader = self._tiers[cut - 1]
         order: Order = _Again(len(reader))
         return self._loader.over(reader, order, threads=threads)
 
@@ -100,12 +113,13 @@ class ImageLoaderPipeline(Pipeline):
         """Seconds and CPU seconds of a batch by one thread, without a step."""
         batches = self._loop(self._over(cut, 1))
         try:
-            for _ in range(self.distinct + self.warmup):  # fills the cache, too
-                next(batches)
+            next(batches)
             start, cpu, steps = time.perf_counter(), time.process_time(), 0
-            while steps < self.distinct or time.perf_counter() - start < _ALONE_SECONDS:
+            while steps < _ALONE_BATCHES * self.distinct:
                 next(batches)
                 steps += 1
+                if time.perf_counter() - start > _ALONE_SECONDS:
+                    break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
         finally:
             batches.close()  # type: ignore[attr-defined]

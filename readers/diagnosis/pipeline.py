@@ -10,6 +10,7 @@ follows runs as in training, in the same workers. `cached(0)` is the loader as i
 
 from __future__ import annotations
 
+import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,20 +20,27 @@ from typing import Any
 from cache.errors import PipelineError
 from readers.diagnosis.findings import Change
 
-__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree"]
+__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
 
 # What `Pipeline.changed` may be asked for.
-CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "reencode")
+CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the work. seconds, cpu_seconds: of one batch in one worker that nothing disturbs, None if unknown."""
+    """A step of the work.
+
+    seconds, cpu_seconds: of one batch in one worker that nothing disturbs, None if unknown.
+    copying: seconds of a batch that handing out recorded values takes, where this stage is the first to run.
+    kept_bytes: of all values that are replayed there.
+    """
 
     name: str
     what: str = ""
     seconds: float | None = None
     cpu_seconds: float | None = None
+    copying: float = 0.0
+    kept_bytes: int = 0
 
 
 class Pipeline(ABC):
@@ -40,10 +48,14 @@ class Pipeline(ABC):
 
     stages: tuple[Stage, ...]
     workers: int = 1
+    concurrent: bool = True  # whether they work while the training step runs
     more_workers: bool = False  # whether their number is the user's to choose
     distinct: int = 1  # different batches that are replayed
     warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
     notes: tuple[str, ...] = ()  # what could not be cut, and why
+    size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
+    convert: Callable[[Any], Any] | None = None  # what a change of the batches asks for after the copy
+    fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod
     def cached(self, count: int) -> Iterator[Any]:
@@ -91,15 +103,27 @@ class IterablePipeline(Pipeline):
                 raise PipelineError(f"{type(self._loader).__name__}: gave no batch; a diagnosis needs at least one")
 
 
-def map_tree(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Tuples, lists and mappings with `function` of each leaf in place of the leaf."""
+def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
+    """Tuples, lists and mappings with `function` of each leaf in place of the leaf.
+
+    is_leaf: says of a container whether it is taken as a whole.
+    """
+    if is_leaf(value):
+        return function(value)
     if isinstance(value, Mapping):
-        mapped = {key: map_tree(item, function) for key, item in value.items()}
-        return mapped if type(value) is dict else type(value)(mapped)  # type: ignore[call-arg]
+        mapped = {key: map_tree(item, function, is_leaf) for key, item in value.items()}
+        if type(value) is dict:
+            return mapped
+        copied = copy.copy(value)  # which keeps what its class has besides items
+        try:
+            copied.update(mapped)  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            return mapped
+        return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tree(item, function) for item in value))
+        return type(value)(*(map_tree(item, function, is_leaf) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(map_tree(item, function) for item in value)
+        return type(value)(map_tree(item, function, is_leaf) for item in value)
     return function(value)
 
 
@@ -108,3 +132,21 @@ def leaves(value: Any) -> list[Any]:
     found: list[Any] = []
     map_tree(value, found.append)
     return found
+
+
+def to_device(batch: Any, device: Any) -> Any:
+    """A batch with its tensors on a device; their copies may still be under way."""
+    return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
+
+
+def tree_bytes(value: Any) -> int:
+    """Bytes of the arrays, tensors, images and byte strings in a tree."""
+    total = 0
+    for leaf in leaves(value):
+        if isinstance(leaf, bytes | bytearray):
+            total += len(leaf)
+        elif type(leaf).__module__.startswith("PIL."):
+            total += leaf.width * leaf.height * len(leaf.getbands())
+        else:
+            total += int(getattr(leaf, "nbytes", 0))
+    return total

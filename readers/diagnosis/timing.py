@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["StepTime", "time_steps"]
+__all__ = ["StepTime", "cpu_times", "time_steps"]
 
 _BLOCKS = 8
 
@@ -45,39 +45,47 @@ def time_steps(
     warmup: int,
     seconds: float,
     workers: int = 1,
+    least_blocks: int = 2,
+    count_wait: bool = True,
     synchronize: Callable[[], object] = lambda: None,
 ) -> StepTime:
     """Run `warmup` steps, then steps for about `seconds`, in blocks whose means give the interval.
 
-    workers: steps that a block has at least, because workers deliver in turns. synchronize: waits for the device at the
-    end of a block, so that its work is part of the time.
+    Slow batches end both earlier: the warm-up after one batch of each worker and one more, the measurement after
+    `least_blocks`. workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the
+    wait for batches is part of the time. synchronize: waits for the device at the end of a block, so that its work is
+    part of the time.
     """
-    for _ in range(warmup):
+    start = time.perf_counter()
+    for number in range(warmup):
+        if number > workers and time.perf_counter() - start > seconds:
+            break
         step(next(batches))
     synchronize()
-    busy, waits, means = _cpu_times(), 0.0, list[float]()
+    busy, waits, means = cpu_times(), 0.0, list[float]()
     start = begin = time.perf_counter()
     steps = in_block = 0
+    waited = 0.0  # in this block
     while len(means) < _BLOCKS:
         before = time.perf_counter()
         batch = next(batches)
-        waits += time.perf_counter() - before
+        waited += time.perf_counter() - before
         step(batch)
         in_block += 1
         if time.perf_counter() - begin < seconds / _BLOCKS or in_block < workers:
             continue
         synchronize()
         end = time.perf_counter()
-        means.append((end - begin) / in_block)
-        steps, in_block, begin = steps + in_block, 0, end
-        if end - start > 2 * seconds and len(means) > 1:  # too slow for all blocks
+        means.append((end - begin - (0.0 if count_wait else waited)) / in_block)
+        steps, waits, in_block, waited, begin = steps + in_block, waits + waited, 0, 0.0, end
+        if end - start > 1.5 * seconds and len(means) >= least_blocks:  # too slow for all blocks
             break
     means.sort()
     inner = means[1:-1] if len(means) == _BLOCKS else means
-    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, _cpu_times()))
+    return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, cpu_times()))
 
 
-def _cpu_times() -> tuple[float, float]:
+def cpu_times() -> tuple[float, float]:
     """(busy, all) clock ticks of the CPUs that this process may use, since boot (proc(5), /proc/stat)."""
     busy = total = 0.0
     with suppress(OSError, ValueError):

@@ -11,5 +11,6 @@ except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.loader") from error
 
 from readers.loader.loader import ImageLoader, Layout
+from readers.loader.stats import LoaderStats
 
-__all__ = ["BadSample", "ImageLoader", "Layout"]
+__all__ = ["BadSample", "ImageLoader", "Layout", "LoaderStats"]

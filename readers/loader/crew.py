@@ -1,11 +1,8 @@
 """The threads of a loader: they take rows of batches in order, and the consumer gets whole batches in order.
 
-`EpochWork` is what they do: plan a batch from its positions, and fill its rows from the reader. Everything follows from
-(seed, epoch, position), so it does not matter which thread does it, or when. Threads fill rows of the same batch at the
-same time; each row belongs to one of them.
-
-One lock of the crew guards everything. The crew holds no reference to the loader or its iterator, so dropping those
-stops it. Threads are daemons: an interpreter that ends does not wait for them.
+What they do is in `readers.loader.work`. One lock of the crew guards everything. The crew holds no reference to the
+loader or its iterator, so dropping those stops it. Threads are daemons: an interpreter that ends does not wait for
+them.
 """
 
 from __future__ import annotations
@@ -13,250 +10,38 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from cache.errors import BadSampleError
 from cache.locks import call_after_fork
-from readers.augment.cpu import Finish, Renderer
-from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, upright_sides
-from readers.headers import ImageHeader
+from readers.augment.cpu import Renderer
+from readers.loader.timers import LoopTimers, ThreadClock
+from readers.loader.work import Batch, EpochWork
 from readers.loop import Stopped, ended_by_fork
-from readers.order.base import Int64s
-from readers.reader import SAMPLE_ERRORS
-from readers.sample import Buffer
 
-if TYPE_CHECKING:
-    from readers.decode.device import Ready
+__all__ = ["Crew"]
 
-__all__ = ["Allocate", "Batch", "Crew", "EpochWork"]
-
-Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
 _JOIN_SECONDS = 10.0
-# A read slower than this waits for a disk: from then on the kernel learns in advance which batches follow.
-_SLOW_READ_SECONDS = 0.0004
-
-
-@dataclass(slots=True)
-class Batch:
-    """One batch in preparation.
-
-    positions, indices: int64 [n].
-    sizes: (height, width) of the upright images.
-    jobs: by view, what happens to each image.
-    bad_boxes: images that a recipe does not fit, by row.
-    data: the encoded images, or why one could not be read.
-    images: by view, [n, 3, height, width].
-    labels: float32 [n, classes], where images have been mixed.
-    routed: which images a device may decode; headers: of those that it will decode, by row.
-    ready: on a device, what to wait for before the images are used.
-    pending: tasks that are not done yet.
-    """
-
-    step: int
-    positions: Int64s
-    indices: Int64s
-    sizes: list[tuple[int, int]]
-    jobs: list[list[Job]]
-    bad_boxes: Mapping[int, BadSampleError]
-    data: Sequence[Buffer | Exception]
-    images: list[torch.Tensor]
-    labels: torch.Tensor | None = None
-    routed: list[bool] = field(default_factory=list)
-    headers: dict[int, ImageHeader] = field(default_factory=dict)
-    ready: Ready = None
-    pending: int = 0
-    skipped: list[int] = field(default_factory=list)
-    bad: list[BadSample] = field(default_factory=list)
-    error: BaseException | None = None
-    error_row: int = 0
-
-
-@dataclass(slots=True)
-class EpochWork:
-    """The batches of a feed's first epoch. One thread plans at a time.
-
-    recipes: one for each view of a sample; a sample is good or bad, and replaced by another, in all views at once.
-    finish: how values are stored.
-    allocate: gives the tensor of n images of a height and width, [n, 3, height, width].
-    classes: of the labels, where images are mixed.
-    """
-
-    feed: Feed
-    recipes: tuple[Recipe, ...]
-    finish: Finish
-    allocate: Allocate
-    classes: int = 0
-    _read_seconds: float = 0.0
-
-    @property
-    def steps(self) -> int:
-        return self.feed.steps()
-
-    def tools(self) -> Renderer:
-        return Renderer(self.recipes[0].interpolation)
-
-    def plan(self, step: int) -> Batch:
-        """Which samples batch `step` holds, and what happens to each."""
-        positions, indices = self.feed.rows(self._epoch, step)
-        if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self.feed.reader.prefetch(self.feed.rows(self._epoch, step + 1)[1])
-        plans, sizes = self._plan_samples(positions, indices)
-        shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
-        images = [self.allocate(len(indices), *shape) for shape in shapes]
-        jobs = [plan.jobs() for plan in plans]
-        bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
-        # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(indices), images)
-
-    def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
-        some = slice(start, stop)
-        out = [images[some] for images in batch.images]
-        pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
-        places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and 50% faster
-        if batch.bad_boxes or not all(
-            tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
-            for jobs, images in zip(batch.jobs, pixels, strict=True)
-        ):
-            for row, place in enumerate(zip(*places, strict=True), start):
-                self.render_row(batch, row, place, tools)
-        for view, jobs in enumerate(batch.jobs):
-            self.finish.store(pixels[view], places[view], jobs[some], out[view])
-
-    def render_row(self, batch: Batch, row: int, places: Sequence[torch.Tensor], tools: Renderer) -> None:
-        """Decode one image into `places`, [1, 3, height, width] for each view, or treat it as on_error says."""
-        try:
-            data = batch.data[row]
-            if isinstance(data, Exception):
-                raise data
-            if row in batch.bad_boxes:
-                raise batch.bad_boxes[row]
-            for jobs, place in zip(batch.jobs, places, strict=True):
-                tools.render(data, jobs[row], batch.sizes[row], place)
-        except SAMPLE_ERRORS as error:
-            self._treat_bad(batch, row, error, tools, places)
-
-    def complete(self, batch: Batch) -> None:
-        """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
-        batch.data = ()
-        self.combine(batch)
-
-    def combine(self, batch: Batch) -> None:
-        """Leave out what is skipped, and carry out the ops on batches."""
-        if batch.error is not None:
-            return
-        if batch.skipped:
-            rows = sorted({*range(len(batch.indices))} - {*batch.skipped})
-            batch.images, batch.indices = [images[rows] for images in batch.images], batch.indices[rows]
-        recipe = self.recipes[0]
-        if recipe.batch_ops:
-            numbers = torch.from_numpy(np.array(self.feed.reader.labels[batch.indices], np.int64))[:, None]
-            labels = (numbers == torch.arange(self.classes)).to(torch.float32)
-            position = int(batch.positions[0]) if len(batch.positions) else 0
-            images, labels = recipe.mix(self.feed.seed, self._epoch, position, batch.images[0], labels)
-            batch.images, batch.labels = [images], labels
-
-    # --- inside ---------------------------------------------------------------------------------------------------
-    @property
-    def _epoch(self) -> int:
-        return self.feed.start.epoch
-
-    def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[list[Plan], list[tuple[int, int]]]:
-        """What happens to these samples, by view, and the sizes of their upright images."""
-        heights, widths = upright_sides(self.feed.reader.image_info(indices))
-        # 0 is the size of an image whose header cannot be read; decoding it then raises the reason.
-        given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
-        plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
-        return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
-
-    def _read(self, indices: Int64s) -> Sequence[Buffer | Exception]:
-        start = time.perf_counter()
-        data = self.feed.read(indices)
-        seconds = (time.perf_counter() - start) / max(1, len(indices))
-        self._read_seconds += (seconds - self._read_seconds) / 8
-        return data
-
-    def _choose_size(
-        self, view: int, plan: Plan, sizes: Sequence[tuple[int, int]], positions: Int64s, indices: Int64s
-    ) -> tuple[int, int]:
-        """The common size of all images of a view of a batch. Raises BadSampleError where they differ."""
-        size = self.recipes[view].out_size
-        if size is not None:
-            return size
-        good = [i for i, size in enumerate(sizes) if all(size) and i not in plan.boxes.bad]
-        heights, widths = plan.boxes.out_height[good], plan.boxes.out_width[good]
-        if not good:
-            return self._choose_size_of_substitute(view, positions[:1])
-        differ = np.flatnonzero((heights != heights[0]) | (widths != widths[0]))
-        if len(differ):
-            other = int(differ[0])
-            keys = self.feed.reader.keys
-            raise BadSampleError(
-                f"images of one batch differ in size: {keys[int(indices[good[0]])]} has {heights[0]} x {widths[0]} "
-                f"pixels, {keys[int(indices[good[other]])]} has {heights[other]} x {widths[other]}; begin augment= "
-                f"with RandomResizedCrop(224), or with Resize(256) and CenterCrop(224)"
-            )
-        return int(heights[0]), int(widths[0])
-
-    def _choose_size_of_substitute(self, view: int, position: Int64s) -> tuple[int, int]:
-        """The size of a batch without a good sample: of the one that replaces its first."""
-        if self.feed.options.on_error != "substitute":
-            return 1, 1
-        try:
-            error = BadSampleError("no sample of a batch is good")
-            _, (_, _, sizes) = self.feed.substitute(
-                self._epoch, int(position[0]), error, lambda row: self._plan_one(position, row)
-            )
-        except BadSampleError:
-            return 1, 1
-        return sizes[view]
-
-    def _treat_bad(
-        self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
-    ) -> None:
-        position = batch.positions[row : row + 1]
-        batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
-        if self.feed.options.on_error == "skip":
-            batch.skipped.append(row)
-            return
-
-        def render(index: int) -> list[Job]:
-            jobs, stored, sizes = self._plan_one(position, index)
-            data = self.feed.reader.read(index)
-            for job, size, place in zip(jobs, sizes, places, strict=True):
-                if size != place.shape[2:]:
-                    raise BadSampleError(f"the batch has another size than {size}")
-                tools.render(data, job, stored, place)
-            return jobs
-
-        batch.indices[row], replaced = self.feed.substitute(self._epoch, int(position[0]), error, render)
-        for jobs, job in zip(batch.jobs, replaced, strict=True):
-            jobs[row] = job
-
-    def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
-        """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.
-
-        Raises BadSampleError where a recipe does not fit, or its size is unknown.
-        """
-        plans, (stored,) = self._plan_samples(position, np.array([index], np.int64))
-        bad = [error for plan in plans for error in plan.boxes.bad.values()]
-        if bad or not all(stored):
-            raise bad[0] if bad else BadSampleError("its header cannot be read")
-        sizes = [(int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])) for plan in plans]
-        return [plan.jobs()[0] for plan in plans], stored, sizes
 
 
 class Crew:
-    """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken."""
+    """`threads` threads at work on the batches of an epoch, at most `ahead` of them begun and not yet taken.
 
-    def __init__(self, work: EpochWork, threads: int, ahead: int, rows_at_once: int) -> None:
+    fill: called, under the lock, with whether all batches that may be begun are done; None where nobody wants to know.
+    """
+
+    def __init__(
+        self,
+        work: EpochWork,
+        threads: int,
+        ahead: int,
+        rows_at_once: int,
+        timers: LoopTimers,
+        fill: Callable[[bool], None] | None,
+    ) -> None:
         self._work, self._steps, self._ahead, self._rows = work, work.steps, ahead, rows_at_once
+        self._timers, self._report_full = timers, fill
         self._changed = threading.Condition()
         self._queue: deque[tuple[Batch, int, int]] = deque()
         self._done: dict[int, Batch] = {}
@@ -269,6 +54,11 @@ class Crew:
         call_after_fork(self)
         self._start()
 
+    @property
+    def ready(self) -> int:
+        """Batches that can be taken at once, as seen at this moment."""
+        return len(self._done) if self._taken in self._done else 0
+
     def take(self) -> Batch:
         """The next batch, whole; blocks until it is. Raises what planning it raised, and Stopped after `stop`."""
         with self._changed:
@@ -280,6 +70,7 @@ class Crew:
                 self._changed.wait()
             batch = self._done.pop(self._taken)
             self._taken += 1
+            self._note_fill()
             self._changed.notify_all()
         return batch
 
@@ -317,14 +108,17 @@ class Crew:
         torch.set_num_threads(1)
         self._ready.wait()
         tools = self._work.tools()
+        clock = self._timers.crew_clock(threading.current_thread().name)
         while True:
+            start = time.perf_counter_ns()
             task = self._next()
+            clock.wait(start)
             if task is None:
                 return
             if isinstance(task, int):
-                self._plan(task)
+                self._plan(task, clock)
             else:
-                self._fill(task, tools)
+                self._fill(task, tools, clock)
 
     def _next(self) -> int | tuple[Batch, int, int] | None:
         """A batch to plan (its number), rows to fill, or None at the end."""
@@ -347,9 +141,10 @@ class Crew:
                 self._changed.wait()
         return None
 
-    def _plan(self, step: int) -> None:
+    def _plan(self, step: int, clock: ThreadClock) -> None:
+        clock.start()
         try:
-            batch = self._work.plan(step)
+            batch = self._work.plan(step, clock)
         except BaseException as error:
             with self._changed:
                 self._failure = error
@@ -358,20 +153,24 @@ class Crew:
         count, rows = len(batch.indices), self._rows
         tasks = [(batch, start, min(start + rows, count)) for start in range(0, count, rows)]
         batch.pending = len(tasks)
+        clock.stop("plan", batch=step)
         with self._changed:
             self._planning = False
             self._queue.extend(tasks)
             if not tasks:
                 self._done[step] = batch
+                self._note_fill()
             self._changed.notify_all()
 
-    def _fill(self, task: tuple[Batch, int, int], tools: Renderer) -> None:
+    def _fill(self, task: tuple[Batch, int, int], tools: Renderer, clock: ThreadClock) -> None:
         batch, start, stop = task
         error: BaseException | None = None
+        tools.lap = clock.start_rows()
         try:
             self._work.fill(batch, start, stop, tools)
         except BaseException as caught:
             error = caught
+        clock.stop_rows(stop - start, batch=batch.step, row=start)
         with self._changed:
             batch.pending -= 1
             # Of several errors in a batch the one of the first row counts, however the threads ran.
@@ -379,10 +178,20 @@ class Crew:
                 batch.error, batch.error_row = error, start
             if batch.pending:
                 return
+        clock.start()
         try:
             self._work.complete(batch)
         except BaseException as caught:
             batch.error = batch.error or caught
+        clock.stop("collate", batch=batch.step)
         with self._changed:
             self._done[batch.step] = batch
+            self._note_fill()
             self._changed.notify_all()
+
+    def _note_fill(self) -> None:
+        """Under the lock: say whether there is nothing to do before a batch is taken."""
+        if self._report_full is not None:
+            begun = self._next_step - self._taken
+            last = self._next_step >= self._steps or begun >= self._ahead
+            self._report_full(last and 0 < begun == len(self._done))

@@ -12,6 +12,7 @@ the device cannot decode is tried on the CPU, and is a bad sample if that fails 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,11 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job, Recipe
 from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
-from readers.decode.device import DecodeStream, Picture
+from readers.decode.device import DecodeStream, Picture, Ready
 from readers.feed import Feed
-from readers.loader.crew import Allocate, Batch, Crew, EpochWork
+from readers.loader.crew import Crew
+from readers.loader.timers import LoopTimers, ThreadClock
+from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
 from readers.sample import Buffer
 
@@ -39,8 +42,8 @@ class DeviceWork(EpochWork):
     def tools(self) -> Renderer:
         return _BoxRenderer(self.recipes[0].interpolation)
 
-    def plan(self, step: int) -> Batch:
-        batch = EpochWork.plan(self, step)
+    def plan(self, step: int, clock: ThreadClock) -> Batch:
+        batch = EpochWork.plan(self, step, clock)
         if self.decodes:
             batch.routed = routes(self.feed.reader.image_info(batch.indices)).tolist()
         return batch
@@ -101,9 +104,9 @@ class DevicePath:
         """What the crew does."""
         return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes)
 
-    def stage(self, crew: Crew, work: EpochWork) -> DeviceStage:
+    def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
-        return DeviceStage(crew, work, self)
+        return DeviceStage(crew, work, self, timers)
 
 
 def open_path(
@@ -122,8 +125,10 @@ class DeviceStage(Ahead[Batch]):
     Holds no reference to the loader or its iterator, so dropping those stops it.
     """
 
-    def __init__(self, crew: Crew, work: EpochWork, path: DevicePath) -> None:
-        self._crew, self._work, self._path = crew, work, path
+    def __init__(self, crew: Crew, work: EpochWork, path: DevicePath, timers: LoopTimers) -> None:
+        self._crew, self._work, self._path, self._timers = crew, work, path, timers
+        self._clock = timers.device_clock("packer-loader-device")
+        self._uploads: list[tuple[Ready, Ready]] = []  # of the batch before, in which the device may still be
         self._stream, self._tools = DecodeStream(path.renderer.device), work.tools()
         super().__init__(self._finish, work.steps, path.ahead, "packer-loader-device")
 
@@ -139,14 +144,27 @@ class DeviceStage(Ahead[Batch]):
         super().stop()
 
     def _finish(self, step: int) -> Batch:
+        self._timers.fill(False)
+        start = time.perf_counter_ns()
         batch = self._crew.take()
+        self._clock.wait(start)
+        self._clock.start()
         if batch.error is None:
             with self._stream.decoding():
+                self._clock_uploads()
                 self._render(batch)
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
         batch.data = ()
+        self._clock.stop("augment", batch=step)
+        self._timers.fill(True)
         return batch
+
+    def _clock_uploads(self) -> None:
+        """The device is done with the batch before: of the time until then, its uploads took what it says."""
+        copied = sum(self._stream.elapsed(*upload) for upload in self._uploads)
+        self._uploads.clear()
+        self._clock.lap_device(copied)
 
     def _render(self, batch: Batch) -> None:
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
@@ -155,6 +173,7 @@ class DeviceStage(Ahead[Batch]):
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
+        self._clock.lap("decode")
         whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
         boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
         for row in rows:
@@ -167,10 +186,17 @@ class DeviceStage(Ahead[Batch]):
             except Exception as error:
                 batch.error = error
                 return
+            self._clock.lap("decode")
             boxes[row] = [place[0].to(device) for place in places]
+            self._clock.lap("copy")
         for view, (images, jobs) in enumerate(zip(batch.images, batch.jobs, strict=True)):
             size = (images.shape[2], images.shape[3])
-            pictures = self._upload(images, batch) | {row: Picture(some[view]) for row, some in boxes.items()} | whole
+            self._clock.lap("augment")
+            begun = self._stream.tick()
+            uploaded = self._upload(images, batch)
+            self._uploads.append((begun, self._stream.tick()))
+            self._clock.lap("copy")
+            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()} | whole
             jobs = [job if row in whole else _rest_of(job, size) for row, job in enumerate(jobs)]
             batch.images[view] = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -24,15 +26,19 @@ from readers.feed import (
     choose_order,
     choose_tail,
 )
-from readers.loader.crew import Batch, Crew, EpochWork
+from readers.loader.crew import Crew
+from readers.loader.stats import LoaderStats
+from readers.loader.timers import LoopTimers
+from readers.loader.work import Batch, EpochWork
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
 from readers.reader import Reader
+from readers.trace import Trace, TraceSlot
 
 if TYPE_CHECKING:
     from readers.decode.batch import DecoderName
-    from readers.loader.device import DevicePath
+    from readers.loader.device import DevicePath, DeviceStage
 
 __all__ = ["ImageLoader", "Layout", "find_device"]
 
@@ -102,6 +108,7 @@ class ImageLoader(FeedLoader):
         device: torch.device | str = "cpu",
         decoder: DecoderName = "auto",
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._recipes = recipes_of_views(augment, views)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
@@ -126,6 +133,8 @@ class ImageLoader(FeedLoader):
             stored = (self.dtype, planar, normalize)
         self._finish_images = Finish(*stored)
         self._memory = _ImageMemory(*stored[:2], pinned, (prefetch + 2) * len(self._recipes))
+        self._timers: LoopTimers | None = None
+        self._slot = TraceSlot()
         options = FeedOptions(rank, world_size, choose_tail(tail, order), on_error, self.decoder)
         super().__init__(Feed(reader, order, batch_size, options))
 
@@ -138,6 +147,10 @@ class ImageLoader(FeedLoader):
         """What decodes the images, as resume tokens name it."""
         return self._path.decoder.name if self._path is not None else DECODER
 
+    def with_options(self, **options: Any) -> ImageLoader:
+        """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""
+        return ImageLoader(**{**self._arguments, **options})
+
     def over(self, reader: Reader, order: Order, *, threads: int | None = None) -> ImageLoader:
         """A loader with the same options over another reader, at the beginning of its first epoch.
 
@@ -145,27 +158,70 @@ class ImageLoader(FeedLoader):
         """
         other = copy.copy(self)
         other.threads = self.threads if threads is None else threads
+        other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": other.threads}
+        other._timers = None
         FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
         return other
 
+    # --- where its time goes --------------------------------------------------------------------------------------
+    def stats(self, *, reset: bool = False) -> LoaderStats:
+        """What the loop under way, or the last one, spent on what; `print(loader.stats())` says who waits for whom.
+
+        reset: count from now on.
+        """
+        return LoaderStats() if self._timers is None else self._timers.stats(reset=reset)
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str], *, limit: int = 200_000) -> Iterator[Trace]:
+        """Record what the threads do inside the block, and write it to `path` at its end, for Perfetto.
+
+        limit: events that are kept, the last ones. Raises OSError, and ValueError where a trace is being recorded.
+        """
+        trace = Trace("ImageLoader", limit=limit)
+        with self.record(trace):
+            yield trace
+        trace.save(path)
+
+    @contextmanager
+    def record(self, trace: Trace) -> Iterator[None]:
+        """Add what the threads do inside the block to a trace. Raises ValueError where one is being recorded."""
+        if self._slot.trace is not None:
+            raise ValueError("a trace of this loader is being recorded already")
+        self._slot.trace = trace
+        try:
+            yield
+        finally:
+            self._slot.trace = None
+
     # --- one epoch ------------------------------------------------------------------------------------------------
     def _open(self, feed: Feed) -> Maker:
+        timers = LoopTimers(feed.start.epoch, feed.steps(), self.threads, self.prefetch, self._slot)
+        self._timers = timers
+        return _TimedMaker(self._open_maker(feed, timers), timers)
+
+    def _open_maker(self, feed: Feed, timers: LoopTimers) -> Crew | DeviceStage | _IndexWork:
         if "image" not in self.fields:
             return _IndexWork(feed)
         given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes)
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
-        crew = Crew(work, self.threads, self.prefetch, self._rows_at_once())
-        return crew if self._path is None else self._path.stage(crew, work)
+        fill = timers.fill if self._path is None else None
+        crew = Crew(work, self.threads, self.prefetch, self._rows_at_once(), timers, fill)
+        return crew if self._path is None else self._path.stage(crew, work, timers)
 
     def _finish(self, batch: Batch) -> tuple[Any, Sequence[BadSample]]:
         """The fields of a finished batch."""
         if batch.error is not None:
             raise batch.error
+        assert self._timers is not None  # since a loop is under way
+        clock = self._timers.consumer
 
         def field(name: str) -> Any:
             if name == "image":
                 views = [v.permute(0, 2, 3, 1) if self.layout == "NHWC" else v for v in batch.images]
-                views = [v.to(self.device, non_blocking=True) for v in views]
+                if self.device.type != "cpu":
+                    clock.lap("collate")
+                    views = [v.to(self.device, non_blocking=True) for v in views]
+                    clock.lap("copy")
                 return tuple(views) if len(views) > 1 else views[0]
             if name == "label" and batch.labels is not None:
                 value: Any = batch.labels
@@ -176,7 +232,11 @@ class ImageLoader(FeedLoader):
                 value = torch.from_numpy(value)
             return value.to(self.device, non_blocking=True)
 
-        return self._fields.collect(field), batch.bad
+        clock.start()
+        made = self._fields.collect(field)
+        clock.stop("collate")
+        self._timers.hand_out(len(batch.indices))
+        return made, batch.bad
 
     def _rows_at_once(self) -> int:
         height, width = self.recipe.out_size or (224, 224)
@@ -223,8 +283,33 @@ class _ImageMemory:
         return images if self._planar else images.permute(0, 3, 1, 2)
 
 
+class _TimedMaker:
+    """A maker of batches, with the time that the training waits for it. Holds no reference to the loader."""
+
+    def __init__(self, maker: Crew | DeviceStage | _IndexWork, timers: LoopTimers) -> None:
+        self._maker, self._timers = maker, timers
+
+    @property
+    def ready(self) -> int:
+        return self._maker.ready
+
+    def take(self) -> Batch:
+        """The next batch; see the maker."""
+        self._timers.ask(self._maker.ready)
+        batch = self._maker.take()
+        self._timers.get()
+        return batch
+
+    def stop(self) -> None:
+        """End the work on further batches."""
+        self._timers.end()
+        self._maker.stop()
+
+
 class _IndexWork:
     """Replaces a crew where no field is an image: which samples each batch holds, and nothing is read."""
+
+    ready = 0  # they are made when they are taken
 
     def __init__(self, feed: Feed) -> None:
         self._feed, self._step = feed, 0

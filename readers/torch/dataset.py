@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections import defaultdict
@@ -148,6 +149,12 @@ class ImageDataset(Dataset[Any]):
                 f"on_error='substitute'"
             )
         return items
+
+    def over(self, reader: Reader) -> ImageDataset:
+        """A data set with the same options over another reader of the same fields."""
+        other = copy.copy(self)
+        other.reader = reader
+        return other
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property

@@ -1,0 +1,240 @@
+"""A toy training with two planted bottlenecks: diagnosed, repaired, diagnosed again.
+
+    python examples/toy_pipeline.py [--seconds 15] [--workers N] [--train DEVICE]
+
+Random images stand for raw data. Five transforms follow: to a tensor, a random crop, a random mask that is dilated by a
+convolution, a change of the colour space, a scale. Three diagnoses of the same loop:
+
+1. as it is: a member of the transform starves the training. Repaired by doing the same with less work: the crop first,
+   the dilation by boolean operations, colours and scale in one product of matrices.
+2. then: loading the raw images does. Repaired by smaller ones.
+3. then the data keep up.
+
+The pipeline is modelled on that of the article "PyTorch Model Performance Analysis and Optimization, part 8", whose
+figures are printed next to ours. The step is simulated: a network on the CPU would compete with the workers for its
+cores, and the ladder would show that. It takes 0.9 of the time in which the workers load the raw images of a batch, so
+that the ladder has the same shape on any machine. `--train cuda` trains a small network instead. Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import readers
+from cache.node import usable_cpus
+from readers.diagnosis import Diagnosis
+from readers.diagnosis.text import diagnosis_lines
+
+RAW_SIDE, SMALL_RAW_SIDE, SIDE = 900, 256, 256
+CLASSES = 10
+STEP_PER_RAW = 0.9
+# To YCbCr, as in JPEG (ITU-T T.871).
+COLOURS = torch.tensor([[0.299, 0.587, 0.114], [-0.16874, -0.33126, 0.5], [0.5, -0.41869, -0.08131]])
+SHIFT = torch.tensor([0.0, 128.0, 128.0])
+# Steps/s in the article, on a GPU and four CPUs.
+ARTICLE = {
+    "the step alone": 3.45,
+    "batch on the host": 3.33,
+    "processed sample in memory": 3.23,
+    "raw image in memory": 1.72,
+    "as it is": 0.89,
+    "fix 1, raw image in memory": 3.23,
+    "fix 1": 1.28,
+    "fix 1 and 2": 3.23,
+}
+
+
+class Compose:
+    """Transforms, one after the other; `transforms` is where the diagnosis finds them."""
+
+    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class FakeImages(Dataset[Any]):
+    """Random images [side, side, 3], uint8, and labels."""
+
+    def __init__(self, side: int, transform: Compose) -> None:
+        self.side, self.transform = side, transform
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def raw(self, index: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng(index).integers(0, 256, (self.side, self.side, 3), np.uint8)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(self.raw(index)), index % CLASSES
+
+
+# --- as it is ---------------------------------------------------------------------------------------------------------
+class ToTensor:
+    def __call__(self, image: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(image).permute(2, 0, 1).contiguous()
+
+
+class RandomCrop:
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        top, left = (int(torch.randint(0, size - SIDE + 1, ())) for size in image.shape[1:])
+        return image[:, top : top + SIDE, left : left + SIDE]
+
+
+class RandomMask:
+    """Blacks out a quarter of the pixels, and the four neighbours of each."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        mask = np.random.uniform(size=image.shape[1:]) < 0.25
+        image = image.clone()
+        image[torch.from_numpy(self.dilate(mask)).expand(3, -1, -1)] = 0
+        return image
+
+    def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        kernel = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])
+        windows = sliding_window_view(np.pad(mask.astype(float), 1), kernel.shape)
+        return np.asarray(np.einsum("ijkl,kl->ij", windows, kernel) > 0)
+
+
+class ConvertColor:
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        image = image.to(torch.get_default_dtype())
+        return torch.matmul(COLOURS, image.reshape(3, -1)).view(image.shape) + SHIFT[:, None, None]
+
+
+class Scale:
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image / 255
+
+
+# --- the same with less work ------------------------------------------------------------------------------------------
+class CropToTensor:
+    """The crop before the copy, which then is of what is left."""
+
+    def __call__(self, image: np.ndarray[Any, Any]) -> torch.Tensor:
+        top, left = (int(torch.randint(0, size - SIDE + 1, ())) for size in image.shape[:2])
+        return torch.from_numpy(image[top : top + SIDE, left : left + SIDE]).permute(2, 0, 1).contiguous()
+
+
+class QuickMask(RandomMask):
+    """One byte of chance for a pixel, the neighbours by `or`, and the pixels by a product."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        mask = self.dilate(np.random.randint(0, 256, image.shape[1:], np.uint8) < 64)
+        return image * torch.from_numpy(~mask)
+
+    def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        dilated = mask.copy()
+        for target, source in ((np.s_[1:], np.s_[:-1]), (np.s_[:-1], np.s_[1:])):
+            dilated[target] |= mask[source]
+            dilated[:, target] |= mask[:, source]
+        return dilated
+
+
+class ScaledColor:
+    """The change of colours and the scale as one affine map."""
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(SHIFT[:, None] / 255, COLOURS / 255, image.reshape(3, -1).float()).view(image.shape)
+
+
+def slow_transform() -> Compose:
+    return Compose(ToTensor(), RandomCrop(), RandomMask(), ConvertColor(), Scale())
+
+
+def quick_transform() -> Compose:
+    return Compose(CropToTensor(), QuickMask(), ScaledColor())
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+def make_step(device: str) -> Callable[[Any], object]:
+    """The step of a small convolutional network on a device."""
+    layers = [nn.Conv2d(3, 16, 5, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, CLASSES)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+    def step(batch: Any) -> None:
+        images, labels = batch
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def raw_seconds(images: FakeImages, count: int = 30) -> float:
+    """CPU seconds of loading one raw image: the least of several."""
+
+    def times() -> Iterator[float]:
+        for index in range(count):
+            start = time.process_time()
+            images.raw(index)
+            yield time.process_time() - start
+
+    return min(times())
+
+
+def rate(result: Diagnosis, stage: str) -> float:
+    """Steps a second of the line of a stage; of the step alone where nothing is copied."""
+    return next((rung.time.per_second for rung in result.rungs if rung.stage == stage), result.step.per_second)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each diagnosis; default 15")
+    parser.add_argument("--workers", type=int, default=usable_cpus(), help="default: the CPUs that may be used")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--train", metavar="DEVICE", help="train a small network there; default: a simulated step")
+    arguments = parser.parse_args()
+
+    raw = raw_seconds(FakeImages(RAW_SIDE, slow_transform()))
+    seconds = STEP_PER_RAW * raw * arguments.batch_size / arguments.workers
+    how: dict[str, Any] = {"simulate_step": seconds, "seconds": arguments.seconds}
+    if arguments.train:
+        how |= {"simulate_step": None, "step": make_step(arguments.train), "device": arguments.train}
+
+    results = []
+    for title, side, transform in (
+        ("as it is", RAW_SIDE, slow_transform()),
+        ("fix 1: the same transform with less work", RAW_SIDE, quick_transform()),
+        ("fix 2: smaller raw images, too", SMALL_RAW_SIDE, quick_transform()),
+    ):
+        data = FakeImages(side, transform)
+        loader = DataLoader(
+            data, arguments.batch_size, num_workers=arguments.workers, pin_memory=bool(how.get("device"))
+        )
+        results.append(readers.diagnose(loader, **how))
+        print(f"--- {title}", *diagnosis_lines(results[-1]), "", sep="\n", flush=True)
+
+    before, repaired, final = results
+    ours = {
+        "the step alone": rate(before, "step"),
+        "batch on the host": rate(before, "copy"),
+        "processed sample in memory": rate(before, "collate"),
+        "raw image in memory": rate(before, "transform 1"),
+        "as it is": before.full.per_second,
+        "fix 1, raw image in memory": rate(repaired, "transform 1"),
+        "fix 1": repaired.full.per_second,
+        "fix 1 and 2": final.full.per_second,
+    }
+    print(f"{'':28s}{'article':>10s}{'here':>10s}   share of the step alone")
+    for line, steps in ours.items():
+        of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / ours['the step alone']:10.0%}"
+        print(f"{line:28s}{ARTICLE[line]:10.2f}{steps:10.2f}{of_step}")
+    print("culprits:", ", ".join(result.culprit or "none" for result in results))
+
+
+if __name__ == "__main__":
+    main()

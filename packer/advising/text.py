@@ -1,0 +1,78 @@
+"""Advice as lines for a terminal: the table of variants, then numbered recommendations with their commands."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+from cache.messages import human_bytes, human_seconds, plural
+from packer.advising import Advice, Estimate, Measured
+
+__all__ = ["HEADINGS", "advice_lines", "described", "row_of"]
+
+HEADINGS = ("variant", "an image", "the set", "images/s", "error", "worst", "PSNR", "encoding")
+_WIDTH = 110
+_BAR = 12
+
+
+def advice_lines(advice: Advice, bar: Callable[[float, int], str]) -> list[str]:
+    """The whole advice. bar: draws a share of a width."""
+    quickest = max(map(advice.rate, advice.measured))
+    rows = [
+        (*HEADINGS, ""),
+        *((*row_of(advice, one), bar(advice.rate(one) / quickest, _BAR)) for one in advice.measured),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS) + 1)]
+    lines = [*described(advice), ""]
+    for number, row in enumerate(rows):
+        mark = "→" if number - 1 == advice.chosen else " "
+        cells = (
+            cell.ljust(width) if not i else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        *numbers, drawn = cells
+        lines.append(f"{mark} {'  '.join(numbers)}  {drawn.strip()}".rstrip())
+    lines += ["", "error, worst crop: mean difference from the original, of 255; encoding: the set, on all CPUs"]
+    lines += [line for note in advice.notes for line in _wrapped(f"note: {note}", "      ")]
+    for number, one in enumerate(advice.recommendations, 1):
+        lines += ["", f"{number}. {one.topic}: {one.choice}", *_wrapped(f"   {one.reason}", "   ")]
+        lines += [f"   $ {command}" for command in one.commands]
+        lines += [f"   >>> {one.code}"] if one.code else []
+    return lines
+
+
+def described(advice: Advice) -> list[str]:
+    """What was measured, in two lines."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in advice.splits.items())
+    cpus, job = plural(advice.machine.cpus, "CPU"), advice.job
+    wanted = "" if job.images_per_second is None else f"; wanted: {job.images_per_second:,.0f} images/s"
+    return [
+        f"{advice.title}: {plural(advice.total, 'image')} ({splits}), of which {advice.sampled:,} were sampled",
+        f"decode, RandomResizedCrop({advice.image_size}) and flip from memory on {cpus}{wanted}",
+    ]
+
+
+def row_of(advice: Advice, one: Measured) -> tuple[str, ...]:
+    """The cells of a variant under HEADINGS."""
+    original = one.variant.is_original
+    encoding = "" if original else human_seconds(one.encode * advice.total / advice.machine.cpus)
+    return (
+        one.variant.name,
+        human_bytes(one.image_bytes),
+        _with_interval(one.set_bytes),
+        f"{advice.rate(one):,.0f}",
+        "" if original else f"{one.error:.2f}",
+        "" if original else f"{one.worst:.1f}",
+        "" if original else "same" if one.psnr is None else f"{one.psnr:.1f}",
+        encoding,
+    )
+
+
+def _with_interval(size: Estimate) -> str:
+    """A size, with half of its interval in percent where that is not nothing."""
+    around = 50 * (size.most - size.low) / max(size.value, 1.0)
+    return human_bytes(size.value) + (f" ±{around:.0f} %" if around >= 0.5 else "")
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,283 @@
+"""Measuring the rungs of a ladder, within a budget of time.
+
+The step and the whole loader come first, the lines between them next. Where a loader is so slow that measuring all of
+them would take longer than the budget, a line between two others that take equally long is not measured: the times grow
+from the step to the storage, so its own cannot be another.
+
+Random data come last, since a step that fails on them may leave the device unusable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from cache.messages import Silent, Watcher
+from readers.diagnosis.caveats import caveats
+from readers.diagnosis.ladder import Diagnosis, Rung
+from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
+from readers.diagnosis.random_data import random_batches
+from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.verdict import SAME, costs_of, explained, judge, warm_seconds
+
+__all__ = ["Training", "climb"]
+
+_MEASURED_ALONE = 2  # stages whose gain is measured and not computed
+_PATIENCE = 1.3  # budgets that all lines may take together before some are left out
+_DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
+_ROUNDS = 5  # in which each cached batch is timed by itself
+_ROUND_SECONDS = 3.0
+
+_Use = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What happens to a batch after the loader.
+
+    step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
+    of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
+    synchronize: waits for the device. simulated: whether the step ignores its batch.
+    begins: called with the name of each line before it is measured.
+    """
+
+    step: _Use
+    copy: Callable[[Any], Any] | None = None
+    pin: Callable[[Any], Any] | None = None
+    synchronize: Callable[[], object] = lambda: None
+    simulated: bool = False
+    begins: Callable[[str], object] = lambda name: None
+
+    def on_device(self, batch: Any) -> Any:
+        return batch if self.copy is None else self.copy(batch)
+
+    def run(self, batch: Any) -> None:
+        self.step(self.on_device(batch))
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A rung to be measured. cached: the stages that come from memory; None for batches that are on the device."""
+
+    stage: str
+    what: str
+    cached: int | None
+
+
+def climb(pipeline: Pipeline, training: Training, *, seconds: float, watcher: Watcher | None = None) -> Diagnosis:
+    """Measure all rungs, in about `seconds`."""
+    return _Climb(pipeline, training, seconds, watcher or Silent()).run()
+
+
+class _Climb:
+    def __init__(self, pipeline: Pipeline, training: Training, seconds: float, watcher: Watcher) -> None:
+        self._pipeline, self._training, self._watcher = pipeline, training, watcher
+        stages = pipeline.stages
+        self._levels = [_Level("step", "batches in the memory of the device", None)]
+        if training.copy is not None:
+            self._levels.append(_Level("copy", "host to device", len(stages)))
+        for count in range(len(stages) - 1, -1, -1):
+            self._levels.append(_Level(stages[count].name, stages[count].what, count))
+        self._times: dict[int, StepTime] = {}
+        self._seconds, self._end = seconds, time.perf_counter() + seconds
+        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + (not training.simulated))
+        self._slow = False
+        self._sizes: list[int] = []  # of the batches of the whole loader
+
+    def run(self) -> Diagnosis:
+        pipeline, training = self._pipeline, self._training
+        replayed = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+        sizes = [tree_bytes(batch) for batch in replayed]
+        on_device = [training.on_device(batch) for batch in replayed]
+        in_place = not training.simulated and _changes(training.step, on_device[0])
+        pipeline.fresh = in_place
+        batches = _again(on_device, copies=in_place)
+        notes = [_in_place_note()] if in_place else []
+        self._times[0] = self._measure("step", batches, training.step, count_wait=False)
+        last = len(self._levels) - 1
+        self._time(last)
+        self._slow = self._too_slow()
+        if self._slow:
+            notes.append("the loader is slow: lines between two that take equally long were not measured")
+            notes += self._bisect(0, last)
+        else:
+            for number in range(1, last):
+                notes += self._time_between(number)
+        rungs = self._rungs()
+        costs = costs_of(rungs, pipeline)
+        for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[
+            : 0 if self._slow else _MEASURED_ALONE
+        ]:
+            number = next((i for i, stage in enumerate(pipeline.stages) if stage.name == cost.stage), -1)
+            alone = pipeline.without(number) if number >= 0 and not cost.measured else None
+            if alone is not None:  # what fails here failed above, and there is a note
+                with suppress(Exception):
+                    freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
+                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
+        pinned = None
+        if training.copy is not None and training.pin is not None:
+            pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
+        notes += self._drift(last)
+        if not training.simulated:
+            dynamic = self._uneven(_again(on_device, copies=in_place))
+            lowest, failed = self._random(on_device)
+            rungs[:0] = lowest
+            notes += failed
+        else:
+            dynamic = None
+        result = replace(judge(pipeline, tuple(rungs), explained(costs, rungs)), pinned=pinned)
+        notes += caveats(result, pipeline, dynamic, self._sizes, sizes)
+        return replace(result, notes=(*result.notes, *notes))
+
+    # --- what is measured -------------------------------------------------------------------------------------------
+    def _time(self, number: int) -> None:
+        level = self._levels[number]
+        assert level.cached is not None
+
+        def observed(batch: Any) -> None:
+            self._sizes.append(tree_bytes(batch))
+            self._training.run(batch)
+
+        use = self._training.run if level.cached else observed
+        self._times[number] = self._measure(level.stage, self._pipeline.cached(level.cached), use)
+
+    def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
+        self._training.begins(name)
+        try:
+            pipeline = self._pipeline
+            warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
+            found = time_steps(
+                batches, use, warmup=warmup, seconds=self._share, workers=workers, least_blocks=1 if self._slow else 2,
+                count_wait=count_wait, synchronize=self._training.synchronize,
+            )  # fmt: skip
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+        self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
+        return found
+
+    def _too_slow(self) -> bool:
+        """Whether measuring every line as long as the whole loader needs would take more than the budget."""
+        least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(
+            each.seconds for each in self._times.values()
+        )
+        lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
+        return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
+
+    def _time_between(self, number: int) -> list[str]:
+        """Measure a line between the step and the whole loader, or say why it cannot be."""
+        try:
+            self._time(number)
+        except Exception as error:  # of the user's classes, which the whole loader does not raise
+            stage, above = self._levels[number].stage, self._levels[number + 1].stage
+            return [f"no time for '{stage}', which is part of '{above}': {type(error).__name__}: {_first_line(error)}"]
+        return []
+
+    def _bisect(self, low: int, high: int) -> list[str]:
+        """Measure those lines between two measured ones where the time may change."""
+        whole = self._times[len(self._levels) - 1].seconds
+        if high - low < 2 or self._times[high].seconds - self._times[low].seconds <= SAME * whole:
+            return []
+        middle = (low + high) // 2
+        notes = self._time_between(middle)
+        if not notes:
+            notes = self._bisect(low, middle) + self._bisect(middle, high)
+        return notes
+
+    def _rungs(self) -> list[Rung]:
+        rungs: list[Rung] = []
+        for number, level in enumerate(self._levels):
+            measured = self._times.get(number)
+            rungs.append(Rung(level.stage, level.what, measured or rungs[-1].time, measured is not None))
+        return rungs
+
+    def _drift(self, last: int) -> list[str]:
+        """The whole loader once more, and a note if it takes another time than at first."""
+        first, step = self._times[last], self._times[0]
+        if self._slow or first.seconds - step.seconds <= SAME * first.seconds:
+            return []
+        stages = self._pipeline.stages
+        now = self._measure(f"{stages[0].name} again", self._pipeline.cached(0), self._training.run)
+        apart = now.low > first.high or now.high < first.low
+        if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
+            return []
+        return [
+            f"the whole loader took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the "
+            f"end: other processes took or left the CPUs, or what was read is in memory now"
+        ]
+
+    def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:
+        """The rung of random data, or why there is none."""
+        batches = random_batches(on_device)
+        if batches is None:
+            return [], []
+        try:
+            found = self._measure("random", batches, self._training.step, count_wait=False)
+        except Exception as error:  # the user's step, on data that it was not made for
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            return [], [f"no line 'random': the step failed on random data ({reason})"]
+        return [Rung("random", "random data made on the device, new in each step", found)], []
+
+    def _uneven(self, batches: Iterator[Any]) -> tuple[float, float] | None:
+        """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
+
+        Each batch is timed several times. They differ if the slowest is slower in every round than the fastest in any.
+        """
+        count, step, synchronize = self._pipeline.distinct, self._training.step, self._training.synchronize
+        times: list[list[float]] = [[] for _ in range(count)]
+        end = time.perf_counter() + min(_ROUND_SECONDS, self._share)
+        for _ in range(_ROUNDS):
+            for each in times:
+                batch = next(batches)
+                synchronize()
+                start = time.perf_counter()
+                step(batch)
+                synchronize()
+                each.append(time.perf_counter() - start)
+            if time.perf_counter() > end and len(times[0]) > 1:
+                break
+        times.sort(key=median)
+        low, high = median(times[0]), median(times[-1])
+        return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
+
+
+def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:
+    """The batches again and again, in containers of their own; with `copies`, tensors of their own."""
+    for batch in itertools.cycle(batches):
+        yield map_tree(batch, _clone if copies else _same)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.detach().clone() if hasattr(leaf, "_version") else leaf
+
+
+def _changes(step: _Use, batch: Any) -> bool:
+    """Whether a step writes into tensors of its batch. The step is run on a copy."""
+    versions: list[tuple[Any, int]] = []
+
+    def watched(leaf: Any) -> Any:
+        copied = _clone(leaf)
+        if hasattr(copied, "_version"):
+            versions.append((copied, copied._version))
+        return copied
+
+    step(map_tree(batch, watched))
+    return any(leaf._version != version for leaf, version in versions)
+
+
+def _in_place_note() -> str:
+    return "the step changes its batch in place, so every replayed batch is copied first"

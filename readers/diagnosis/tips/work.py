@@ -1,0 +1,327 @@
+"""Tips on decoding, augmenting and generating: who does it, when, and with what."""
+
+from __future__ import annotations
+
+import shlex
+
+from cache.messages import human_bytes, listed
+from readers.diagnosis.evidence import Evidence, Member
+from readers.diagnosis.findings import Change
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, Found, Tip, in_ms
+from readers.diagnosis.tips.data import code_for_cache
+
+__all__ = ["WORK"]
+
+_TOO_FEW = 1.5  # so many times the CPUs that there are
+_BUSY = 0.95
+_USEFUL = 0.97  # a step must take less than this share of the time now
+_VARIES = 0.1
+_MARGIN = 256 / 224  # a random crop needs more than it gives
+_ROOM = 0.9
+_MUCH_LARGER = 1.3
+_GPU_FRIENDLY = (
+    "Normalize", "ColorJitter", "GaussianBlur", "ConvertImageDtype", "ToDtype", "RandomErasing", "RandomHorizontalFlip",
+    "RandomVerticalFlip", "RandomGrayscale", "RandomRotation", "RandomSolarize", "RandomInvert", "ConvertColor",
+    "Scale",
+)  # fmt: skip
+_FIXED = (
+    "Resize",
+    "CenterCrop",
+    "Pad",
+    "Grayscale",
+    "ToTensor",
+    "PILToTensor",
+    "ToImage",
+    "SmallestMaxSize",
+    "LongestMaxSize",
+)
+_CROPS = ("Crop", "Resize", "MaxSize")
+_POINTLESS_FIRST = (
+    "Blur", "Jitter", "Normalize", "Erasing", "Solarize", "Equalize", "Posterize", "Contrast", "Noise", "Color",
+    "Rotation", "Affine", "Perspective", "Augment", "Mask", "Sharpness",
+)  # fmt: skip
+_LIBRARIES = ("torchvision", "albumentations", "kornia", "torchaudio", "monai", "PIL", "readers", "torch")
+
+
+def _decoding(e: Evidence) -> tuple[str, ...]:
+    """The stages that decode: "decode", or "read" of a data set that decodes there."""
+    if "decode" in e.names:
+        return ("decode",)
+    return ("read",) if e.facts.media and "read" in e.names and not e.waits("read") else ()
+
+
+def _augmenting(e: Evidence) -> tuple[str, ...]:
+    return e.stages_of("transform", "augment")
+
+
+def _computing(e: Evidence) -> tuple[str, ...]:
+    return tuple(stage for stage in (*_decoding(e), *_augmenting(e)) if not e.waits(stage))
+
+
+def _costly_members(e: Evidence) -> list[Member]:
+    """Members of the transform that a step waits for, the costliest first."""
+    found = [member for member in e.facts.members if e.costs(member.stage)]
+    return sorted(found, key=lambda member: -e.freed(member.stage))
+
+
+def _per_sample(e: Evidence, *stages: str) -> str:
+    work = sum(e.model.work.get(stage, 0.0) for stage in stages) if e.model is not None else 0.0
+    size = e.facts.batch_size or 1
+    return f"{in_ms(work / size)} a sample" if work else "much"
+
+
+def _predict(e: Evidence, *stages: str, left: float = 0.0) -> float | None:
+    return None if e.model is None else e.model.seconds(share=dict.fromkeys(stages, left))
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+def _workers(e: Evidence) -> Found | None:
+    f, model = e.facts, e.model
+    if model is None or f.loader not in ("DataLoader", "ImageLoader"):
+        return None
+    wanted = model.enough_workers()
+    seconds = model.seconds(workers=wanted)
+    if wanted <= model.workers or seconds > _USEFUL * e.diagnosis.full.seconds:
+        return None
+    work, cpu = sum(model.work.values()), sum(model.cpu.values())
+    why = f"{model.workers} workers make a batch in {in_ms(model.slowdown * work / max(1, model.workers))}, "
+    why += f"the training needs one each {in_ms(model.floor)}; a batch is {in_ms(work)} of work, {in_ms(cpu)} of it on "
+    why += f"the CPU, and there are {model.cpus} CPUs"
+    name = "threads" if f.loader == "ImageLoader" else "num_workers"
+    return Found(why, f"{name}={wanted}", seconds, Change("workers", wanted, f"{name}={wanted}"))
+
+
+def _prefetch(e: Evidence) -> Found | None:
+    f, full, model = e.facts, e.diagnosis.full, e.model
+    if model is None or not f.prefetch or f.loader not in ("DataLoader", "ImageLoader"):
+        return None
+    known = sum(seconds for stage, seconds in model.work.items() if stage != "storage")
+    steady = max(model.floor, known / max(1, f.workers))
+    if not e.diagnosis.culprit or full.high - full.low < _VARIES * full.seconds or steady > 0.9 * full.seconds:
+        return None
+    why = (
+        f"the workers are fast enough on average ({in_ms(steady)} a batch), but a step takes from {in_ms(full.low)} to "
+    )
+    why += f"{in_ms(full.high)}: {f.prefetch} batches ahead do not bridge that"
+    wanted = max(4, 2 * f.prefetch // (f.workers or 1)) if f.loader == "DataLoader" else 2 * f.prefetch
+    name = "prefetch_factor" if f.loader == "DataLoader" else "prefetch"
+    return Found(why, f"{name}={wanted}", None, Change("prefetch", wanted, f"{name}={wanted}"))
+
+
+def _short_of_cpus(e: Evidence) -> bool:
+    needed = e.diagnosis.cpus_needed
+    return needed is not None and needed > _TOO_FEW * e.diagnosis.cpus and bool(e.diagnosis.culprit)
+
+
+def _more_cpus(e: Evidence) -> Found | None:
+    d = e.diagnosis
+    if not _short_of_cpus(e) or d.cpus_needed is None:
+        return None
+    why = f"to keep up the loader needs {d.cpus_needed:.1f} CPUs for this GPU, and this process may use {d.cpus}; a "
+    why += "machine with more CPUs for each GPU, or less work for them"
+    return Found(why, f"sbatch --cpus-per-task={round(d.cpus_needed + 0.5)} job.sh")
+
+
+def _data_servers(e: Evidence) -> Found | None:
+    d = e.diagnosis
+    if not _short_of_cpus(e) or d.payload is None:
+        return None
+    rate = d.payload.bytes / d.step.seconds
+    why = f"{d.cpus_needed:.1f} CPUs are needed and {d.cpus} are there; other machines could prepare batches, if the "
+    why += f"network brings {human_bytes(rate)}/s from them"
+    return Found(why, "Another service must do that (as tf.data service or Ray Data); packer has none.")
+
+
+def _threads(e: Evidence) -> Found | None:
+    f, busy = e.facts, e.diagnosis.full.cpu_busy
+    if f.loader != "DataLoader" or f.workers < 2 or f.omp_threads == "1" or busy is None or busy < _BUSY:
+        return None
+    if not e.costs(*_computing(e), *(stage for stage in e.stages_of("read") if not e.waits(stage))):
+        return None
+    why = f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for "
+    why += "each of "
+    why += f"the {e.diagnosis.cpus} CPUs; one each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)"
+    return Found(why, "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENCV_FOR_THREADS_NUM=1 python train.py")
+
+
+# --- before training --------------------------------------------------------------------------------------------------
+def _shrink(e: Evidence) -> Found | None:
+    f, decoding = e.facts, _decoding(e)
+    wanted = round(f.crop * _MARGIN)
+    if (
+        not f.crop
+        or f.short_side < 1.3 * wanted
+        or not decoding
+        or not e.costs(*decoding)
+        or f.cached.startswith("rec")
+    ):
+        return None
+    left = (wanted / f.short_side) ** 2
+    why = f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
+    why += f"{_per_sample(e, *decoding)}; {wanted} pixels are {left:.0%} of that"
+    command = f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --resize-short {wanted}"
+    change = None
+    if f.ours and "decode" in decoding:
+        keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))
+        change = Change("cache", keep, f"images of {wanted} pixels, in a cache", share=share)
+    return Found(why, command, _predict(e, *decoding, left=left), change)
+
+
+def _decoded(e: Evidence) -> Found | None:
+    f, decoding = e.facts, _decoding(e)
+    if not f.ours or f.cached or "decode" not in decoding or not e.costs("decode"):
+        return None
+    side = round(f.crop * _MARGIN) if f.crop else 0
+    shrinks = 0 < side < f.short_side
+    size = f.pixel_bytes * ((side / f.short_side) ** 2 if shrinks else 1.0)
+    if not 0 < size < _ROOM * f.shm_bytes:
+        return None
+    keep = f"decoded:{side}" if shrinks else "decoded"
+    why = f"decoding takes {_per_sample(e, 'decode')}, and the pixels of the set, {human_bytes(size)}, fit into shared "
+    why += f"memory ({human_bytes(f.shm_bytes)})"
+    stages = [stage for stage in ("storage", "read", "decode") if stage in e.names]
+    free = tuple((stage, 0.0) for stage in stages)
+    change = Change("cache", keep, f"readers.cached, {keep}, from the second epoch", share=free)
+    return Found(why, code_for_cache(keep), _predict(e, *stages), change)
+
+
+def _prepare(e: Evidence) -> Found | None:
+    """Members that draw nothing, before the first that does: their result is the same in each epoch."""
+    fixed = list[Member]()
+    for member in e.facts.members:
+        if member.name not in _FIXED:
+            break
+        fixed.append(member)
+    if not fixed or not e.costs(*(member.stage for member in fixed)):
+        return None
+    names = listed([member.name for member in fixed])
+    stages = [member.stage for member in fixed]
+    why = f"{names} give the same in each epoch and take {_per_sample(e, *stages)}"
+    lines = f"packer convert {shlex.quote(e.facts.place or 'FOLDER')} --to hdf5 --resize-short {e.facts.crop or 256}"
+    return Found(why, lines, _predict(e, *stages))
+
+
+def _order(e: Evidence) -> Found | None:
+    members = e.facts.members
+    for number, member in enumerate(members):
+        later = next((m for m in members[number + 1 :] if any(word in m.name for word in _CROPS)), None)
+        if later and any(word in member.name for word in _POINTLESS_FIRST) and e.costs(member.stage):
+            why = f"{member.name} works on the whole image, {_per_sample(e, member.stage)}, of which {later.name} then "
+            why += "leaves a part: crop and resize first"
+            left = min(1.0, (e.facts.crop / e.facts.short_side) ** 2) if e.facts.crop and e.facts.short_side else None
+            seconds = None if left is None else _predict(e, member.stage, left=left)
+            return Found(why, f"transform = Compose([{later.name}(size), {member.name}(), *others])", seconds)
+    return None
+
+
+# --- with what --------------------------------------------------------------------------------------------------------
+def _compile(e: Evidence) -> Found | None:
+    for member in _costly_members(e):
+        own = member.module.partition(".")[0] not in _LIBRARIES
+        if own and not e.waits(member.stage):
+            why = f"{member.name}, of {member.module}, computes {_per_sample(e, member.stage)} on the CPU; loops in "
+            why += "Python "
+            why += "are 10 to 100 times as fast when they are compiled"
+            lines = "@numba.njit(nogil=True)\ndef work(image): ...\n"
+            lines += "op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"
+            return Found(why, lines)
+    return None
+
+
+def _library(e: Evidence) -> Found | None:
+    for member in _costly_members(e):
+        if member.module.startswith("torchvision") and not e.waits(member.stage):
+            why = f"{member.name} of torchvision takes {_per_sample(e, member.stage)} on the CPU; a recipe of "
+            why += "readers.augment decodes, crops and resizes in one pass, and albumentations is often faster, too"
+            return Found(why, "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])")
+    return None
+
+
+def _decoder(e: Evidence) -> Found | None:
+    f = e.facts
+    if f.decoder != "pillow" or f.media != "jpeg" or not e.costs("read") or e.waits("read"):
+        return None
+    why = (
+        f"the data set reads and decodes {_per_sample(e, 'read')}; libjpeg-turbo without Pillow, at the scale and for "
+    )
+    why += "the part that a crop needs, takes about half"
+    return Found(why, f"reader = readers.open_folder({f.place!r})\nloader = ImageLoader(reader, {f.batch_size or 64})")
+
+
+def _balance(e: Evidence) -> Found | None:
+    f, decoding = e.facts, _decoding(e)
+    if f.media not in ("png", "webp", "tiff", "gif") or not decoding or not e.costs(*decoding):
+        return None
+    why = f"the images are {f.media}, and decoding one takes {_per_sample(e, *decoding)}; a JPEG of quality 95 takes a "
+    why += "fraction of it, and loses little"
+    return Found(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg --quality 95")
+
+
+# --- on the GPU -------------------------------------------------------------------------------------------------------
+def _gpu_decode(e: Evidence) -> Found | None:
+    f, decoding = e.facts, _decoding(e)
+    if not f.gpus or (f.device.startswith("cuda") and f.decoder == "torchcodec") or f.media not in ("jpeg", ""):
+        return None
+    if not decoding or not e.costs(*decoding):
+        return None
+    why = f"decoding takes {_per_sample(e, *decoding)} of the CPUs, and the GPU can decode JPEG"
+    lines = "loader = ImageLoader(reader, 256, augment=ops, device='cuda', decoder='torchcodec')\n"
+    lines += "loader = DaliLoader(reader, 256, augment=ops)  # or by DALI"
+    change = Change("device", "cuda", "decoding on the GPU") if f.loader == "ImageLoader" else None
+    return Found(why, lines, None, change)
+
+
+def _gpu_transforms(e: Evidence) -> Found | None:
+    f = e.facts
+    names = [member.name for member in _costly_members(e) if member.name in _GPU_FRIENDLY]
+    if "augment" in e.names and e.costs("augment") and not f.device.startswith("cuda"):
+        names += [name for name in f.ops if name in _GPU_FRIENDLY]
+    if not f.gpus or not names:
+        return None
+    why = f"{listed(names)} cost {in_ms(sum(e.freed(stage) for stage in _augmenting(e)))} of a step on the CPUs; on "
+    why += "whole "
+    why += "batches on the GPU they cost little"
+    change = Change("device", "cuda", "augmenting on the GPU") if f.loader == "ImageLoader" else None
+    return Found(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')", None, change)
+
+
+def _gpu_decompress(e: Evidence) -> Found | None:
+    f, decoding = e.facts, _decoding(e)
+    if not f.gpus or f.media in ("jpeg", "") or not decoding or not e.costs(*decoding):
+        return None
+    why = (
+        f"the CPUs decompress {f.media}, {_per_sample(e, *decoding)}; GPUs decompress JPEG, which torchcodec and DALI "
+    )
+    why += "use, and with nvCOMP data of one's own"
+    return Found(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg")
+
+
+def _generate(e: Evidence) -> Found | None:
+    f = e.facts
+    if f.files != "none" or not e.costs("read") or e.waits("read"):
+        return None
+    why = f"{f.dataset} reads no file and computes {_per_sample(e, 'read')}: if samples are generated, the GPU can do "
+    why += "that "
+    why += "without a copy; good enough ones may do at first, and the data set at the end"
+    return Found(why, "images = torch.rand(256, 3, 224, 224, device='cuda')  # the generator, on whole batches")
+
+
+WORK = (
+    Tip("workers", "more workers", ((PART_8, 8), (DALI, 5), (HPC, 12)), _workers),
+    Tip("prefetch", "more batches ahead", ((PART_8, 8),), _prefetch),
+    Tip("shrink", "shrink the images before training", ((PART_8, 9), (DALI, 10), (DALI, 11), (HPC, 14)), _shrink),
+    Tip("decoded", "keep pixels in shared memory", ((PART_8, 9),), _decoded),
+    Tip("prepare", "do before training what is the same in each epoch", ((PART_8, 9), (DALI, 10)), _prepare),
+    Tip("cpus", "a machine with more CPUs for each GPU", ((PART_8, 10), (DALI, 4), (HPC, 12)), _more_cpus),
+    Tip("servers", "prepare batches on other machines", ((PART_8, 14), (DALI, 12), (DALI, 13)), _data_servers),
+    Tip("order", "crop before the work on pixels", ((PART_8, 11),), _order),
+    Tip("compile", "compile transforms of your own", ((PART_8, 12), (PART_8, 13)), _compile),
+    Tip("library", "a faster library for augmentation", ((HPC, 15),), _library),
+    Tip("decoder", "a faster decoder", ((HPC, 13),), _decoder),
+    Tip("balance", "a format that is quicker to decode", ((HPC, 14),), _balance),
+    Tip("gpu-decode", "decode on the GPU", ((DALI, 1), (HPC, 16)), _gpu_decode),
+    Tip("gpu-transforms", "transforms on the GPU", ((PART_8, 15), (DALI, 1), (HPC, 18)), _gpu_transforms),
+    Tip("gpu-decompress", "decompress on the GPU", ((HPC, 17),), _gpu_decompress),
+    Tip("generate", "generate the data on the GPU", ((HPC, 19), (HPC, 20)), _generate),
+    Tip("threads", "one thread in each worker", ((PART_8, 16), (DALI, 9)), _threads),
+)

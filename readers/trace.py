@@ -1,0 +1,109 @@
+"""What happened when, by track, in the Trace Event Format that Perfetto and chrome://tracing open.
+
+    {"traceEvents": [{"ph": "M", "name": "thread_name", "pid": …, "tid": 1, "args": {"name": "packer-loader-0"}}, …,
+                     {"ph": "X", "name": "decode", "pid": …, "tid": 1, "ts": 12.5, "dur": 830.1, "args": {…}}, …],
+     "displayTimeUnit": "ms", "otherData": {"dropped": 0}}
+
+ts and dur are in microseconds, ts from the first event on. A track is a thread of the timeline: events of one track
+follow each other or are inside each other. Source: "Trace Event Format", the Chromium project.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cache.files import atomic_write
+
+__all__ = ["Event", "Trace", "TraceSlot"]
+
+_EVENTS = 200_000
+
+
+class Event(NamedTuple):
+    """Something that took from `start` on `duration` nanoseconds of time.perf_counter_ns."""
+
+    track: str
+    name: str
+    start: int
+    duration: int
+    args: dict[str, Any] | None
+
+
+class Trace:
+    """The last `limit` events; threads may add at the same time. name: of the process in the viewer."""
+
+    def __init__(self, name: str = "packer", *, limit: int = _EVENTS) -> None:
+        if limit < 1:
+            raise ValueError(f"limit is at least 1, not {limit}")
+        self._name, self._added, self._numbers = name, 0, itertools.count(1)
+        self._events: deque[Event] = deque(maxlen=limit)
+
+    @property
+    def events(self) -> list[Event]:
+        """Those that are kept, in the order in which they ended."""
+        return list(self._events)
+
+    @property
+    def dropped(self) -> int:
+        """Events that were more than are kept: the earliest ones."""
+        return max(0, self._added - len(self._events))
+
+    def add(self, track: str, name: str, start: int, end: int, args: dict[str, Any] | None = None) -> None:
+        """An event from `start` to `end`, both of time.perf_counter_ns."""
+        self._added = next(self._numbers)
+        self._events.append(Event(track, name, start, max(0, end - start), args))
+
+    @contextmanager
+    def span(self, track: str, name: str, args: dict[str, Any] | None = None) -> Iterator[None]:
+        """An event around a block."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(track, name, start, time.perf_counter_ns(), args)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file."""
+        events, process = self.events, os.getpid()
+        zero = min((event.start for event in events), default=0)
+        numbers = {track: number for number, track in enumerate(sorted({event.track for event in events}), 1)}
+
+        def describe(what: str, number: int, args: dict[str, Any]) -> dict[str, Any]:
+            return {"ph": "M", "name": what, "pid": process, "tid": number, "args": args}
+
+        found = [describe("process_name", 0, {"name": self._name})]
+        for track, number in numbers.items():
+            found.append(describe("thread_name", number, {"name": track}))
+            found.append(describe("thread_sort_index", number, {"sort_index": number}))
+        for event in events:
+            one = {
+                "ph": "X",
+                "name": event.name,
+                "pid": process,
+                "tid": numbers[event.track],
+                "ts": (event.start - zero) / 1e3,
+                "dur": event.duration / 1e3,
+            }
+            found.append(one if event.args is None else {**one, "args": event.args})
+        return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"dropped": self.dropped}}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all. Raises OSError."""
+        atomic_write(Path(path), json.dumps(self.to_dict()).encode())
+
+
+class TraceSlot:
+    """Where a trace is looked for: None while nothing is recorded."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self) -> None:
+        self.trace: Trace | None = None

@@ -1,0 +1,17 @@
+"""Utilisation over time: CPUs, memory, disks, network, GPUs and the loader's queue, sampled while something runs.
+
+    with readers.monitor("run.jsonl") as usage:
+        usage.mark("epoch 1")
+        …
+    print(readers.usage.load("run.jsonl").percentiles()["cpu busy"].p95)
+
+Imports no library of a GPU's vendor before a `Sampler` is made.
+"""
+
+from __future__ import annotations
+
+from readers.usage.buffer import load, save
+from readers.usage.record import HeatRow, Mark, Percentiles, Series, Usage
+from readers.usage.sampler import Sampler, monitor
+
+__all__ = ["HeatRow", "Mark", "Percentiles", "Sampler", "Series", "Usage", "load", "monitor", "save"]

@@ -1,0 +1,312 @@
+"""Samples in bounded memory, and in a file that is whole up to its last line at any time.
+
+`Buffer` keeps at most `capacity` rows. When they are full, neighbours are merged into their mean by time, and each row
+after that is the mean of twice as many samples. So a run of an hour and one of a week take the same memory, and the
+file grows by a number of rows each time the length of the run doubles.
+
+The file is JSON, a document a line:
+
+    {"packer usage": 1, "host": …, "started": …, "interval": …}       first
+    {"series": [{"name": …, "unit": …, "full": …}, …]}                more columns, after those that there are
+    {"t": 12.5, "d": 0.5, "v": [0.25, null, …]}                       a row: its end, its duration, a value by column
+    {"mark": "epoch 1", "t": 12.7}
+
+A line is written by one system call, so a process that is killed leaves at most its last line unfinished. Columns may
+be added at any time; rows before that are shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cache.errors import FormatError, OutputError
+from cache.files import PathError, open_regular
+from cache.locks import call_after_fork, take_lock
+from readers.usage.record import (
+    Floats,
+    Limits,
+    Mark,
+    Series,
+    Usage,
+    checked_mark,
+    checked_name,
+    checked_numbers,
+    checked_series,
+)
+
+__all__ = ["Buffer", "RecordFile", "load", "save"]
+
+_HEAD = "packer usage"
+_START = f'{{"{_HEAD}"'.encode()
+_VERSION = 1
+_NEITHER = "neither a record of  packer monitor --output FILE  nor what  packer diagnose --json  prints"
+_LINE_BYTES = 1 << 20
+_DOCUMENT_BYTES = 256 << 20
+_ROWS_AT_ONCE = 1024
+
+
+class Buffer:
+    """Rows of samples; see the module. columns: how many there are, may grow."""
+
+    def __init__(self, capacity: int = 8192) -> None:
+        if capacity < 2 or capacity % 2:
+            raise ValueError(f"capacity={capacity}: expected an even number of rows")
+        self.columns = 0
+        self._capacity = capacity
+        self._samples_a_row = 1
+        self._times, self._durations = np.empty(0), np.empty(0)
+        self._values = np.empty((0, 0), np.float32)
+        self._rows = 0
+        self._open = _OpenRow()
+
+    def add(self, end: float, duration: float, values: Sequence[float]) -> tuple[float, float, Floats] | None:
+        """Take a sample; the row (end, duration, values) that it completes, if it does."""
+        self._open.add(end, duration, np.asarray(values, np.float64))
+        return self.flush() if self._open.samples >= self._samples_a_row else None
+
+    def flush(self) -> tuple[float, float, Floats] | None:
+        """Complete the row that is open, if there is one."""
+        if not self._open.samples:
+            return None
+        row, self._open = self._open.row(), _OpenRow()
+        self._make_room(len(row[2]))
+        self._times[self._rows], self._durations[self._rows], self._values[self._rows, : len(row[2])] = row
+        self._rows += 1
+        if self._rows == self._capacity:
+            self._merge()
+        return row
+
+    def arrays(self) -> tuple[Floats, Floats, Floats]:
+        """Copies of times, durations and values, with the row that is open."""
+        times, durations = self._times[: self._rows].copy(), self._durations[: self._rows].copy()
+        values = np.full((self._rows, self.columns), np.nan)
+        values[:, : self._values.shape[1]] = self._values[: self._rows]
+        if self._open.samples:
+            end, duration, last = self._open.row()
+            whole = np.full((1, self.columns), np.nan)
+            whole[0, : len(last)] = last
+            times, durations = np.append(times, end), np.append(durations, duration)
+            values = np.concatenate([values, whole])
+        return times, durations, values
+
+    def _make_room(self, columns: int) -> None:
+        rows, before = self._values.shape
+        self.columns = max(self.columns, columns)
+        more = min(self._capacity, rows + _ROWS_AT_ONCE) if self._rows == rows else rows
+        if more > rows or self.columns > before:
+            grown = np.full((more, max(before, self.columns)), np.nan, np.float32)
+            grown[:rows, :before] = self._values
+            self._values = grown
+            self._times = np.resize(self._times, more) if rows else np.empty(more)
+            self._durations = np.resize(self._durations, more) if rows else np.empty(more)
+
+    def _merge(self) -> None:
+        """Rows 0 and 1 become one, and so on."""
+        weights = self._durations.reshape(-1, 2, 1)
+        pairs = self._values.reshape(-1, 2, self._values.shape[1])
+        known = np.where(np.isnan(pairs), 0.0, weights)
+        total = known.sum(1)
+        means = np.nansum(pairs * known, 1) / np.where(total > 0, total, np.nan)
+        self._rows = self._capacity // 2
+        self._values[: self._rows], self._values[self._rows :] = means, np.nan
+        self._times[: self._rows] = self._times[1::2].copy()
+        self._durations[: self._rows] = weights.sum((1, 2))
+        self._samples_a_row *= 2
+
+
+class _OpenRow:
+    """The mean by time of samples that follow one another."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._end = self._duration = 0.0
+        self._sums, self._known = np.empty(0), np.empty(0)
+
+    def add(self, end: float, duration: float, values: Floats) -> None:
+        if len(values) > len(self._sums):
+            more = np.zeros(len(values) - len(self._sums))
+            self._sums, self._known = np.append(self._sums, more), np.append(self._known, more)
+        known = ~np.isnan(values)
+        self._sums[: len(values)] += np.where(known, values, 0.0) * duration
+        self._known[: len(values)] += known * duration
+        self.samples, self._end, self._duration = self.samples + 1, end, self._duration + duration
+
+    def row(self) -> tuple[float, float, Floats]:
+        known = np.where(self._known > 0, self._known, np.nan)
+        return self._end, self._duration, self._sums / known
+
+
+class RecordFile:
+    """The file of a record while it is written, locked. Raises OutputError where something else has this name."""
+
+    def __init__(self, path: str | os.PathLike[str], head: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self._columns = 0
+        _check_replaceable(self.path)
+        # Not atomic_write: the file is to be read while the run is under way. Unbuffered: a fork copies no line.
+        self._file = open(self.path, "ab", buffering=0)
+        lock = take_lock(self._file.fileno())
+        if lock is None:
+            self._file.close()
+            raise OutputError(f"{self.path}: another process is writing its record here; give another name")
+        self._lock = lock
+        call_after_fork(self)
+        self._file.truncate(0)
+        self._write({_HEAD: _VERSION, **head})
+
+    def row(self, series: Sequence[Series], end: float, duration: float, values: Sequence[float]) -> None:
+        """A row, and before it what is new of the columns."""
+        if new := series[self._columns : len(values)]:
+            self._write({"series": [{"name": one.name, "unit": one.unit, "full": one.full} for one in new]})
+            self._columns += len(new)
+        numbers = ", ".join("null" if math.isnan(value) else f"{value:.5g}" for value in values)
+        self._line(f'{{"t": {end:.6f}, "d": {duration:.6f}, "v": [{numbers}]}}')
+
+    def mark(self, mark: Mark) -> None:
+        rates = {name: rate for name, rate in (("steps", mark.steps), ("images", mark.images)) if rate is not None}
+        self._write({"mark": mark.name, "t": round(mark.seconds, 6), **rates})
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """In a forked child, which would keep the file locked after the end of its parent."""
+        self.close()
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        self._line(json.dumps(document))
+
+    def _line(self, text: str) -> None:
+        left = memoryview(f"{text}\n".encode())
+        while left:
+            left = left[self._file.write(left) or 0 :]
+
+
+def save(usage: Usage, path: str | os.PathLike[str]) -> None:
+    """Write a record as a file that `load` reads. Raises OutputError where something else has this name."""
+    file = RecordFile(path, {"host": usage.host, "started": usage.started, "interval": usage.interval})
+    try:
+        for row, (end, duration) in enumerate(zip(usage.times, usage.durations, strict=True)):
+            file.row(usage.series, end, duration, usage.values[row].tolist())
+        for mark in usage.marks:
+            file.mark(mark)
+    finally:
+        file.close()
+
+
+def load(path: str | os.PathLike[str]) -> Usage:
+    """A record from its file, or from the JSON of a diagnosis. A last line that is not whole is left out.
+
+    Raises OSError, and FormatError, with the line, for what is not such a file: nothing in it is trusted.
+    """
+    with open_regular(path) as file:
+        number, reading = 1, None
+        try:
+            first = file.readline(_LINE_BYTES)
+            if not first.startswith(_START):
+                return _of_diagnosis(first + file.read(_DOCUMENT_BYTES))
+            reading = _Reading(_parsed(first))
+            while line := file.readline(_LINE_BYTES):
+                number += 1
+                if not line.endswith(b"\n"):
+                    if len(line) == _LINE_BYTES:
+                        raise FormatError(f"a line of more than {_LINE_BYTES:,} bytes")
+                    break
+                reading.take(_parsed(line))
+            return reading.usage()
+        except FormatError as error:
+            where = f"line {number}: " if reading is not None else ""
+            raise FormatError(f"{os.fspath(path)}: {where}{error}") from None
+
+
+class _Reading:
+    """What was read so far of a file."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        if head[_HEAD] != _VERSION:
+            raise FormatError(f"a record of version {ascii(head[_HEAD])[:20]}, expected {_VERSION}: update packer")
+        self._host = checked_name(head.get("host"), "host")
+        self._started, self._interval = checked_numbers(
+            [head.get("started"), head.get("interval")], "started, interval"
+        )
+        self._series: list[Series] = []
+        self._rows: list[tuple[float, float, Floats]] = []
+        self._marks: list[Mark] = []
+
+    def take(self, document: Any) -> None:
+        if not isinstance(document, dict):
+            raise FormatError("expected a JSON object")
+        if "mark" in document:
+            self._marks.append(checked_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
+        elif "series" in document:
+            more = document["series"]
+            if not isinstance(more, list) or len(more) + len(self._series) > Limits.SERIES:
+                raise FormatError(f"series: expected a list, of at most {Limits.SERIES:,} altogether")
+            self._series += [checked_series(one) for one in more]
+        elif "v" in document:
+            values = document["v"]
+            if not isinstance(values, list) or len(values) > len(self._series):
+                raise FormatError(f"a row: expected at most {len(self._series)} values, as many as there are series")
+            end, duration = checked_numbers([document.get("t"), document.get("d")], "a row's time and duration")
+            self._rows.append((end, duration, checked_numbers(values, "a row", unknown=True)))
+        if len(self._rows) > Limits.SAMPLES or len(self._marks) > Limits.MARKS:
+            raise FormatError(f"more than {Limits.SAMPLES:,} rows or {Limits.MARKS:,} marks")
+        if len(self._rows) * len(self._series) > Limits.VALUES:
+            raise FormatError(f"more than {Limits.VALUES:,} values")
+
+    def usage(self) -> Usage:
+        values = np.full((len(self._rows), len(self._series)), np.nan)
+        for row, (_, _, numbers) in enumerate(self._rows):
+            values[row, : len(numbers)] = numbers
+        times, durations = (np.array([row[column] for row in self._rows], np.float64) for column in (0, 1))
+        marks = sorted(self._marks, key=lambda mark: mark.seconds)
+        return Usage(
+            self._host, self._started, self._interval, tuple(self._series), times, durations, values,
+            tuple(marks),
+        )  # fmt: skip
+
+
+def _of_diagnosis(text: bytes) -> Usage:
+    if len(text) >= _DOCUMENT_BYTES:
+        raise FormatError(f"more than {_DOCUMENT_BYTES:,} bytes: not a record of packer monitor")
+    try:
+        document = _parsed(text)
+    except FormatError as error:
+        raise FormatError(f"{_NEITHER} ({error})") from None
+    found = document.get("usage", document) if isinstance(document, dict) else None
+    if not isinstance(found, dict) or "durations" not in found:
+        raise FormatError(_NEITHER)
+    return Usage.from_dict(found)
+
+
+def _parsed(text: bytes) -> Any:
+    """A JSON document. Raises FormatError, for numbers that JSON does not have, too."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not JSON: {str(error)[:100]}") from None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _check_replaceable(path: Path) -> None:
+    """A record may be replaced by a new one, other files may not."""
+    try:
+        with open_regular(path) as file:
+            start = file.read(len(_START))
+    except FileNotFoundError:
+        return
+    except PathError as error:
+        raise OutputError(f"{error}; give another name") from error
+    if start not in (b"", _START):
+        raise OutputError(f"{path}: is not a record of packer monitor, and is not replaced; give another name")

@@ -1,0 +1,371 @@
+"""`packer advise`: recommendations follow from figures, figures from images, and the commands do what is said."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_cases import encoded, picture
+from PIL import Image
+from suites.programs import run_packer
+
+import packer
+import readers
+from cache.errors import SourceError
+from packer.advising.facts import READERS, Facts, Job
+from packer.advising.machine import Directory, Machine
+from packer.advising.measure import Estimate, Measured, estimate_total
+from packer.advising.recommend import choose, frontier, recommend
+from packer.advising.variants import Choices, Variant, choose_variants
+from packer.cli.cache import warm_command
+from packer.cli.convert import command as convert_command
+from packer.cli.convert import export_command
+from packer.cli.group import cli
+from packer.cli.stage import command as stage_command
+from packer.cli.verify import command as verify_command
+from packer.conversion.plan import Reencode
+from readers.headers import ImageHeader
+
+GB = 10**9
+TRAIN, VAL = 100_000, 5_000
+
+
+def one(
+    name: str, ms: float, kilobytes: float, error: float = 0.0, how: Reencode | None = None, keep: str = ""
+) -> Measured:
+    size = 1000 * kilobytes
+    whole = size * (TRAIN + VAL)
+    seconds, psnr = ms / 1000, 48 - 20 * np.log10(error) if error else None
+    return Measured(
+        Variant(name, how, keep), 100, size, Estimate(whole, whole, whole), Estimate(seconds, seconds, seconds), 0.005,
+        error, 3 * error, 90 if error else 0, psnr,
+    )  # fmt: skip
+
+
+# On four CPUs: 2,000 images/s as they are, 2,500, 4,000, 5,000, and 20,000 from pixels.
+MEASURED = (
+    one("as it is", 2.0, 100),
+    one("same size, q95", 1.6, 70, 1.0, Reencode("keep", quality=95)),
+    one("max side 400, q90", 1.0, 40, 2.5, Reencode("keep", 400, quality=90)),
+    one("short side 256, q90", 0.8, 30, 3.5, Reencode("keep", None, 256, 90)),
+    one("pixels", 0.2, 200, 3.0, keep="decoded:256"),
+)
+NODE = Machine(4, 64 * GB, 30 * GB, "ext4", True, "ext4", True)
+FACTS = Facts("images", MEASURED, NODE, Job(), {"train": TRAIN, "val": VAL}, name="images")
+
+
+def wanting(rate: float | None, machine: Machine = NODE, **job: Any) -> Facts:
+    return replace(FACTS, machine=machine, job=Job(rate, **job))
+
+
+def topics(facts: Facts) -> dict[str, Any]:
+    return {found.topic: found for found in recommend(facts)}
+
+
+SMALL, LARGE = replace(NODE, cache_bytes=2 * GB), replace(NODE, cpus=64)
+
+
+@pytest.mark.parametrize(
+    ("facts", "images", "cache", "threads"),
+    [
+        (wanting(None), "as it is", "none", "4, the default"),
+        (wanting(1000), "as it is", "none", "3 of 4 CPUs"),
+        (wanting(2000), "same size, q95", "none", "4 of 4 CPUs"),
+        (wanting(3000), "max side 400, q90", "none", "4 of 4 CPUs"),
+        (wanting(10_000), "as it is", "keep decoded:256", "3 of 4 CPUs"),
+        (wanting(4500), "short side 256, q90", "none", "4 of 4 CPUs"),
+        (wanting(10_000, SMALL), "short side 256, q90", "none", "9 would be needed, this machine has 4 CPUs"),
+        (wanting(3000, max_error=2), "same size, q95", "none", "6 would be needed, this machine has 4 CPUs"),
+        (wanting(3000, max_error=0.5), "as it is", "none", "7 would be needed, this machine has 4 CPUs"),
+        (wanting(10_000, reader="dali"), "short side 256, q90", "none", "9 would be needed, this machine has 4 CPUs"),
+    ],
+)
+def test_the_least_error_that_keeps_up(facts: Facts, images: str, cache: str, threads: str) -> None:
+    found = topics(facts)
+    assert choose(facts).variant.name == images
+    assert found["cache"].choice.startswith(cache) and found["threads"].choice == threads
+    lossy = choose(facts).psnr is not None
+    for text in ("mean", "of 255", "PSNR", "keep the originals"):
+        assert not lossy or text in found["images"].reason, "no loss without its size"
+
+
+def test_what_loses_nothing_and_is_smaller_is_packed() -> None:
+    exact = one("png", 1.9, 50, 0.0, Reencode("keep"))
+    assert choose(replace(FACTS, measured=(*MEASURED, exact))).variant.name == "png"
+    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, image_bytes=90_000)))).variant.name == "as it is"
+    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, refused=1)))).variant.name == "as it is"
+
+
+def test_the_frontier_has_no_variant_that_another_beats_in_both() -> None:
+    worse = one("worse", 1.7, 70, 2.0, Reencode("keep", quality=85))
+    names = [found.variant.name for found in frontier(replace(FACTS, measured=(*MEASURED, worse)))]
+    assert names == ["as it is", "same size, q95", "max side 400, q90", "short side 256, q90"]
+
+
+@pytest.mark.parametrize(
+    ("reader", "packed", "format", "converts", "commands"),
+    [
+        ("packer", "", "hdf5", True, 0),
+        ("packer", "tar", "tar", False, 0),
+        ("dali", "", "tfrecord", True, 1),
+        ("rocal", "tfrecord", "tfrecord", False, 1),
+        ("webdataset", "hdf5", "tar", True, 0),
+        ("tensorflow", "", "tfrecord", True, 0),
+        ("h5py", "hdf5", "hdf5", False, 0),
+    ],
+)
+def test_the_format_is_what_the_reader_reads(
+    reader: str, packed: str, format: str, converts: bool, commands: int
+) -> None:
+    found = topics(replace(wanting(1000, reader=reader), packed=packed))
+    assert found["format"].choice == format and len(found["format"].commands) == commands
+    assert bool(found["images"].commands) is converts is ("shards" in found)
+    if converts:
+        assert f"--to {format}" in found["images"].commands[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "shards", "flags"),
+    [
+        (wanting(1000), "10 shards of about 1 GB", []),
+        (wanting(3000), "8 shards of about 500 MB", ["--samples-per-shard", "12500"]),
+        (wanting(1000, gpus=4, reader="webdataset"), "10 shards of about 1 GB", []),
+        (wanting(1000, LARGE, gpus=4, reader="webdataset"), "65 shards", ["--samples-per-shard", "1562"]),
+        (replace(wanting(1000), splits={"all": 3}), "1 shard of about 300 kB", []),
+    ],
+)
+def test_shards_are_large_but_enough_for_all_workers(facts: Facts, shards: str, flags: list[str]) -> None:
+    found = topics(facts)
+    assert found["shards"].choice.startswith(shards)
+    words = shlex.split(found["images"].commands[0])
+    place = words.index("--samples-per-shard") if "--samples-per-shard" in words else len(words)
+    assert words[place : place + 2] == flags
+
+
+LUSTRE = replace(NODE, filesystem="lustre", is_local=False, output_filesystem="lustre", output_is_local=False)
+REFUSED = Directory("/refused", "$TMPDIR", "nfs", 90 * GB, "a nfs filesystem, which is not local to this node")
+LOCAL, LITTLE, MEMORY = (
+    Directory(f"/{name}", "the usual directories", kind, size)
+    for name, kind, size in (("local", "ext4", 20 * GB), ("little", "xfs", 2 * GB), ("dev/shm", "tmpfs", 20 * GB))
+)
+
+
+@pytest.mark.parametrize(
+    ("directories", "image_seconds", "choice", "command"),
+    [
+        ((REFUSED, LOCAL), 0.0001, "none", ""),
+        ((REFUSED, LOCAL), 0.01, "to /local", "packer stage images-hdf5 --target /local"),
+        ((REFUSED, MEMORY, LOCAL), 0.01, "to /local", "packer stage images-hdf5 --target /local"),
+        ((REFUSED, LITTLE), 0.01, "17% of it to /little", "packer stage images-hdf5 --target /little --fraction 0.17"),
+        ((REFUSED,), 0.01, "nowhere", ""),
+    ],
+)
+def test_staging_pays_where_reading_is_slower_than_training(
+    directories: tuple[Directory, ...], image_seconds: float, choice: str, command: str
+) -> None:
+    found = topics(replace(wanting(1000, replace(LUSTRE, directories=directories)), image_seconds=image_seconds))
+    assert found["staging"].choice == choice and found["staging"].commands == ((command,) if command else ())
+    if command:  # 105,000 images at 400/s, and at 1,000/s: 262 s to copy, 158 s to gain
+        assert "has paid after 1.7 epochs" in found["staging"].reason
+    assert found["cache"].choice == "keep encoded"
+
+
+def test_a_cache_of_a_share_says_which_share() -> None:
+    found = topics(wanting(1000, replace(LUSTRE, cache_bytes=5 * GB)))
+    assert "48% of the reads are hits" in found["cache"].reason
+
+
+def test_every_command_is_one_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that any case recommends is parsed by the real commands, with a name of a set that needs quotes."""
+    seen: list[dict[str, Any]] = []
+    commands = (convert_command, export_command, verify_command, warm_command, stage_command.commands["copy"])
+    for command in commands:
+        monkeypatch.setattr(command, "callback", lambda *given, **options: seen.append(options))
+    monkeypatch.chdir(tmp_path)
+    count = 0
+    for reader in READERS:
+        for rate in (None, 1000, 2000, 3000, 10_000):
+            for machine in (NODE, replace(LUSTRE, directories=(LITTLE,)), replace(LUSTRE, directories=(LOCAL,))):
+                for packed in ("", "hdf5"):
+                    named = {
+                        "source": "-my set's",
+                        "name": "-my set's",
+                        "flags": ("--split", "train"),
+                        "packed": packed,
+                    }
+                    damage = {"damaged": 2, "drawn": 100, "image_seconds": 0.1}
+                    given: dict[str, Any] = {**named, **damage, "machine": machine, "job": Job(rate, 2, reader)}
+                    facts = replace(FACTS, **given)
+                    for command in (command for found in recommend(facts) for command in found.commands):
+                        words = shlex.split(command)
+                        assert words[0] == "packer"
+                        place = Path(words[2] if words[1] != "cache" else words[3])
+                        place.mkdir(exist_ok=True)
+                        cli.main(words[1:], prog_name="packer", standalone_mode=False)
+                        count += 1
+    assert len(seen) == count > 100
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+def test_a_sample_estimates_the_bytes_of_the_whole() -> None:
+    """Within the interval in about 95 of 100 draws, and exactly where the sample is everything."""
+    rng = np.random.default_rng(5)
+    before = rng.lognormal(11, 0.5, 2000)
+    after = before * rng.normal(0.5, 0.1, 2000)
+    for known in (0.0, float(before.sum())):
+        hits, widths = 0, []
+        for _ in range(300):
+            some = rng.choice(2000, 40, replace=False)
+            found = estimate_total(after[some], before[some], 2000, known)
+            hits += found.low <= after.sum() <= found.high
+            widths.append(found.high - found.low)
+        assert 270 <= hits <= 297
+        whole = estimate_total(after, before, 2000, known)
+        assert whole.low == whole.high == pytest.approx(after.sum())
+
+
+def test_sizes_that_no_image_exceeds_are_left_out() -> None:
+    jpeg, png = (ImageHeader(media, 300, 450, 3, 0xC0, 1) for media in ("jpeg", "png"))
+    variants, notes = choose_variants([jpeg, jpeg], Choices())
+    assert not any(variant.reencode and variant.reencode.max_side == 500 for variant in variants)
+    assert "--max-side 500: no image of the sample is larger" in notes[0]
+    large = jpeg._replace(height=600, width=800)
+    names = [variant.name for variant in choose_variants([jpeg, large], Choices())[0]]
+    assert "max side 500, others kept" in names and "max side 400, others kept" not in names
+    assert all(variant.reencode.codec != "keep" or variant.reencode.quality is None
+               for variant in choose_variants([jpeg, png], Choices())[0] if variant.reencode)  # fmt: skip
+    sides = {variant.reencode.max_side for variant in choose_variants([large], Choices(112))[0] if variant.reencode}
+    assert sides == {None, 500, 250, 200, 128}, "for smaller crops smaller images"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve JPEGs in two classes and a split."""
+    root = tmp_path_factory.mktemp("advised") / "photos"
+    for number in range(12):
+        path = root / "train" / "ab"[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(180 + 10 * number, 240, number), "JPEG", quality=95))
+    return root
+
+
+QUICK: dict[str, Any] = {"seconds": 0.2, "choices": Choices(64, (128,), (95, 60))}
+
+
+def tar_of(root: Path) -> Path:
+    path = root.with_suffix(".tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(root, "photos")
+    return path
+
+
+@pytest.mark.parametrize(
+    "made", [Path, tar_of, lambda root: packer.convert(root, "hdf5", root.with_suffix(".set"), workers=1).output]
+)
+def test_any_source_is_measured_as_packing_would_make_it(images: Path, made: Callable[[Path], Any]) -> None:
+    found = packer.advise(made(images), **QUICK)
+    assert (found.total, found.sampled, found.drawn, found.left_out) == (12, 12, 12, {})
+    by_name = {one.variant.name: one for one in found.measured}
+    original, fine, coarse = (by_name[name] for name in ("as it is", "same size, q95", "same size, q60"))
+    assert original.error == 0 and original.psnr is None and original.encode == 0 and original.unchanged == 1
+    assert 0 < fine.error < coarse.error < coarse.worst < coarse.largest and fine.psnr > coarse.psnr > 20  # type: ignore[operator]
+    assert original.image_bytes > coarse.image_bytes > by_name["max side 128, q60"].image_bytes
+    assert original.set_bytes.value == sum(path.stat().st_size for path in images.rglob("*.jpg"))
+    assert all(one.decode.low <= one.decode.value <= one.decode.high for one in found.measured)
+    assert all(one.encode > 0 for one in found.measured[1:])
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_same_seed_draws_the_same_images(images: Path) -> None:
+    def sizes(**options: Any) -> list[float]:
+        found = packer.advise(images, samples=3, **{**QUICK, **options})
+        assert found.sampled == 3 and found.total == 12
+        return [one.image_bytes for one in found.measured]
+
+    assert sizes() == sizes() != sizes(seed=1)
+
+
+def test_images_of_every_kind(tmp_path: Path) -> None:
+    root = tmp_path / "odd" / "a"
+    root.mkdir(parents=True)
+    frames = [picture(90, 120, seed) for seed in (1, 2)]
+    deep = np.arange(90 * 120, dtype=np.uint16).reshape(90, 120)
+    made = {
+        "grey.jpg": encoded(picture(90, 120).convert("L"), "JPEG"),
+        "cmyk.jpg": encoded(picture(90, 120).convert("CMYK"), "JPEG"),
+        "turned.jpg": encoded(picture(90, 120), "JPEG", 6),
+        "clear.png": encoded(picture(90, 120).convert("RGBA"), "PNG"),
+        "deep.png": encoded(Image.fromarray(deep), "PNG"),
+        "plain.bmp": encoded(picture(90, 120), "BMP"),
+        "moving.gif": encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        "cut.jpg": encoded(picture(90, 120), "JPEG")[:1500],
+        "\x1b[2J.jpg": b"",
+        "notes.txt": b"not an image\n",
+    }
+    for name, data in made.items():
+        (root / name).write_bytes(data)
+    done = run_packer("advise", root.parent, "--image-size", 32, "--seconds", 0.2, "--quality", 90, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("7 images (train 7), of which 7 were sampled", "not an image: text", "empty, 0 bytes",
+                 "holds 2 frames", "1 image of more than 8 bits", "2 images of 10 drawn (20.0%) cannot be decoded",
+                 "--on-error quarantine"):  # fmt: skip
+        assert text in done.stdout, text
+    assert "\x1b" not in done.stdout
+    (exact,) = (line.split() for line in done.stdout.splitlines() if line[2:].startswith("png, where"))
+    assert "same" in exact and "0.00" in exact, "nothing is lost in a PNG"
+
+
+@pytest.mark.parametrize("files", [{}, {"a.txt": b"text"}, {"a.jpg": b""}])
+def test_a_source_without_images_is_named(tmp_path: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=str(tmp_path)):
+        packer.advise(tmp_path, **QUICK)
+
+
+def advised(*arguments: object, cwd: Path) -> dict[str, Any]:
+    done = run_packer("advise", *arguments, "--seconds", 0.2, "--image-size", 64, "--json", cwd=cwd)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, tmp_path: Path) -> None:
+    """Every image of such a small set is measured, so its size is known to the byte."""
+    table = tmp_path / "some.csv"
+    rows = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.jpg"))[4:7]]
+    table.write_text("\n".join(["file,kind", *rows]))
+    found = advised(table, "--path-column", "file", "--label-column", "kind", "--simulate-step", "1us", "--gpus", 2,
+                    "--reader", "webdataset", "--max-side", 128, "--quality", 80, cwd=tmp_path)  # fmt: skip
+    chosen = found["measured"][found["chosen"]]
+    assert found["job"]["images_per_second"] == pytest.approx(128e6) and chosen["flags"]
+    (command,) = next(one["commands"] for one in found["recommendations"] if one["topic"] == "images")
+    words = shlex.split(command)
+    done = run_packer(*words[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with readers.open(tmp_path / words[-1]) as reader:
+        assert len(reader) == 3 and set(reader.classes) == {"a", "b"}
+        assert int(reader.sizes().sum()) == round(chosen["set_bytes"]["value"])
+        assert reader.split_info.shards[0].path.endswith(".tar") and len(reader.split_info.shards) >= 2
+    assert advised(tmp_path / words[-1], cwd=tmp_path)["recommendations"][0]["commands"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--images-per-second", 10, "--simulate-step", "1s"), "either --images-per-second or --simulate-step"),
+        (("--batch-size", 10), "--simulate-step"),
+        (("--simulate-step", "0s"), "above 0"),
+        (("--layout", "nested"), "nested"),
+        (("--split", "test"), "test"),
+    ],
+)
+def test_wrong_options_are_one_message(images: Path, options: Sequence[object], message: str) -> None:
+    done = run_packer("advise", images, *options)
+    assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr

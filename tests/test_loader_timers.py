@@ -1,0 +1,327 @@
+"""`ImageLoader.stats()` and `trace()`: what was planted is found, by clocks that only the planted work moves; sums are
+right however a loop ends; a trace is what its format says."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_jpeg, tree_of
+from gpu_doubles import install
+from suites.children import in_child
+
+import readers
+from cache.errors import BadSampleError
+from cache.stores import Extents, StoreOver
+from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
+from readers.loader import ImageLoader, LoaderStats
+from readers.sample import Buffer
+from readers.trace import Trace
+
+COUNT, BATCH = 60, 5
+CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
+MS = 1_000_000
+
+
+class Clock(threading.local):
+    """A clock of each thread that only planted work moves; or of all threads."""
+
+    ns = 1
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def advance(self, ns: int) -> None:
+        self.ns += ns
+
+
+class OneClock:
+    """A clock for all threads that only planted work moves."""
+
+    def __init__(self) -> None:
+        self._lock, self._ns = threading.Lock(), 1
+
+    def __call__(self) -> int:
+        return self._ns
+
+    def advance(self, ns: int) -> None:
+        with self._lock:
+            self._ns += ns
+
+
+class SlowStore(StoreOver):
+    """A store that takes so long for each payload. Counts them."""
+
+    def __init__(self, source: Any, clock: Any, ns: int) -> None:
+        self.source, self._clock, self._ns = source, clock, ns
+        self.payloads = 0
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        return self.source.read_one(row, shard, offset, length)
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        self.payloads += len(extents.row)
+        self._clock.advance(self._ns * len(extents.row))
+        return self.source.read(extents)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:
+    root = tmp_path_factory.mktemp("photos") / "images"
+    images = {f"class{i % 5}/photo{i:03d}.jpg": make_jpeg(i, (40 + i % 3, 32)) for i in range(COUNT)}
+    return pack(tree_of(root, images), samples_per_shard=20)
+
+
+@pytest.fixture
+def reader(packed: Path) -> Iterator[readers.Reader]:
+    with readers.open(packed) as opened:
+        yield opened
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, clock: Any, decode: int, augment: int = 0) -> None:
+    """A decoder and a blur that take so many nanoseconds an image, by a clock that nothing else moves."""
+    real_decode, real_blur = cpu.decode_image, GaussianBlur.apply
+
+    def decode_image(*args: Any) -> Any:
+        clock.advance(decode)
+        return real_decode(*args)
+
+    def apply(*args: Any) -> Any:
+        clock.advance(augment)
+        return real_blur(*args)
+
+    monkeypatch.setattr(time, "perf_counter_ns", clock)
+    monkeypatch.setattr(cpu, "decode_image", decode_image)
+    monkeypatch.setattr(GaussianBlur, "apply", apply)
+
+
+def seconds(stats: LoaderStats) -> dict[str, float]:
+    return {stage: round(spent, 9) for stage, spent in stats.stages.items() if spent}
+
+
+# --- what was planted is found ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("decode", "augment", "views"),
+    [(7 * MS, 2 * MS, 1), (7 * MS, 2 * MS, 2), (3_000, 1_000, 1)],
+    ids=["slow", "two views", "so fast that images are sampled"],
+)
+def test_each_stage_has_its_time(
+    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, threads: int, decode: int, augment: int, views: int
+) -> None:
+    clock = Clock()
+    plant(monkeypatch, clock, decode, augment)
+    slow = readers.Reader(reader.table, SlowStore(reader.store, clock, 4 * MS))
+    ops = [*CROP, GaussianBlur((0.1, 1))]
+    loader = ImageLoader(slow, BATCH, augment=ops, views=views, threads=threads, tail="exact")
+    for epoch in range(2):
+        count = sum(len(batch[1]) for batch in loader)
+        stats = loader.stats()
+        assert (stats.epoch, stats.images, stats.made, stats.reads) == (epoch, count, COUNT, COUNT)
+        rendered = {"decode": views * decode * COUNT / 1e9, "augment": views * augment * COUNT / 1e9}
+        assert seconds(stats) == pytest.approx({"read": 4e-3 * COUNT, **rendered}, rel=1e-6)
+        assert stats.busy_seconds == pytest.approx(sum(stats.stages.values()))
+        assert stats.bytes_read == reader.sizes().sum() and stats.cache_hits == 0
+
+
+def test_a_cache_is_told_from_what_is_below_it(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    plant(monkeypatch, clock, MS)
+    below = readers.Reader(reader.table, SlowStore(reader.store, clock, 4 * MS))
+    with readers.cached(below, 1 << 20, backend="memfd") as inner:
+        between = readers.Reader(inner.table, SlowStore(inner.store, clock, 3 * MS))
+        outer = readers.cached(between, 1 << 20, backend="memfd")
+        loader = ImageLoader(outer, BATCH, augment=CROP, threads=2, tail="exact")
+        for hits, read in ((0, 7e-3), (COUNT, 0.0)):
+            assert sum(1 for _ in loader) == COUNT // BATCH
+            stats = loader.stats()
+            assert (stats.reads, stats.cache_hits) == (COUNT, hits)
+            assert stats.stages["read"] == pytest.approx(read * COUNT) and stats.stages["cache"] == 0
+        outer.close()
+
+
+def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = OneClock(), threading.Event()
+    plant(monkeypatch, clock, 0)
+    planted = cpu.decode_image
+
+    def decode_image(*args: Any) -> Any:
+        assert asked.wait(60)
+        clock.advance(10 * MS)
+        return planted(*args)
+
+    monkeypatch.setattr(cpu, "decode_image", decode_image)
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=1, prefetch=1, tail="exact")
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        asked.set()
+        next(batches)
+        asked.clear()
+    stats = loader.stats()
+    assert stats.seconds == pytest.approx(COUNT * 10e-3) and stats.wait > 0.5 > stats.idle
+    assert str(stats).startswith("training waits ") and " of the time for data: decode " in str(stats)
+    assert stats.images_per_second == pytest.approx(100) == stats.possible_images_per_second
+
+
+def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = OneClock()
+    plant(monkeypatch, clock, 1000)
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, prefetch=2, tail="exact")
+    for _ in loader:
+        before, stop = loader.stats(), time.monotonic() + 60
+        while loader.stats().idle_seconds - before.idle_seconds < 0.1 and time.monotonic() < stop:
+            clock.advance(MS)  # a step of the training, which ends long after all batches are ready
+            if loader.stats().seconds == before.seconds:  # the epoch has ended with its last batch
+                break
+    stats, steps = loader.stats(), COUNT // BATCH
+    assert stats.idle_seconds >= 0.1 * (steps - 1) and stats.wait < 0.01
+    assert stats.ready == (1, 1, steps - 2) and str(stats).startswith("data wait for training: 2 batches ready on 83 %")
+
+
+# --- sums, however a loop goes ------------------------------------------------------------------------------------
+def check(stats: LoaderStats, batches: int, images: int) -> None:
+    assert (stats.batches, stats.images) == (batches, images) and stats.made >= images
+    assert 0 <= stats.first_wait_seconds <= stats.wait_seconds <= stats.seconds
+    assert 0 <= stats.idle_seconds <= stats.seconds and min(stats.stages.values()) >= 0
+    assert stats.busy_seconds <= stats.threads * stats.seconds * 1.001 or stats.threads == 0
+    assert json.loads(json.dumps(stats.to_dict()))["images_per_second"] == stats.images_per_second
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "many threads": {"threads": 5, "prefetch": 4},
+    "alike": {"augment": [Resize((24, 24))], "shuffle": False},
+    "views": {"views": 2},
+    "mixed": {"augment": [*CROP, MixUp()]},
+    "no image": {"fields": ("label", "key")},
+    "device": {"decoder": "torchcodec"},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=list(VARIANTS))
+def test_whole_epochs(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    install(monkeypatch, "torchcodec")
+    loader = ImageLoader(reader, 7, **{"augment": CROP, "tail": "exact", "threads": 2, **options})
+    assert loader.stats() == LoaderStats() and str(loader.stats()) == "no batch yet"
+    for epoch in range(2):
+        assert sum(1 for _ in loader) == 9
+        stats = loader.stats()
+        if "fields" in options:
+            assert (stats.epoch, stats.batches, stats.images, stats.reads) == (epoch, 9, COUNT, 0)
+            continue
+        check(stats, 9, COUNT)
+        assert stats.epoch == epoch and stats.made == COUNT == stats.reads and sum(stats.ready) == 9
+        assert stats == loader.stats(), "an epoch that has ended stays as it was"
+
+
+def test_a_loop_that_is_left_and_a_reset(reader: readers.Reader) -> None:
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
+    for step, _ in enumerate(loader):
+        if step == 1:
+            check(loader.stats(reset=True), 2, 2 * BATCH)
+        if step == 4:
+            break
+    gc.collect()
+    stats = loader.stats()
+    assert (stats.batches, stats.images, sum(stats.ready)) == (3, 3 * BATCH, 3) and stats == loader.stats()
+    kept = iter(loader)
+    next(kept)
+    assert loader.stats().epoch == 1 and loader.stats().seconds < loader.stats().seconds, "it is under way"
+    assert loader.over(reader, loader.order).stats() == LoaderStats()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
+def test_bad_samples(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, on_error: Any) -> None:
+    whole, bad = cpu.decode_image, bytes(reader.read(11))
+
+    def decode_image(data: Buffer, *more: Any) -> Any:
+        if bytes(data) == bad:
+            raise BadSampleError("planted")
+        return whole(data, *more)
+
+    monkeypatch.setattr(cpu, "decode_image", decode_image)
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, on_error=on_error, shuffle=False)
+    if on_error == "raise":
+        with pytest.raises(BadSampleError, match="planted"):
+            list(loader)
+        return check(loader.stats(), 2, 2 * BATCH)
+    with pytest.warns(UserWarning, match="1 bad samples"):
+        list(loader)
+    return check(loader.stats(), COUNT // BATCH, COUNT - (on_error == "skip"))
+
+
+def test_a_forked_child_counts_its_own(reader: readers.Reader) -> None:
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
+    batches = iter(loader)
+    next(batches)
+
+    def child() -> None:
+        mine = ImageLoader(reader, BATCH, augment=CROP, threads=2)
+        assert sum(1 for _ in mine) == mine.stats().batches == COUNT // BATCH
+        assert loader.stats().batches == 1
+
+    in_child(child)
+    assert sum(1 for _ in batches) == COUNT // BATCH - 1 and loader.stats().batches == COUNT // BATCH
+
+
+# --- traces -------------------------------------------------------------------------------------------------------
+def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The events of a file by track, after checks of what the format demands."""
+    content = json.loads(path.read_text())
+    names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
+    tracks: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
+    for event in content["traceEvents"]:
+        assert event["ph"] in "MX" and {"name", "pid", "tid"} <= event.keys()
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            tracks[names[event["tid"]]].append(event)
+    for events in tracks.values():
+        ends: list[float] = []
+        for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+            while ends and ends[-1] <= event["ts"] + 1e-3:
+                ends.pop()
+            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "inside the one before, or after it"
+            ends.append(event["ts"] + event["dur"])
+    return tracks
+
+
+@pytest.mark.parametrize("decoder", ["cpu", "torchcodec"])
+def test_a_trace_has_what_the_threads_did(
+    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
+) -> None:
+    install(monkeypatch, "torchcodec")
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decoder=decoder)
+    list(loader)
+    with loader.trace(tmp_path / "trace.json") as trace:
+        assert not trace.events, "nothing of before"
+        list(loader)
+        assert not any(tmp_path.iterdir())
+    list(loader)
+    tracks = events_of(tmp_path / "trace.json")
+    crew = [event for name, events in tracks.items() if name[:-1] == "packer-loader-" for event in events]
+    steps = COUNT // BATCH
+    assert sum(e["args"]["images"] for e in crew if e["name"] == "render") == COUNT
+    assert sorted(e["args"]["batch"] for e in crew if e["name"] == "plan") == list(range(steps))
+    counts = {name: sum(e["name"] == name for e in tracks["training"]) for name in ("wait for data", "step", "collate")}
+    assert counts == {"wait for data": steps, "step": steps - 1, "collate": steps}
+    assert ("packer-loader-device" in tracks) == (decoder == "torchcodec")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -> None:
+    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
+    with loader.trace(tmp_path / "trace.json", limit=10) as trace, pytest.raises(ValueError, match="already"):
+        list(loader)
+        assert len(trace.events) == 10 < trace.dropped
+        with loader.trace(tmp_path / "other.json"):
+            pass
+    assert sum(map(len, events_of(tmp_path / "trace.json").values())) == 10
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == trace.dropped
+    with pytest.raises(ValueError, match="at least 1"):
+        Trace(limit=0)
