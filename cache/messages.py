@@ -18,6 +18,7 @@ __all__ = [
     "Done",
     "Silent",
     "Watcher",
+    "bar",
     "human_bytes",
     "human_seconds",
     "json_printable",
@@ -105,6 +106,14 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a valid size; write it as 256MiB or 1GiB")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
+    eighths = round(share * width * 8)
+    if share > 0:
+        eighths = max(1, eighths)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
 def human_bytes(size: float) -> str:

@@ -23,7 +23,7 @@ from readers.augment import CenterCrop, Resize
 from readers.diagnosis.dataloader import DataLoaderPipeline
 from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, Stage
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
@@ -95,7 +95,7 @@ def test_a_diagnosis_has_a_line_for_each_stage() -> None:
     assert all(rung.time.low <= rung.time.seconds <= rung.time.high for rung in result.rungs)
     assert result.culprit in ("", "workers", *names) and result.bound <= result.full.seconds
     assert result.to_dict()["utilization"] == result.utilization and result.batch_size == BATCH
-    assert diagnosis_lines(result)[-1] == result.verdict
+    assert verdict_lines(result, 1000)[-1] == result.verdict
 
 
 # --- what is cut -----------------------------------------------------------------------------------------------------

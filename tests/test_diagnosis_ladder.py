@@ -180,6 +180,17 @@ def test_pageable_batches_are_compared_with_pinned_ones(clock: Clock) -> None:
     assert climb(pipeline, Training(step, copy), seconds=1).pinned is None
 
 
+def test_a_loader_that_becomes_faster_is_noted(clock: Clock) -> None:
+    class Warming(Planted):
+        def cached(self, count: int) -> Iterator[Any]:
+            self.seconds[0] = 0.01 if self.asked.count(0) == 0 else 0.001
+            return super().cached(count)
+
+    training = Training(lambda batch: clock.wait(0.01), simulated=True)
+    notes = climb(Warming(clock, storage=0.01, read=0.001), training, seconds=1).notes
+    assert len(notes) == 1 and "21.0 ms a step at first and 12.0 ms at the end" in notes[0]
+
+
 def taking(*milliseconds: float, busy: float = 0.5) -> Diagnosis:
     """A diagnosis whose lines take so long: the step, then the stages a, b, …"""
     times = [StepTime(each / 1e3, each / 1e3, each / 1e3, 0.0, 10, busy) for each in milliseconds]

@@ -38,6 +38,8 @@ ON_TORCH = (
     "readers.decode.device",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.diagnosis.changed_dataloader",
+    "readers.diagnosis.changed_imageloader",
     "readers.diagnosis.dataloader",
     "readers.diagnosis.payload_use",
     "readers.diagnosis.recording",

@@ -144,7 +144,7 @@ def test_control_groups_of_both_versions(machine: FakeMachine, membership: str, 
     usage = found.stop()
     job = {name: value for name, value in last(usage).items() if name.startswith("job")}
     assert job == {
-        "job memory": 3000, "job cpu": 1.5, "job throttled": 0.0, "job disk read": 100, "job disk write": 0,
+        "job memory": 3000, "job cpus": 1.5, "job throttled": 0.0, "job disk read": 100, "job disk write": 0,
     }  # fmt: skip
     assert next(one.full for one in usage.series if one.name == "job memory") == 8000
 
@@ -166,7 +166,7 @@ def test_processes_count_with_their_children(machine: FakeMachine) -> None:
         process(*step)
         machine.pass_time()
         found.sample()
-        cores.append(last(found.usage())["processes cpu"])
+        cores.append(last(found.usage())["processes cpus"])
     assert cores == [1.0, 1.0, 0.0]
     assert np.nansum(found.stop().column("processes read")) == 20 * hertz
 
@@ -291,7 +291,7 @@ def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
     assert usage.column("steps").tolist()[1:] == [2.5] * 3 and usage.column("images").tolist()[1:] == [80] * 3
     assert [(mark.name, mark.seconds) for mark in usage.marks] == [(f"epoch {n}", 2.0 * n) for n in range(4)]
     spans = usage.spans()
-    assert [name for name, _ in spans] == [mark.name for mark in usage.marks]
+    assert [mark for mark, _ in spans] == list(usage.marks)
     assert [span.times.tolist() for _, span in spans] == [[2.0], [4.0], [6.0], [8.0]]
 
 

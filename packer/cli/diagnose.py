@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import readers
+from packer.cli.compare import DiagnoseOrCompare, compare_option
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -24,9 +25,10 @@ from packer.cli.places import (
     places_of,
     places_option,
 )
-from packer.cli.text import json_option, print_json, show, show_result, watcher
+from packer.cli.text import json_option, print_json, show, show_result, watcher, width
 from readers.diagnosis import Diagnosis, diagnose
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.findings_text import findings_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 __all__ = ["Duration", "command"]
 
@@ -65,7 +67,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         return Path(file).resolve(), name
 
 
-@click.command("diagnose")
+@click.command("diagnose", cls=DiagnoseOrCompare)
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME | DATASET")
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option("--simulate-step", type=Duration(), metavar="TIME", help="Wait for so long in place of a step, as 20ms.")
@@ -80,6 +82,9 @@ class Named(click.ParamType):  # type: ignore[type-arg]
               "for each CPU.")  # fmt: skip
 @places_option
 @batch_sizes_option
+@click.option("--apply", is_flag=True, help="Also make the advised changes that are the loader's own, one at a time, "
+              "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
+@compare_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,
@@ -89,6 +94,7 @@ def command(
     seconds: float,
     places: tuple[str, ...] | None,
     batch_sizes: tuple[int, ...] | None,
+    apply: bool,
     as_json: bool,
     **of_set: Any,
 ) -> None:
@@ -125,7 +131,7 @@ def command(
         made = _image_loader(reader, device, **options)
     usual: dict[str, Any] = {"device": device, "simulate_step": simulate_step, "seconds": seconds}
     try:
-        result = diagnose(made, function, watcher=watcher(as_json), **usual)
+        result = diagnose(made, function, watcher=watcher(as_json), apply=apply, **usual)
         if batch_sizes is not None:
             result = replace(result, batch_sizes=batch_sizes_of(made, batch_sizes, function, as_json, **usual))
     except Exception as error:
@@ -140,12 +146,13 @@ def command(
 
 
 def _lines(result: Diagnosis) -> list[str]:
-    lines = diagnosis_lines(result)
+    """All of it for the terminal, the verdict last."""
+    lines = [*diagnosis_lines(result, width()), *findings_lines(result), ""]
     if result.batch_sizes is not None:
-        lines += ["", *batch_sizes_lines(result.batch_sizes)]
+        lines += [*batch_sizes_lines(result.batch_sizes), ""]
     if result.places is not None:
-        lines += ["", *places_lines(result.places)]
-    return lines
+        lines += [*places_lines(result.places), ""]
+    return [*lines, *verdict_lines(result, width())]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from cache.messages import (
     Done,
     Silent,
     Watcher,
+    bar,
     human_bytes,
     human_seconds,
     json_printable,
@@ -47,6 +49,7 @@ __all__ = [
     "target_option",
     "threads_option",
     "watcher",
+    "width",
     "workers_option",
 ]
 
@@ -126,20 +129,24 @@ class Emphasis(str):
     __slots__ = ()
 
 
-def show(*lines: str) -> None:
-    """Print lines on stdout, with control characters escaped. All output but JSON goes through this function."""
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def show(*lines: str, err: bool = False) -> None:
+    """Print lines, with control characters escaped. All output but JSON goes through this function.
+
+    err: on stderr, where stdout is another program's.
+    """
+    coloured = (
+        (sys.stderr if err else sys.stdout).isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
     for line in lines:
         text = printable(line).replace("\n", "\\n")
-        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text)
+        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text, err=err)
 
 
-def bar(share: float, width: int = 30) -> str:
-    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
-    eighths = round(share * width * 8)
-    if share > 0:
-        eighths = max(1, eighths)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+def width() -> int:
+    """Columns of the terminal; 100 where the output is not one."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:

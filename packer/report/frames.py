@@ -15,6 +15,7 @@ from packer.report.svg import GRID, INK, MUTED, clean, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = ["Mark", "Plot", "Rows", "fitted", "tick"]
@@ -174,11 +175,14 @@ class Plot:
     def ticks(self, axes: Axes, *, log_x: bool = False, log_y: bool = False, at: Sequence[float] = ()) -> None:
         """Few enough ticks for the width; at: exactly these on the axis of x."""
         axes.tick_params(which="both", length=0, pad=6, labelsize=self.font, labelcolor=MUTED)
-        for axis, log, most in ((axes.xaxis, log_x, 4 if self.narrow else 8), (axes.yaxis, log_y, 6)):
+        sides: tuple[tuple[Axis, Literal["x", "y"], bool, int], ...] = (
+            (axes.xaxis, "x", log_x, 4 if self.narrow else 8), (axes.yaxis, "y", log_y, 6),
+        )  # fmt: skip
+        for axis, name, log, most in sides:
             axis.set_major_formatter(lambda value, _: tick(value))
             axis.set_minor_formatter(lambda value, _: "")
             if not log:
-                axis.get_major_locator().set_params(nbins=most)
+                axes.locator_params(axis=name, nbins=most)
         if at:
             axes.set_xticks(list(at))
             axes.set_xticks([], minor=True)

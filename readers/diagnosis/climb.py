@@ -28,6 +28,7 @@ __all__ = ["Training", "climb"]
 
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 _PATIENCE = 1.3  # budgets that all lines may take together before some are left out
+_DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
 _ROUNDS = 5  # in which each cached batch is timed by itself
 _ROUND_SECONDS = 3.0
 
@@ -83,7 +84,7 @@ class _Climb:
             self._levels.append(_Level(stages[count].name, stages[count].what, count))
         self._times: dict[int, StepTime] = {}
         self._seconds, self._end = seconds, time.perf_counter() + seconds
-        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + (not training.simulated))
+        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + (not training.simulated))
         self._slow = False
         self._sizes: list[int] = []  # of the batches of the whole loader
 
@@ -119,6 +120,7 @@ class _Climb:
         pinned = None
         if training.copy is not None and training.pin is not None:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
+        notes += self._drift(last)
         if not training.simulated:
             dynamic = self._uneven(_again(on_device, copies=in_place))
             lowest, failed = self._random(on_device)
@@ -181,6 +183,21 @@ class _Climb:
             measured = self._times.get(number)
             rungs.append(Rung(level.stage, level.what, measured or rungs[-1].time, measured is not None))
         return rungs
+
+    def _drift(self, last: int) -> list[str]:
+        """The whole loader once more, and a note if it takes another time than at first."""
+        first, step = self._times[last], self._times[0]
+        if self._slow or first.seconds - step.seconds <= SAME * first.seconds:
+            return []
+        stages = self._pipeline.stages
+        now = self._measure(f"{stages[0].name} again", self._pipeline.cached(0), self._training.run)
+        apart = now.low > first.high or now.high < first.low
+        if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
+            return []
+        return [
+            f"the whole loader took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the "
+            f"end: other processes took or left the CPUs, or what was read is in memory now"
+        ]
 
     def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:
         """The rung of random data, or why there is none."""

@@ -24,6 +24,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_convert
 
 from cache.errors import PipelineError
+from readers.diagnosis.changed_dataloader import change_dataloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, map_tree
 from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
 from readers.diagnosis.streams import StreamCuts
@@ -92,6 +94,18 @@ class DataLoaderPipeline(Pipeline):
             return self._over(self._cuts.data(0), True)
         data = self._cuts.without(number - self._wrapped - 1) if self._wrapped + 1 < number < self._before else None
         return None if data is None else self._over(data)
+
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_dataloader(self._loader, change)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader, other.convert, other.close = made.loader, made.convert, made.close  # type: ignore[method-assign]
+        other._epochs = _Endless(made.loader.batch_sampler or made.loader.sampler)
+        workers = made.loader.num_workers
+        other.workers, other.concurrent = max(1, workers), workers > 0
+        other.warmup = (made.loader.prefetch_factor or 2) * workers + other.workers
+        return other
 
     # --- inside -----------------------------------------------------------------------------------------------------
     def _cut(self) -> Cuts:

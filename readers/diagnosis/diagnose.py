@@ -12,7 +12,10 @@ from typing import Any
 
 from cache.errors import PipelineError
 from cache.messages import Watcher
+from readers.diagnosis.advice import advise
+from readers.diagnosis.apply import apply_advice
 from readers.diagnosis.climb import Training, climb
+from readers.diagnosis.evidence import Evidence, gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
@@ -37,6 +40,7 @@ def diagnose(
     simulate_step: float | None = None,
     seconds: float = 30.0,
     watcher: Watcher | None = None,
+    apply: bool = False,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -50,6 +54,8 @@ def diagnose(
     copy: how they get there, if not by `.to(device, non_blocking=True)` of all tensors in them.
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
+    apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
+        measure them, which takes about as long again.
     watcher: told the time of each line as soon as it is known.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
@@ -82,6 +88,13 @@ def diagnose(
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
+    copies = copy is not None or (device is not None and str(device) != "cpu")
+    facts = gather(loader, result, device=device, copies=copies, simulated=simulate_step is not None)
+    evidence = Evidence.of(result, facts)
+    result = replace(result, advice=advise(evidence))
+    if apply:
+        applied = apply_advice(pipeline, evidence, result.advice, training, seconds=seconds, watcher=watcher)
+        result = replace(result, applied=applied)
     return result
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from readers.diagnosis.ladder import Diagnosis
+from readers.diagnosis.ladder import Diagnosis, StageCost
 
-__all__ = ["Model", "fit"]
+__all__ = ["COMPUTING", "Model", "fit"]
 
 _LIMITED = 1.05  # a step that takes so many times the floor waits for the workers
 _SAME = 1.03
+_COMPUTES = 0.5  # of its time on the CPU
+COMPUTING = ("decode", "augment")  # of our own loaders: they never wait
 _MOST_WORKERS = 4  # for each CPU: for work that waits
 
 
@@ -58,17 +60,24 @@ class Model:
         return next((n for n in range(1, most) if self.seconds(workers=n) <= _SAME * best), most)
 
 
+def _work(cost: StageCost) -> float:
+    """Seconds of a stage in a worker. What computes takes its CPU time; the rest is what other processes took."""
+    wall, cpu = cost.busy or 0.0, cost.cpu
+    return cpu if cpu is not None and (cpu > _COMPUTES * wall or cost.stage in COMPUTING) else wall
+
+
 def fit(result: Diagnosis, workers: int | None = None) -> Model | None:
     """The model of a diagnosis; None where the times of the stages are not known. workers: 0 if there are none."""
-    work = {cost.stage: cost.busy for cost in result.costs if cost.busy is not None}
+    work = {cost.stage: _work(cost) for cost in result.costs if cost.busy is not None}
     cpu = {cost.stage: min(cost.cpu, cost.busy) for cost in result.costs if cost.cpu is not None and cost.busy}
     if not work or not sum(work.values()):
         return None
     count = result.workers if workers is None else workers
-    storage = result.rungs[-1].stage
-    floor = [rung.time.seconds for rung in result.rungs if rung.stage not in work and rung.stage != storage][-1]
-    full = result.full.seconds
-    warm = next((rung.time.seconds for rung in reversed(result.rungs) if rung.stage in work), full)
+    # From the step up: what runs in the training process, what runs in workers, and what only waits.
+    first = next(number for number, rung in enumerate(result.rungs) if rung.stage in work)
+    floor, full = result.rungs[first - 1].time.seconds, result.full.seconds
+    warm = next(rung.time.seconds for rung in reversed(result.rungs) if rung.stage in work)
+    storage = "storage" if any(rung.stage == "storage" for rung in result.rungs) else result.rungs[-1].stage
     model = Model(floor, work, cpu, count, result.cpus)
     if count < 1:
         model = Model(floor, work, cpu, count, result.cpus, max(0.0, warm - floor) / sum(work.values()))

@@ -54,6 +54,7 @@ class Pipeline(ABC):
     warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
     notes: tuple[str, ...] = ()  # what could not be cut, and why
     size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
+    convert: Callable[[Any], Any] | None = None  # what a change of the batches asks for after the copy
     fresh: bool = False  # whether the training changes its batches, so that each replayed one must be a copy
 
     @abstractmethod

@@ -108,6 +108,7 @@ class ImageLoader(FeedLoader):
         device: torch.device | str = "cpu",
         decoder: DecoderName = "auto",
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._recipes = recipes_of_views(augment, views)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
@@ -146,18 +147,20 @@ class ImageLoader(FeedLoader):
         """What decodes the images, as resume tokens name it."""
         return self._path.decoder.name if self._path is not None else DECODER
 
-    def over(
-        self, reader: Reader, order: Order, *, threads: int | None = None, batch_size: int | None = None
-    ) -> ImageLoader:
+    def with_options(self, **options: Any) -> ImageLoader:
+        """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""
+        return ImageLoader(**{**self._arguments, **options})
+
+    def over(self, reader: Reader, order: Order, *, threads: int | None = None) -> ImageLoader:
         """A loader with the same options over another reader, at the beginning of its first epoch.
 
-        It shares its memory with this one: do not use both at the same time. threads, batch_size: default those of this
-        loader.
+        It shares its memory with this one: do not use both at the same time. threads: default those of this loader.
         """
         other = copy.copy(self)
         other.threads = self.threads if threads is None else threads
+        other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": other.threads}
         other._timers = None
-        FeedLoader.__init__(other, Feed(reader, order, batch_size or self.batch_size, self._feed.options))
+        FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
         return other
 
     # --- where its time goes --------------------------------------------------------------------------------------

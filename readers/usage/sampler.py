@@ -35,6 +35,7 @@ __all__ = ["INTERVAL", "Sampler", "monitor"]
 
 INTERVAL = 0.5
 _JOIN_SECONDS = 10.0
+_REST = 0.1  # of an interval
 _LEAST_SECONDS = 1e-4  # between two samples: times in files have microseconds
 _log = logging.getLogger(__name__)
 
@@ -135,7 +136,8 @@ class Sampler:
     def stop(self) -> Usage:
         """Take a last sample and end; the whole record. In a forked child nothing happens."""
         if os.getpid() == self._process and not self._ended.is_set():
-            self.sample()
+            if not self._buffer.columns or self._clock() - self._last > _REST * self.interval:
+                self.sample()  # a much shorter one would only have odd rates
             self._ended.set()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(_JOIN_SECONDS)

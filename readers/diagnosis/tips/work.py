@@ -95,7 +95,8 @@ def _prefetch(e: Evidence) -> Found | None:
     f, full, model = e.facts, e.diagnosis.full, e.model
     if model is None or not f.prefetch or f.loader not in ("DataLoader", "ImageLoader"):
         return None
-    steady = max(model.floor, sum(model.work.values()) / max(1, f.workers))
+    known = sum(seconds for stage, seconds in model.work.items() if stage != "storage")
+    steady = max(model.floor, known / max(1, f.workers))
     if not e.diagnosis.culprit or full.high - full.low < _VARIES * full.seconds or steady > 0.9 * full.seconds:
         return None
     why = (
