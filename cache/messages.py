@@ -109,6 +109,14 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def bar(share: float, width: int = 30) -> str:
+    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
+    eighths = round(share * width * 8)
+    if share > 0:
+        eighths = max(1, eighths)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
 def human_bytes(size: float) -> str:
     """Bytes with a decimal unit: 1.34 GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -136,11 +144,3 @@ def shortened(text: str, most: int) -> str:
         return text
     end = (most - 1) // 2
     return f"{text[: most - 1 - end]}…{text[len(text) - end :]}" if most > 2 else text[:most]
-
-
-def bar(share: float, width: int = 30) -> str:
-    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
-    eighths = round(min(1.0, share) * width * 8)
-    if share > 0:
-        eighths = max(1, eighths)
-    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]

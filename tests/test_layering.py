@@ -21,8 +21,17 @@ ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = (
-    "torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore", "matplotlib",
-)  # fmt: skip
+    "torch",
+    "pyarrow",
+    "webdataset",
+    "tfrecord",
+    "tensorflow",
+    "nvidia",
+    "mpi4py",
+    "amd",
+    "obstore",
+    "matplotlib",
+)
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
@@ -40,11 +49,14 @@ ON_TORCH = (
     "readers.decode.device",
     "readers.decode.torchcodec",
     "readers.decode.torchvision",
+    "readers.diagnosis.changed_dataloader",
+    "readers.diagnosis.changed_imageloader",
     "readers.diagnosis.dataloader",
     "readers.diagnosis.payload_use",
     "readers.diagnosis.recording",
     "readers.diagnosis.streams",
     "readers.diagnosis.tiers",
+    "readers.diagnosis.workers",
     "readers.parity",
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
@@ -60,6 +72,7 @@ LAZY = {
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
+    "readers.decode.device": "torch",
     "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",

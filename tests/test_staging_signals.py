@@ -42,13 +42,13 @@ packer.clean_staged(target=sys.argv[1])
 
 # Is signalled when all is there, but before its command was started.
 BETWEEN = """
-import os, pathlib, signal, sys
+import os, signal, sys
 from packer.cli.held import HeldSignals
 signals = HeldSignals(lambda: True, lambda: None)
 with signals.handling():
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.caught == signal.SIGTERM
-    sys.exit(signals.run(("sleep", "600"), pathlib.Path.cwd()))
+    sys.exit(signals.run(("sleep", "600"), {}))
 """
 
 # `packer` with the arguments given, in a process where every `cat` but the first takes half a second until its exec.

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 import pynvml
 import pytest
+from suites.staging import wait_for
 from usage_doubles import DISKS, LUSTRE, MEMINFO, NET, NFS, STAT, FakeMachine, NvmlLibrary, amdsmi_module
 
 import readers
+from readers.augment import CenterCrop, Resize
+from readers.loader import ImageLoader
 from readers.usage import Sampler, Usage, load, save
 from readers.usage.buffer import Buffer
 from readers.usage.proc import cpu_times, key_values, net_counters, pressure, process_times
@@ -144,7 +147,7 @@ def test_control_groups_of_both_versions(machine: FakeMachine, membership: str, 
     usage = found.stop()
     job = {name: value for name, value in last(usage).items() if name.startswith("job")}
     assert job == {
-        "job memory": 3000, "job cpu": 1.5, "job throttled": 0.0, "job disk read": 100, "job disk write": 0,
+        "job memory": 3000, "job cpus": 1.5, "job throttled": 0.0, "job disk read": 100, "job disk write": 0,
     }  # fmt: skip
     assert next(one.full for one in usage.series if one.name == "job memory") == 8000
 
@@ -166,7 +169,7 @@ def test_processes_count_with_their_children(machine: FakeMachine) -> None:
         process(*step)
         machine.pass_time()
         found.sample()
-        cores.append(last(found.usage())["processes cpu"])
+        cores.append(last(found.usage())["processes cpus"])
     assert cores == [1.0, 1.0, 0.0]
     assert np.nansum(found.stop().column("processes read")) == 20 * hertz
 
@@ -291,7 +294,7 @@ def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
     assert usage.column("steps").tolist()[1:] == [2.5] * 3 and usage.column("images").tolist()[1:] == [80] * 3
     assert [(mark.name, mark.seconds) for mark in usage.marks] == [(f"epoch {n}", 2.0 * n) for n in range(4)]
     spans = usage.spans()
-    assert [name for name, _ in spans] == [mark.name for mark in usage.marks]
+    assert [mark for mark, _ in spans] == list(usage.marks)
     assert [span.times.tolist() for _, span in spans] == [[2.0], [4.0], [6.0], [8.0]]
 
 
@@ -304,6 +307,37 @@ def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypat
         found.sample()
     usage = found.stop()
     assert len(found.notes) == 1 and "ZeroDivisionError" in found.notes[0] and len(usage.times) == 3
+
+
+def test_a_probe_that_hangs_keeps_no_one_waiting(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a GPU that has fallen off the bus: marks are taken, and the end comes."""
+    monkeypatch.setattr("readers.usage.sampler._PATIENCE_SECONDS", 0.05)
+    found, hangs, go = sampler(machine), threading.Event(), threading.Event()
+    machine.pass_time()
+    found.sample()
+    machine.pass_time()
+    found.gauge("stuck", lambda: [hangs.set(), go.wait(60)][1])
+    thread = threading.Thread(target=found.sample)
+    thread.start()
+    assert hangs.wait(60)
+    found.mark("meanwhile")
+    usage = found.stop()
+    go.set()
+    thread.join()
+    assert len(usage.times) == len(found.usage().times) == 1 and [mark.name for mark in usage.marks] == ["meanwhile"]
+    assert "did not end" in found.notes[0]
+
+
+def test_the_queue_of_a_loader_can_be_watched(tree: Path) -> None:
+    reader = readers.open_folder(tree, "train")
+    loader = ImageLoader(reader, 2, augment=[Resize(8), CenterCrop(8)], prefetch=2, threads=1)
+    assert loader.ready == 0
+    batches = iter(loader)
+    next(batches)
+    wait_for(lambda: loader.ready == 2, "two batches")
+    for _ in batches:
+        pass
+    assert loader.ready == 0
 
 
 def test_a_forked_child_leaves_the_record_alone(machine: FakeMachine, tmp_path: Path) -> None:
@@ -474,6 +508,27 @@ def test_other_files_are_not_replaced(machine: FakeMachine, tmp_path: Path, cont
 def test_a_record_replaces_one(machine: FakeMachine, recorded: Path) -> None:
     sampler(machine, recorded).stop()
     assert len(load(recorded).times) == 0
+
+
+def test_two_runs_do_not_write_one_file(machine: FakeMachine, tmp_path: Path) -> None:
+    """A child that was forked meanwhile keeps nobody out."""
+    first = sampler(machine, tmp_path / "run.jsonl")
+    with pytest.raises(readers.OutputError, match="another process"):
+        sampler(machine, tmp_path / "run.jsonl")
+    ready, stop = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stop[1])
+        os.write(ready[1], b"x")
+        os.read(stop[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    first.stop()
+    sampler(machine, tmp_path / "run.jsonl").stop()
+    os.close(stop[1])
+    os.waitpid(child, 0)
+    for descriptor in (*ready, stop[0]):
+        os.close(descriptor)
 
 
 def test_a_full_disk_ends_the_record_and_not_the_run(machine: FakeMachine, tmp_path: Path) -> None:

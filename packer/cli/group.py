@@ -37,6 +37,7 @@ _COMMANDS = {
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
     "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
+    "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
     "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
     "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
 }

@@ -1,4 +1,4 @@
-"""Signals while a staged copy is made, while COMMAND runs on it, and while it is released.
+"""Signals of a command line that runs a COMMAND: while a staged copy is made for it, while it runs, and afterwards.
 
     copying        the first signal stops the copying; the copy is released, and removed if that was requested
     COMMAND runs   SIGTERM and SIGUSR1 are passed on; a terminal sends Ctrl-C to both
@@ -18,10 +18,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -35,7 +34,7 @@ _SAME_SECONDS = 1.0  # signals within this time have the same sender
 
 
 class HeldSignals:
-    """The signals of a command line that stages; see the module. `caught` stopped the copying, 0 for none.
+    """The signals of a command line that runs another; see the module. `caught` stopped the copying, 0 for none.
 
     begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt.
 
@@ -60,14 +59,14 @@ class HeldSignals:
             self._actions.put(None)
             thread.join()
 
-    def run(self, arguments: tuple[str, ...], staged: Path) -> int:
-        """Run a command with PACKER_STAGED set; returns its status, 128 + n where signal n ended it.
+    def run(self, arguments: tuple[str, ...], variables: Mapping[str, str]) -> int:
+        """Run a command with these variables, too; returns its status, 128 + n where signal n ended it.
 
         Raises ClickException where it cannot be started.
         """
         try:
             with _Witness() as witness:
-                child = subprocess.Popen(arguments, env={**os.environ, "PACKER_STAGED": str(staged)})
+                child = subprocess.Popen(arguments, env={**os.environ, **variables})
 
                 def pass_on(number: int, at: float) -> None:
                     if number in _PASSED_ON and not witness.saw(number, at):

@@ -175,7 +175,7 @@ def _stage_and_run(
         elif not run:
             click.echo(str(local))
         if run:
-            return signals.run(run, local)
+            return signals.run(run, {"PACKER_STAGED": str(local)})
         signals.ignore()
         return 0
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ from packer.cli.group import with_flags
 from readers.names import SplitName
 
 __all__ = [
+    "Duration",
     "Emphasis",
     "ProgressDisplay",
     "SetPlace",
@@ -48,10 +51,12 @@ __all__ = [
     "target_option",
     "threads_option",
     "watcher",
+    "width",
     "workers_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
     "--workers",
@@ -96,6 +101,18 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time, as 20ms or 1.5s, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs|)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not a valid time: expected a number and a unit, as 20ms or 1.5s", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
 class SetPlace(click.ParamType):  # type: ignore[type-arg]
     """A path of this machine, which must exist unless `missing`, or an address of a set.
 
@@ -127,12 +144,24 @@ class Emphasis(str):
     __slots__ = ()
 
 
-def show(*lines: str) -> None:
-    """Print lines on stdout, with control characters escaped. All output but JSON goes through this function."""
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def show(*lines: str, err: bool = False) -> None:
+    """Print lines, with control characters escaped. All output but JSON goes through this function.
+
+    err: on stderr, where stdout is another program's.
+    """
+    coloured = (
+        (sys.stderr if err else sys.stdout).isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
     for line in lines:
         text = printable(line).replace("\n", "\\n")
-        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text)
+        click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text, err=err)
+
+
+def width() -> int:
+    """Columns of the terminal; 100 where the output is not one."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:

@@ -59,6 +59,8 @@ th { font-weight: 600; color: var(--muted); vertical-align: bottom; overflow-wra
 td { overflow-wrap: break-word; max-width: 26em; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
+td:first-child { min-width: 6.5em; }
+th.number { min-width: 4.2em; }
 tr.strong td { font-weight: 650; }
 pre { background: var(--raised); border-radius: 6px; padding: 10px 12px; overflow-x: auto; margin: .6rem 0; }
 code { font: .88rem/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;

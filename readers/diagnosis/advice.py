@@ -8,7 +8,7 @@ from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Advice
 from readers.diagnosis.tips import SOURCES, TIPS, Found, Tip
 
-__all__ = ["advice_lines", "advise"]
+__all__ = ["advise"]
 
 _WORTH_SAYING = 0.03  # of a step
 
@@ -36,18 +36,3 @@ def _is_useless(answer: Found, full: float) -> bool:
 
 def _cited(tip: Tip) -> tuple[str, ...]:
     return tuple(f"{title}: {SOURCES[title][number - 1]}" for title, number in tip.sources)
-
-
-def advice_lines(advice: Iterable[Advice]) -> list[str]:
-    """Advice for a terminal: what, why, how, and what it is to bring."""
-    lines = list[str]()
-    for number, each in enumerate(advice, 1):
-        gain = "" if each.seconds is None or not each.gain else f" (to {1e3 * each.seconds:.1f} ms a step)"
-        lines.append(f"{number}. {each.title}{gain}")
-        lines.append(f"   why: {each.why}")
-        lines += [f"   {'how:' if first else '    '} {line}" for first, line in _numbered(each.how)]
-    return lines
-
-
-def _numbered(text: str) -> list[tuple[bool, str]]:
-    return [(number == 0, line) for number, line in enumerate(text.split("\n"))]

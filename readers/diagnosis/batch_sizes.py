@@ -118,7 +118,7 @@ def resized(loader: Any, batch_size: int) -> Iterable[Any]:
     """The same loader with batches of another size. Raises PipelineError where it cannot be rebuilt."""
     ours, torch_data = sys.modules.get("readers.loader"), sys.modules.get("torch.utils.data")
     if ours is not None and isinstance(loader, ours.ImageLoader):
-        return loader.over(loader.reader, loader.order, batch_size=batch_size)  # type: ignore[no-any-return]
+        return loader.with_options(batch_size=batch_size)  # type: ignore[no-any-return]
     if torch_data is not None and isinstance(loader, torch_data.DataLoader):
         module = importlib.import_module("readers.diagnosis.dataloader")
         return module.resized(loader, batch_size)  # type: ignore[no-any-return]

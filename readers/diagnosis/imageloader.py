@@ -7,24 +7,29 @@ are.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cache.errors import PipelineError
+from readers.diagnosis.changed_imageloader import change_imageloader
+from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
+from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS = 1.0
+_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
 _ENDLESS = 1 << 40
 
 
@@ -58,6 +63,8 @@ class ImageLoaderPipeline(Pipeline):
         last = np.arange(len(loader.order) - count, len(loader.order), dtype=np.int64)  # read by no loop that begins
         tiers = Tiers.of(loader.reader, list(dict.fromkeys(loader.order.indices(0, last).tolist())))
         self.size_error, self._tiers = tiers.size_error, tiers.readers
+        for reader in tiers.readers[1:]:
+            reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
         alone = [self._alone(cut) for cut in (1, 2, 3)]
         less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
@@ -79,10 +86,23 @@ class ImageLoaderPipeline(Pipeline):
             return self._loop(self._over(count, self._loader.threads))
         return self._loop(self._whole)  # a second time its next epoch
 
+    def changed(self, change: Change) -> Pipeline | None:
+        made = change_imageloader(self._loader, change, self.distinct)
+        if made is None:
+            return None
+        other = copy.copy(self)  # of which only the loader as it is has a meaning
+        other._loader = other._whole = made.loader
+        other.convert, other.close = made.convert, made.close  # type: ignore[method-assign]
+        other.workers, other.warmup = made.loader.threads, made.loader.prefetch + 1
+        return other
+
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._tiers[cut - 1]
         order: Order = _Again(len(reader))
         return self._loader.over(reader, order, threads=threads)
+
+    def record(self, trace: Trace) -> AbstractContextManager[None]:
+        return self._loader.record(trace)
 
     @staticmethod
     def _loop(loader: ImageLoader) -> Iterator[Any]:
@@ -98,12 +118,13 @@ class ImageLoaderPipeline(Pipeline):
         """Seconds and CPU seconds of a batch by one thread, without a step."""
         batches = self._loop(self._over(cut, 1))
         try:
-            for _ in range(self.distinct + self.warmup):  # fills the cache, too
-                next(batches)
+            next(batches)
             start, cpu, steps = time.perf_counter(), time.process_time(), 0
-            while steps < self.distinct or time.perf_counter() - start < _ALONE_SECONDS:
+            while steps < _ALONE_BATCHES * self.distinct:
                 next(batches)
                 steps += 1
+                if time.perf_counter() - start > _ALONE_SECONDS:
+                    break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
         finally:
             batches.close()  # type: ignore[attr-defined]

@@ -29,8 +29,6 @@ from readers.usage.record import Usage
 
 __all__ = ["Diagnosis", "Rung", "StageCost"]
 
-_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -122,11 +120,6 @@ class Diagnosis:
         return min(1.0, self.step.seconds / self.full.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries. version: of this form; fields may be added to it."""
+        """Everything as numbers, texts, lists and dictionaries."""
         usage = None if self.usage is None else self.usage.to_dict()
-        return {
-            "version": _VERSION,
-            **asdict(replace(self, usage=None)),
-            "utilization": self.utilization,
-            "usage": usage,
-        }
+        return {**asdict(replace(self, usage=None)), "utilization": self.utilization, "usage": usage}

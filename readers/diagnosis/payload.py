@@ -18,7 +18,7 @@ import numpy.typing as npt
 from readers.diagnosis.findings import Payload, PayloadFact, PayloadField
 from readers.diagnosis.payload_facts import KINDS, find_facts
 
-__all__ = ["KINDS", "inspect_payload"]
+__all__ = ["KINDS", "inspect_payload", "walk"]
 
 _BATCHES = 4
 _FIELDS = 64
@@ -128,7 +128,7 @@ def _use(
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, leaf) of tuples, lists and mappings."""
+    """(path, leaf) of tuples, lists and mappings, in the order of `readers.diagnosis.pipeline.map_tree`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             name = key if isinstance(key, str) else f"[{key!r}]"
@@ -136,7 +136,7 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for name, item in zip(value._fields, value, strict=True):
             yield from walk(item, f"{path}.{name}" if path else name)
-    elif isinstance(value, list | tuple):
+    elif type(value) in (list, tuple):
         for number, item in enumerate(value):
             yield from walk(item, f"{path}[{number}]")
     else:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cache.errors import PackerError
-from readers.caching import cached
+from readers.caching import CachedReader, cached
 from readers.diagnosis.pipeline import Stage
 from readers.diagnosis.recording import Cuts, RecordedCuts
 from readers.reader import Reader
@@ -37,7 +37,7 @@ class Tiers:
     """
 
     rows: Sequence[int]
-    readers: tuple[Reader, Reader, Reader]
+    readers: tuple[Reader, CachedReader, CachedReader]
     size_error: float
 
     @classmethod

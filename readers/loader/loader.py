@@ -16,6 +16,7 @@ from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
 from readers.decode import DECODER
+from readers.decode.device import find_device
 from readers.feed import (
     BadSample,
     Feed,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from readers.decode.batch import DecoderName
     from readers.loader.device import DevicePath, DeviceStage
 
-__all__ = ["ImageLoader", "Layout", "find_device"]
+__all__ = ["ImageLoader", "Layout"]
 
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
@@ -108,6 +109,7 @@ class ImageLoader(FeedLoader):
         device: torch.device | str = "cpu",
         decoder: DecoderName = "auto",
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._recipes = recipes_of_views(augment, views)
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
@@ -146,18 +148,20 @@ class ImageLoader(FeedLoader):
         """What decodes the images, as resume tokens name it."""
         return self._path.decoder.name if self._path is not None else DECODER
 
-    def over(
-        self, reader: Reader, order: Order, *, threads: int | None = None, batch_size: int | None = None
-    ) -> ImageLoader:
+    def with_options(self, **options: Any) -> ImageLoader:
+        """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""
+        return ImageLoader(**{**self._arguments, **options})
+
+    def over(self, reader: Reader, order: Order, *, threads: int | None = None) -> ImageLoader:
         """A loader with the same options over another reader, at the beginning of its first epoch.
 
-        It shares its memory with this one: do not use both at the same time. threads, batch_size: default those of this
-        loader.
+        It shares its memory with this one: do not use both at the same time. threads: default those of this loader.
         """
         other = copy.copy(self)
         other.threads = self.threads if threads is None else threads
+        other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": other.threads}
         other._timers = None
-        FeedLoader.__init__(other, Feed(reader, order, batch_size or self.batch_size, self._feed.options))
+        FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
         return other
 
     # --- where its time goes --------------------------------------------------------------------------------------
@@ -339,13 +343,3 @@ def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
     if dtype == torch.uint8 and recipe.normalize is not None:
         raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
     return dtype
-
-
-def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
-    named = torch.device(device)
-    if named.type != "cuda":
-        return named
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
-    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)

@@ -11,6 +11,7 @@ from readers.usage.readings import Files, Readings
 __all__ = ["Cgroup", "Processes"]
 
 _PROCESSES_EVERY = 4  # samples after which processes are looked for again
+_FIRST = 20  # samples in which they are looked for each time: workers are started
 _MOST_PROCESSES = 256
 _CGROUP_FILES = (
     "cpu.stat", "cpuacct.usage", "memory.current", "memory.usage_in_bytes", "memory.stat", "io.stat",
@@ -52,7 +53,7 @@ class Cgroup:
         nanoseconds = self._number("cpuacct.usage")
         if "usage_usec" in cpu or nanoseconds is not None:
             seconds = cpu["usage_usec"] / 1e6 if nanoseconds is None else nanoseconds / 1e9
-            readings.rate("job cpu", seconds, "cores")
+            readings.rate("job cpus", seconds, "cores")
         if cpu.get("nr_periods"):  # there is a quota
             micro, nano = cpu.get("throttled_usec"), cpu.get("throttled_time", 0)
             readings.share("job throttled", nano / 1e9 if micro is None else micro / 1e6)
@@ -85,7 +86,7 @@ class Processes:
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def __call__(self, readings: Readings) -> None:
-        if self._count % _PROCESSES_EVERY == 0:
+        if self._count < _FIRST or self._count % _PROCESSES_EVERY == 0:
             self._processes = self._tree()
         self._count += 1
         now: dict[tuple[int, int], tuple[int, int, int]] = {}
@@ -99,7 +100,7 @@ class Processes:
                 self._gained[number] += max(0, new - old)
         self._before = now
         if now:
-            readings.rate("processes cpu", self._gained[0] / self._ticks, "cores")
+            readings.rate("processes cpus", self._gained[0] / self._ticks, "cores")
             readings.rate("processes read", self._gained[1])
             readings.rate("processes storage", self._gained[2])
 

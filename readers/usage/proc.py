@@ -182,6 +182,8 @@ def process_times(text: str) -> tuple[int, int] | None:
 
 def _whole(words: list[str]) -> list[int]:
     """The numbers before the first word that is not one."""
+    if "".join(words).isdecimal():
+        return [int(word) for word in words]
     found = []
     for word in words:
         if not word.isdecimal():

@@ -72,24 +72,22 @@ class _Reading:
             return f"{slow} while {idle}: storage is the limit"
         if link := self._link():
             return f"{link} while {idle}: the network is the limit"
-        end = (
-            "the job waits for something else, as latency, locks or too few workers"
-            if gpu is not None
-            else "no limit seen"
-        )
+        end = "no limit is seen"
+        if gpu is not None:
+            end = "the job waits for something else, as latency, locks or too few workers"
         return f"{idle}, and neither disks nor network are busy: {end}"
 
     def _storage(self) -> str:
         """What says that storage is waited for: a busy disk, tasks that wait for I/O, or steady reads from a server."""
-        disks = {name[:-5]: value.p50 for name, value in self._found.items() if name.endswith(" busy")}
-        disks = {name: busy for name, busy in disks.items() if f"{name} read" in self._found}
+        disks = {name.removesuffix(" busy"): value.p50 for name, value in self._found.items() if name.endswith(" busy")}
+        disks = {name: busy for name, busy in disks.items() if self._rates(name)}
         waits = max(self._of("io pressure").p50, self._of("cpu iowait").p50)
         disk = max(disks, key=lambda name: disks[name], default="")
-        if disk and (disks[disk] >= _DISK_BUSY or (waits >= _PRESSED and self._of(f"{disk} read").mean > _LEAST_RATE)):
-            reads = self._of(f"{disk} read")
-            steadily = " steadily" if self._is_steady(reads) else ""
-            rate = format_value(reads.p50 if steadily else reads.mean, "bytes/s")
-            return f"{disk} reads {rate}{steadily}, busy {_percent(disks[disk])} of the time,"
+        if disk and (disks[disk] >= _DISK_BUSY or (waits >= _PRESSED and self._rates(disk)[0][0] > _LEAST_RATE)):
+            _, verb, rate = self._rates(disk)[0]
+            steadily = " steadily" if self._is_steady(rate) else ""
+            value = format_value(rate.p50 if steadily else rate.mean, "bytes/s")
+            return f"{disk} {verb} {value}{steadily}, busy {_percent(disks[disk])} of the time,"
         remote = {name: value for name, value in self._found.items() if _REMOTE.fullmatch(name)}
         name = max(remote, key=lambda name: remote[name].p50, default="")
         if name and self._is_steady(remote[name]):
@@ -112,6 +110,12 @@ class _Reading:
             if full and most.p99 >= _NEARLY_FULL * full:
                 return f"memory is nearly full: {human_bytes(most.max)} of {human_bytes(full)}"
         return ""
+
+    def _rates(self, disk: str) -> list[tuple[float, str, Percentiles]]:
+        """Mean, verb and percentiles of what a disk reads and writes, the larger first; none if it is not a disk."""
+        named = [(f"{disk} read", "reads"), (f"{disk} write", "writes")]
+        rates = [(self._of(name).mean, verb, self._of(name)) for name, verb in named if name in self._found]
+        return sorted(rates, reverse=True)
 
     def _of(self, name: str) -> Percentiles:
         return self._found.get(name, _NOTHING)

@@ -65,10 +65,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened, in seconds from the beginning of the record."""
+    """Something that began, in seconds from the beginning of the record.
+
+    steps, images: a second, from here to the next mark, where that was measured by more than the series of these names.
+    """
 
     name: str
     seconds: float
+    steps: float | None = None
+    images: float | None = None
 
 
 class Percentiles(NamedTuple):
@@ -160,37 +165,41 @@ class Usage:
         times, durations, values = self.times[some], self.durations[some], self.values[some]
         return replace(self, times=times, durations=durations, values=values, marks=marks)
 
-    def spans(self) -> list[tuple[str, Usage]]:
-        """From each mark to the next one, or to the end."""
-        ends = [mark.seconds for mark in self.marks[1:]] + [math.inf]
-        return [(mark.name, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
+    def spans(self) -> list[tuple[Mark, Usage]]:
+        """The samples from each mark to the next one, or to the end."""
+        ends = [*(mark.seconds for mark in self.marks), math.inf][1:]
+        return [(mark, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
 
     def summary(self, most_cores: int = 32) -> Usage:
         """For people: what matters most first, cores last; of many cores, neighbours become one series, their mean.
 
-        Series that are 0 all the time, as of idle disks, are left out.
+        Series that are 0 all the time, as of idle disks, are left out. most_cores: 0 leaves out all cores.
         """
-        cores = sorted((int(found[1]), one) for one in self.names if (found := _CORE.fullmatch(one)))
-        together = max(1, math.ceil(len(cores) / most_cores))
-        single = {name for _, name in cores}
-        series = [one for one in self.series if one.name not in single and np.nansum(np.abs(self.column(one.name))) > 0]
+        known = self.percentiles()
+        cores = sorted((int(found[1]), one) for one in known if (found := _CORE.fullmatch(one)))
+        together = math.ceil(len(cores) / max(1, most_cores)) or 1
+        series = [
+            one for one in self.series if not _CORE.fullmatch(one.name) and np.nansum(np.abs(self.column(one.name))) > 0
+        ]
         series.sort(key=_rank)
         columns = [self.column(one.name) for one in series]
-        for start in range(0, len(cores), together):
+        for start in range(0, len(cores) if most_cores else 0, together):
             some = cores[start : start + together]
             both = np.stack([self.column(name) for _, name in some])
-            known = (~np.isnan(both)).sum(0)
-            columns.append(np.where(known > 0, np.nansum(both, 0) / np.maximum(known, 1), np.nan))
+            count = (~np.isnan(both)).sum(0)
+            columns.append(np.where(count > 0, np.nansum(both, 0) / np.maximum(count, 1), np.nan))
             last = f"–{some[-1][0]}" if len(some) > 1 else ""
             series.append(Series(f"cpu{some[0][0]}{last} busy", "share", 1.0))
         values = np.stack(columns, 1) if columns else np.empty((len(self.times), 0))
         return replace(self, series=tuple(series), values=values)
 
-    def heat_rows(self, columns: int = 120) -> list[HeatRow]:
-        """Each series as a row of a heat map over time, in `columns` steps of equal length."""
-        if not len(self.times):
+    def heat_rows(self, columns: int = 120, seconds: float | None = None) -> list[HeatRow]:
+        """Each series as a row of a heat map, in `columns` steps of equal length from 0 to `seconds`, or the end."""
+        end = self.seconds if seconds is None else seconds
+        if not len(self.times) or end <= 0:
             return []
-        return [self._heat_row(one, self.column(one.name), columns) for one in self.series]
+        edges = np.linspace(0.0, end, columns + 1)
+        return [self._heat_row(one, self.column(one.name), edges) for one in self.series]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries; `from_dict` reads it. Unknown values are None."""
@@ -230,9 +239,8 @@ class Usage:
             marks=tuple(checked_mark(one) for one in _items(document, "marks", Limits.MARKS)),
         )
 
-    def _heat_row(self, one: Series, column: Floats, columns: int) -> HeatRow:
+    def _heat_row(self, one: Series, column: Floats, edges: Floats) -> HeatRow:
         start = self.times[0] - self.durations[0]
-        edges = np.linspace(start, self.times[-1], columns + 1)
         known = ~np.isnan(column)
         at = np.concatenate([[start], self.times])
 
@@ -255,7 +263,7 @@ def _rank(one: Series) -> int:
         return 0
     if kind == "gpu" or one.unit == "1":
         return 1
-    return {"cpu": 2, "job": 3, "io": 4, "memory": 5, "page": 5, "processes": 9}.get(kind, 6)
+    return {"cpu": 2, "job": 3, "io": 4, "memory": 6, "page": 6, "processes": 7}.get(kind, 5)
 
 
 def checked_name(value: Any, what: str = "a name") -> str:
@@ -292,7 +300,9 @@ def checked_mark(value: Any) -> Mark:
     """A mark from its name and time. Raises FormatError."""
     if not isinstance(value, Mapping):
         raise FormatError(f"a mark: expected its name and time, found {_excerpt(value)}")
-    return Mark(checked_name(value.get("name")), float(checked_numbers([value.get("seconds")], "a mark")[0]))
+    (seconds,) = checked_numbers([value.get("seconds")], "a mark").tolist()
+    rates = checked_numbers([value.get("steps"), value.get("images")], "a mark", unknown=True).tolist()
+    return Mark(checked_name(value.get("name")), seconds, *(None if math.isnan(rate) else rate for rate in rates))
 
 
 def _items(document: Mapping[str, Any], name: str, most: int) -> list[Any]:

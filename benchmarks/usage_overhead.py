@@ -1,0 +1,65 @@
+"""Utilisation: CPU time of a sample, on this machine and on one with many cores, disks and network cards.
+
+    python benchmarks/usage_overhead.py [--samples 500] [--rounds 5]
+
+The second machine is made of files with the texts of /proc in a temporary directory, so its cost is that of reading and
+understanding them; the kernel's own work to make the texts is in the first figure only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from readers.usage import Sampler
+from readers.usage.sampler import INTERVAL
+
+
+def measure(samples: int, **options: Any) -> tuple[float, int]:
+    """CPU seconds of a sample, writing included, and the number of series."""
+    clock = iter(range(1 << 62))
+    with tempfile.TemporaryDirectory() as folder:
+        sampler = Sampler(Path(folder) / "run.jsonl", clock=lambda: next(clock) * INTERVAL, **options)
+        for _ in range(20):
+            sampler.sample()
+        start = time.process_time()
+        for _ in range(samples):
+            sampler.sample()
+        seconds = (time.process_time() - start) / samples
+        return seconds, len(sampler.stop().series)
+
+
+def large_machine(root: Path, cores: int, disks: int) -> None:
+    """Files of a machine with so many cores and disks."""
+    (root / "proc/net").mkdir(parents=True)
+    lines = [f"cpu{core} 1000 0 500 90000 100 0 50 0 0 0" for core in range(cores)]
+    (root / "proc/stat").write_text("\n".join(["cpu 1 0 1 9 1 0 1 0 0 0", *lines, "intr " + "0 " * 4000, ""]))
+    names = [f"nvme{number}n1" for number in range(disks)]
+    rows = [f" 259 {number} {name} 1 0 8 1 1 0 8 1 0 1 1 0 0 0 0 0 0" for number, name in enumerate(names)]
+    (root / "proc/diskstats").write_text("\n".join([*rows, ""]))
+    cards = [f"  eth{number}: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0" for number in range(8)]
+    (root / "proc/net/dev").write_text("\n".join(["Inter-| Receive", " face |bytes", *cards, ""]))
+    (root / "proc/meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 500 kB\nCached: 100 kB\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        large_machine(Path(folder), 256, 32)
+        for name, options in ((f"this machine, {os.cpu_count()} cores", {}), ("256 cores", {"root": folder})):
+            found = [measure(given.samples, **options) for _ in range(given.rounds)]
+            seconds = statistics.median(each[0] for each in found)
+            cost = f"{1e6 * seconds:.0f} us a sample of {found[0][1]} series"
+            print(f"{name}: {cost}, {seconds / INTERVAL:.3%} of a core at {INTERVAL} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""`packer monitor -- COMMAND`: what a command uses of the machine while it runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from packer.cli.compare import check_report
+from packer.cli.held import HeldSignals
+from packer.cli.text import Duration, json_option, print_json, show
+from packer.report import write_page
+from packer.report.usage import usage_page
+from readers.usage import Sampler
+from readers.usage.reading import read_usage
+from readers.usage.text import usage_lines
+
+__all__ = ["command"]
+
+_COLUMNS = 110
+
+
+@click.command("monitor", options_metavar="[OPTIONS] --")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep the record: "
+              "lines of JSON, which are whole at any time.")  # fmt: skip
+@click.option("--interval", type=Duration(), default="0.5s", show_default=True, metavar="TIME",
+              help="Between two samples.")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a report with a "
+              "heat map: one file that needs nothing else.")  # fmt: skip
+@json_option
+@click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND…")
+def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
+    """Run COMMAND and record what the machine does meanwhile: CPUs, memory, disks, network, file systems, GPUs.
+
+    COMMAND has stdin, stdout and signals for itself, and its exit status is returned. When it has ended, a table with
+    percentiles of each device and what they say is printed on stderr; with --json, all of it on stdout.
+
+    For marks of epochs, and steps and images a second, use readers.monitor in the training code.
+    """
+    if html is not None:
+        check_report(html)
+    signals = HeldSignals(lambda: False, lambda: None)
+    with signals.handling():
+        with Sampler(output, interval=interval) as sampler:
+            status = signals.run(run, {})
+        usage = sampler.usage()
+        if html is not None:
+            facts = [("command", shlex.join(run)), ("exit status", str(status))]
+            write_page(html, usage_page(usage, f"What {Path(run[0]).name} used", facts, sampler.notes))
+        if as_json:
+            print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
+        else:
+            notes = [f"note: {note}" for note in sampler.notes]
+            kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
+            show("", *usage_lines(usage, _columns()), *notes, *kept, err=True)
+    return status
+
+
+def _columns() -> int:
+    """Of the terminal that stderr is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
