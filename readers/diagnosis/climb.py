@@ -23,7 +23,9 @@ from readers.diagnosis.ladder import Diagnosis, Rung
 from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
 from readers.diagnosis.random_data import random_batches
 from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.tracing import RUNGS, trace_waits
 from readers.diagnosis.verdict import SAME, costs_of, explained, judge, warm_seconds
+from readers.trace import Trace
 
 __all__ = ["Training", "climb"]
 
@@ -43,7 +45,7 @@ class Training:
     step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
     of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
     synchronize: waits for the device. simulated: whether the step ignores its batch.
-    begins: called with the name of each line before it is measured.
+    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
     """
 
     step: _Use
@@ -52,6 +54,7 @@ class Training:
     synchronize: Callable[[], object] = lambda: None
     simulated: bool = False
     begins: Callable[[str], object] = lambda name: None
+    trace: Trace | None = None
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.copy is None else self.copy(batch)
@@ -150,17 +153,20 @@ class _Climb:
 
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
+        trace, start = self._training.trace, time.perf_counter_ns()
         try:
             pipeline = self._pipeline
             warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
             found = time_steps(
-                batches, use, warmup=warmup, seconds=self._share, workers=workers, least_blocks=1 if self._slow else 2,
-                count_wait=count_wait, synchronize=self._training.synchronize,
+                trace_waits(trace, batches), use, warmup=warmup, seconds=self._share, workers=workers,
+                least_blocks=1 if self._slow else 2, count_wait=count_wait, synchronize=self._training.synchronize,
             )  # fmt: skip
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+        if trace is not None:
+            trace.add(RUNGS, name, start, time.perf_counter_ns())
         self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
         return found
 
