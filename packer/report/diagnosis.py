@@ -165,7 +165,9 @@ def _show_advice(page: Page, advice: Sequence[Advice]) -> None:
     for each in advice:
         gain = f"−{_ms(each.gain)} a step" if each.gain > 0 else ""
         note = "" if each.seconds is None else f"Predicted: {_ms(each.seconds)} a step."
-        page.card(each.title, badge=gain, why=_sentence(each.why), code=each.how, note=note)
+        page.card(
+            each.title[:1].upper() + each.title[1:], badge=gain, why=_sentence(each.why), code=each.how, note=note
+        )
 
 
 def _show_applied(page: Page, applied: Sequence[Applied]) -> None:
@@ -243,19 +245,18 @@ def _show_places(page: Page, found: Places) -> None:
         caption = f"ms for the reads of a batch of {found.batch_size}, the first time they are read"
         page.chart(charts.bars(names, batches, unit="ms", strong=[found.best] if found.best else []), caption)
     rows = [line for row in found.rows for line in _place_rows(row)]
-    headings = ["place", "holds", "pages", "a read: p50", "p99", "a batch: p50", "p99", "bytes/s", ""]
-    page.table(headings, rows)
+    page.table(["place", "", "pages", "a read: p50", "p99", "a batch: p50", "p99", "bytes/s"], rows)
+    remarks = [(row, row.error or row.note) for row in found.rows]
+    remarks += [(row, f"room for {row.holds:.0%} of the set") for row in found.rows if (row.holds or 1.0) < 1]
+    page.points([f"{row.path}: {remark}" for row, remark in remarks if remark])
 
 
 def _place_rows(row: Place) -> list[list[str]]:
-    where = f"{row.path} ({', '.join(part for part in (row.filesystem, row.form) if part)})"
-    if row.error:
-        return [[where, *["–"] * 7, row.error]]
-    holds = "the set" if row.holds is None else f"{row.holds:.0%} of it"
+    kind = ", ".join(part for part in (row.filesystem, row.form) if part)
     lines = []
     for pages, reads in (("cold", row.cold), ("warm", row.warm)):
         if reads is not None:
             times = [reads.single.p50, reads.single.p99, reads.batch.p50, reads.batch.p99]
             rate = f"{human_bytes(reads.batch.bytes_per_second)}/s"
-            lines.append([where, holds, pages, *map(_ms, times), rate, row.note])
+            lines.append([row.path, kind, pages, *map(_ms, times), rate])
     return lines
