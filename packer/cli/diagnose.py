@@ -58,6 +58,7 @@ def command(
     loader: tuple[Path, str] | str,
     step: tuple[Path, str] | None,
     html: Path | None,
+    trace: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -73,16 +74,17 @@ def command(
     """
     if html is not None:
         check_report(html)
-    if (trace := options["trace"]) is not None and not trace.parent.is_dir():
+    if trace is not None and not trace.parent.is_dir():
         raise click.UsageError(f"--trace {trace}: there is no directory {trace.parent}")
-    given = (options["simulate_step"], options["batch_sizes"], options["apply"] or None, html)
+    recorded = None if trace is None else Trace("packer diagnose")
+    given = (options["simulate_step"], options["batch_sizes"], options["apply"] or None, html, trace)
     if options["places"] is not None and step is None and not any(value is not None for value in given):
         return _show_places(loader, as_json, options)
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
-        result = _measure(loader, step, as_json, options)
+        result = _measure(loader, step, as_json, recorded, options)
     except click.ClickException:
         raise
     except Exception as error:
@@ -92,12 +94,19 @@ def command(
     if html is not None:
         what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
         write_page(html, diagnosis_page(result, f"Diagnosis of {what}", command_line()))
-    show_result(result, as_json, lambda: [*_lines(result), *([f"the report is in {html}"] if html else [])])
+    if trace is not None and recorded is not None:
+        recorded.save(trace)
+    written = [f"{what} is in {path}" for what, path in (("the report", html), ("the trace", trace)) if path]
+    show_result(result, as_json, lambda: _lines(result, written))
     return None
 
 
 def _measure(
-    loader: tuple[Path, str] | str, step: tuple[Path, str] | None, as_json: bool, options: dict[str, Any]
+    loader: tuple[Path, str] | str,
+    step: tuple[Path, str] | None,
+    as_json: bool,
+    trace: Trace | None,
+    options: dict[str, Any],
 ) -> Diagnosis:
     """The diagnosis, with what else was asked for."""
     function = None if step is None else find_named(*step)
@@ -112,10 +121,7 @@ def _measure(
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    trace = None if options["trace"] is None else Trace("packer diagnose")
     result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
-    if trace is not None:
-        trace.save(options["trace"])
     if options["batch_sizes"] is not None:
         sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
         result = replace(result, batch_sizes=sizes)
@@ -141,14 +147,14 @@ def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[st
         show(*places_lines(measured))
 
 
-def _lines(result: Diagnosis) -> list[str]:
+def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     """All of it for the terminal, the verdict last."""
     lines = [*diagnosis_lines(result, width()), *findings_lines(result)]
     if result.batch_sizes is not None:
         lines += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
         lines += ["", *places_lines(result.places)]
-    return [*lines, "", *verdict_lines(result, width())]
+    return [*lines, *written, "", *verdict_lines(result, width())]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

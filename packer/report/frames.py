@@ -194,6 +194,7 @@ class Plot:
 
     def label_points(self, axes: Axes, points: Sequence[tuple[str, float, float, bool]]) -> None:
         """Names beside points, strong ones first: where neither a point nor another name is; otherwise not at all."""
+        axes.autoscale_view()  # or the transform is still that of empty axes
         places = [axes.transData.transform((x, y)) for _, x, y, _ in points]
         taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in places]
         for (name, _, _, strong), (x, y) in sorted(zip(points, places, strict=True), key=lambda item: not item[0][3]):

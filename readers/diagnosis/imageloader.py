@@ -29,7 +29,7 @@ from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS, _ALONE_BATCHES = 1.0, 4
+_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
 _ENDLESS = 1 << 40
 
 

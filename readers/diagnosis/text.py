@@ -9,7 +9,7 @@ from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 
 __all__ = ["diagnosis_lines", "verdict_lines"]
 
-_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 40, 12, 8, 40
+_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 60, 12, 8, 40
 _UNMEASURED = "*"
 
 

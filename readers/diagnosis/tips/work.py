@@ -159,7 +159,8 @@ def _shrink(e: Evidence) -> Found | None:
     left = (wanted / f.short_side) ** 2
     why = f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
     why += f"{_per_sample(e, *decoding)}; {wanted} pixels are {left:.0%} of that"
-    command = f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --resize-short {wanted}"
+    place = shlex.quote(f.place or "SET")
+    command = f"packer convert {place} --to hdf5 --resize-short {wanted}\npacker advise {place}  # other sizes"
     change = None
     if f.ours and "decode" in decoding:
         keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))
