@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-timing test-decoders test-corpora test-slurm lint format clean
+.PHONY: demo test test-faults test-timing test-pages test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ test-faults: $(VENV)/.ready-test
 # What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
 test-timing: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m timing
+
+# The pages of reports in a browser: needs Chromium (Debian: apt-get install chromium).
+test-pages: $(VENV)/.ready-test
+	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py
 
 # torchvision and torchcodec as they are, on the CPU: an environment of its own, of several GB.
 test-decoders: $(DECODERS)/.ready

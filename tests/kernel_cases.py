@@ -51,7 +51,7 @@ def pictures(shapes: list[tuple[int, int]] = SHAPES) -> list[Picture]:
 
 
 def job(box: tuple[int, int, int, int], resized: tuple[int, int], corner: tuple[int, int], *flips: int) -> Job:
-    return (*box, 1, False), resized, corner, flips, ()
+    return (*box, 1, False), resized, corner, flips, (), ()
 
 
 def render(engine: Any, images: list[Picture], jobs: list[Job], size: tuple[int, int], **options: Any) -> torch.Tensor:

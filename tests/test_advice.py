@@ -156,7 +156,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {
     "real-step": (of(READ, simulated=True), of(READ)),
     "watch": (of(READ, spread=0.3), of(READ)),
 }
-WAITING = ("places", "pin-memory", "watch")
+WAITING = ("pin-memory",)
 PROSE = ("network", "servers")  # rows whose advice is for another machine: no command of ours does it
 
 

@@ -24,8 +24,8 @@ import readers
 from cache.errors import BadSampleError, MissingExtraError, ResumeError, WorkerError
 from readers.augment import (
     CenterCrop,
-    ColorJitter,
     Crop,
+    MixUp,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
@@ -488,7 +488,7 @@ def test_a_graph_of_your_own(reader: readers.Reader) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": [ColorJitter(0.1)]}, "DALI pipelines do not execute ColorJitter: use ImageLoader, "),
+        ({"augment": [CenterCrop(8), MixUp()]}, r"DALI pipelines do not execute MixUp\(\): use ImageLoader, "),
         ({"augment": [Resize(32)]}, "the size of the results depends on the image"),
         ({}, "a source without ops needs a graph"),
         ({"augment": CROPS, "graph": lambda encoded: encoded}, "leave augment out where a graph is given"),

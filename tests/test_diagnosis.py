@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,6 +167,29 @@ class ByKeyword(Images):
         return self.transform(image=torch.full((3, 4, 4), index))["image"], index
 
 
+class Chooses(Plain):
+    def __init__(self, transform: Any) -> None:
+        self.augment = transform
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return self.augment(image), label
+
+
+class Locked(Chooses):
+    """What enters the transform cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(planted.Compose([self.unlocked]))
+
+    def unlocked(self, value: Any) -> torch.Tensor:
+        image: torch.Tensor = value["image"]
+        return image
+
+    def __getitem__(self, index: int) -> Any:
+        return self.augment({"image": torch.full((3, 4, 4), index), "lock": threading.Lock()}), index
+
+
 class OneOf:
     """Has members, of which one runs."""
 
@@ -176,15 +200,6 @@ class OneOf:
         return self.transforms[0](image)
 
 
-class Chooses(Plain):
-    def __init__(self, transform: Any) -> None:
-        self.augment = transform
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return self.augment(image), label
-
-
 @pytest.mark.parametrize(
     ("data", "stages", "note"),
     [
@@ -193,11 +208,12 @@ class Chooses(Plain):
         (WorksAfterwards(), 3, True),
         (InDictionary(), 5, False),
         (ByKeyword(), 3, True),
+        (Locked(), 3, True),
         (Chooses(OneOf()), 3, False),
         (Chooses(planted.Compose([torch.neg, OneOf()])), 5, False),
         (Chooses(torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())), 3, False),
     ],
-    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "one-of", "augment", "no-compose"],
+    ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "two", "other"],
 )  # fmt: skip
 def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, note: bool) -> None:
     whole = loader(data, 0)
@@ -334,6 +350,23 @@ def test_epochs_follow_one_another_without_an_end() -> None:
 def test_a_loader_without_batches_is_an_error(empty: Any) -> None:
     with pytest.raises(readers.PipelineError, match="gave no batch"):
         readers.diagnose(empty, simulate_step=0.001, seconds=1)
+
+
+def test_what_cannot_be_cut_is_measured_as_a_whole() -> None:
+    """Batches of numbers that have no length, and are used up by one reading."""
+
+    class Batches:
+        def __iter__(self) -> Iterator[Any]:
+            return (map(int, (row, row + 1)) for row in range(0, 100, 2))
+
+    result = readers.diagnose(DataLoader(Plain(), batch_sampler=Batches()), simulate_step=0.001, seconds=0.1)  # type: ignore[arg-type]
+    assert [rung.stage for rung in result.rungs] == ["step", "loading"]
+    assert "could not be cut into stages (TypeError" in result.notes[0]
+
+
+def test_a_loader_that_hangs_is_an_error() -> None:
+    with pytest.raises(readers.PipelineError, match="gave no batch for 1 s"):
+        readers.diagnose(loader(Images(read=0.8), 1, timeout=1), simulate_step=0.001, seconds=1)
 
 
 @pytest.mark.parametrize("options", [{}, {"step": print, "simulate_step": 0.1}, {"simulate_step": -1}])

@@ -84,6 +84,19 @@ def test_a_slow_loader_is_measured_where_its_time_changes(clock: Clock) -> None:
     }  # fmt: skip
 
 
+def test_a_line_that_fails_is_part_of_the_next(clock: Clock) -> None:
+    class Odd(Planted):
+        def cached(self, count: int) -> Iterator[Any]:
+            if count == 2:
+                raise TypeError("not this one")
+            return super().cached(count)
+
+    pipeline = Odd(clock, storage=0.0, read=0.01, decode=0.01, collate=0.01)
+    result = climb(pipeline, Training(lambda batch: clock.wait(0.01), simulated=True), seconds=1)
+    assert lines(result) == {"step": 10, "collate": 20, "decode": 20, "read": 40, "storage": 40}
+    assert "no time for 'decode', which is part of 'read': TypeError: not this one" in result.notes
+
+
 def test_each_line_is_announced(clock: Clock) -> None:
     said: list[str] = []
 
@@ -94,7 +107,7 @@ def test_each_line_is_announced(clock: Clock) -> None:
         begin = end = note
 
     readers.diagnose(Planted(clock, loading=0.001), simulate_step=0.01, seconds=1, watcher=Listener())  # type: ignore[arg-type]
-    assert said == ["step: 10.0 ms a step", "loading: 11.0 ms a step"]
+    assert said == ["reading the first samples", "step: 10.0 ms a step", "loading: 11.0 ms a step"]
 
 
 def test_a_batch_that_the_step_changes_is_new_each_time(clock: Clock) -> None:

@@ -105,7 +105,7 @@ def test_pictures_and_boxes_that_do_not_fit_are_refused(
     pictures: list[Picture], box: tuple[int, int, int, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [((*box, 1, False), (4, 4), (0, 0), (), ())], (4, 4))
+        BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [((*box, 1, False), (4, 4), (0, 0), (), (), ())], (4, 4))
 
 
 def test_no_images_and_engines_that_do_not_exist() -> None:

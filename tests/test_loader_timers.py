@@ -1,5 +1,5 @@
-"""`ImageLoader.stats()` and `trace()`: what was planted is found, by clocks that only the planted work moves; sums are
-right however a loop ends; a trace is what its format says."""
+"""`ImageLoader.stats()`: what was planted is found, by clocks that only the planted work moves; sums are
+right however a loop ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from cache.stores import Extents, StoreOver
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
 from readers.loader import ImageLoader, LoaderStats
 from readers.sample import Buffer
-from readers.trace import Trace
 
 COUNT, BATCH = 60, 5
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -268,60 +267,3 @@ def test_a_forked_child_counts_its_own(reader: readers.Reader) -> None:
 
     in_child(child)
     assert sum(1 for _ in batches) == COUNT // BATCH - 1 and loader.stats().batches == COUNT // BATCH
-
-
-# --- traces -------------------------------------------------------------------------------------------------------
-def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The events of a file by track, after checks of what the format demands."""
-    content = json.loads(path.read_text())
-    names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
-    tracks: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
-    for event in content["traceEvents"]:
-        assert event["ph"] in "MX" and {"name", "pid", "tid"} <= event.keys()
-        if event["ph"] == "X":
-            assert event["ts"] >= 0 and event["dur"] >= 0
-            tracks[names[event["tid"]]].append(event)
-    for events in tracks.values():
-        ends: list[float] = []
-        for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
-            while ends and ends[-1] <= event["ts"] + 1e-3:
-                ends.pop()
-            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "inside the one before, or after it"
-            ends.append(event["ts"] + event["dur"])
-    return tracks
-
-
-@pytest.mark.parametrize("decoder", ["cpu", "torchcodec"])
-def test_a_trace_has_what_the_threads_did(
-    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
-) -> None:
-    install(monkeypatch, "torchcodec")
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decoder=decoder)
-    list(loader)
-    with loader.trace(tmp_path / "trace.json") as trace:
-        assert not trace.events, "nothing of before"
-        list(loader)
-        assert not any(tmp_path.iterdir())
-    list(loader)
-    tracks = events_of(tmp_path / "trace.json")
-    crew = [event for name, events in tracks.items() if name[:-1] == "packer-loader-" for event in events]
-    steps = COUNT // BATCH
-    assert sum(e["args"]["images"] for e in crew if e["name"] == "render") == COUNT
-    assert sorted(e["args"]["batch"] for e in crew if e["name"] == "plan") == list(range(steps))
-    counts = {name: sum(e["name"] == name for e in tracks["training"]) for name in ("wait for data", "step", "collate")}
-    assert counts == {"wait for data": steps, "step": steps - 1, "collate": steps}
-    assert ("packer-loader-device" in tracks) == (decoder == "torchcodec")
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-
-
-def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -> None:
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
-    with loader.trace(tmp_path / "trace.json", limit=10) as trace, pytest.raises(ValueError, match="already"):
-        list(loader)
-        assert len(trace.events) == 10 < trace.dropped
-        with loader.trace(tmp_path / "other.json"):
-            pass
-    assert sum(map(len, events_of(tmp_path / "trace.json").values())) == 10
-    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == trace.dropped
-    with pytest.raises(ValueError, match="at least 1"):
-        Trace(limit=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 from suites.programs import run_packer
 
+import readers
 from packer.report.usage import comparison_page, usage_page
 from readers.usage import Mark, Series, Usage, load, save
 from readers.usage.compare import compare
 from readers.usage.reading import read_usage
+from readers.usage.text import usage_lines
 
 READY = "import os, sys, time; print('ready', flush=True); "
 
@@ -162,20 +165,40 @@ def test_reports_have_heat_maps_and_escape_names(tmp_path: Path) -> None:
     page = usage_page(marked, "What <b> used", [("command", "<b>")], ["a note"]).render()
     assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart is drawn wide and narrow"
     assert "<b>" not in page and "<i>" not in both and "&lt;b&gt;one" in page
-    assert "1/s … 1/s … 1/s" in page and "3/s … 3/s … 3/s" in page
+    assert "1/s\u00a0…\u00a01/s\u00a0…\u00a01/s" in page and "3/s\u00a0…\u00a03/s" in page
     assert "Nothing was sampled" in usage_page(empty, "nothing").render()
+
+
+@pytest.mark.parametrize(("columns", "most"), [(200, 110), (110, 110), (80, 80)])
+def test_a_table_fits_the_terminal(columns: int, most: int) -> None:
+    lines = usage_lines(usage_of(tuple(Mark(f"epoch {n}", 0.2 * n) for n in range(40)), **SLOW), columns)
+    table = lines[: lines.index("")]
+    assert max(map(len, table)) <= most and len(table) == 6 and ("p90" in table[0]) == (columns > 80)
+    assert lines[-3].startswith("marks: epoch 0 at 0.0 s, ") and lines[-3].endswith("and 28 more")
 
 
 # --- packer diagnose --compare ---------------------------------------------------------------------------------------
 def test_two_records_are_compared_series_by_series_and_span_by_span() -> None:
     first = usage_of((Mark("start", 0.0), Mark("epoch", 5.0), Mark("only in A", 9.0)), **SLOW)
-    result = compare(first, usage_of((Mark("epoch", 2.0),), **FAST))
+    result = compare(first, usage_of((Mark("epoch", 2.0, images=640.0),), **FAST))
     rows = {row.name: row for row in result.rows}
     assert list(rows) == ["steps", "images", "gpu0 busy", "cpu busy", "eth0 in", "sda read"]
     assert rows["images"].ratio == 1.5 and rows["sda read"].b is None and rows["eth0 in"].ratio is None
     (span,) = result.spans
-    assert (span.name, span.seconds, span.steps) == ("epoch", (4.0, 8.0), (3.0, 4.0))
+    assert (span.name, span.seconds, span.steps, span.images) == ("epoch", (4.0, 8.0), (3.0, 4.0), (100.0, 640.0))
     assert result.verdict.startswith("B makes 150 images a second, A 100: +50%. A: CPUs are 100 % busy")
+
+
+def test_a_diagnosis_records_each_of_its_lines() -> None:
+    result = readers.diagnose([np.zeros(8)] * 3, simulate_step=0.001, seconds=0.5)
+    assert result.usage is not None
+    rates = {mark.name: (mark.steps, mark.images) for mark in result.usage.marks}
+    lines = {rung.stage: (rung.time.per_second, 8 * rung.time.per_second) for rung in result.rungs}
+    assert lines.items() <= rates.items() and all(len(span.times) for _, span in result.usage.spans())
+    again = Usage.from_dict(json.loads(json.dumps(result.to_dict()))["usage"])
+    both = compare(again, again)
+    assert [span.name for span in both.spans] == [mark.name for mark in result.usage.marks]
+    assert re.match(r"B makes \S+ images a second in '\w+', A \S+: \+0%\. ", both.verdict)
 
 
 def test_the_command_compares_a_record_with_the_json_of_a_diagnosis(tmp_path: Path) -> None:

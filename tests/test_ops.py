@@ -7,7 +7,6 @@ torchvision is not needed.
 from __future__ import annotations
 
 import colorsys
-import importlib.util
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
@@ -48,7 +47,6 @@ from readers.augment import (
 from readers.augment.recipe import Draws
 from readers.loader import ImageLoader
 
-HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 SIZE = (48, 40)
 COUNT = 24
 # One of each, so that something happens to most images.
@@ -172,43 +170,6 @@ def test_any_number_of_threads_and_a_resume_make_the_same(op: Op, reader: reader
     next(under_way), next(under_way)
     resumed.load_state_dict(begun.state_dict())
     assert all(map(torch.equal, one[2:], (images for images, _ in resumed))) and len(one) == 5
-
-
-@pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
-@pytest.mark.parametrize("op", [op for op in EXAMPLES if op.stage is not Stage.GEOMETRY], ids=example_name)
-def test_dali_makes_the_same_or_says_what_does(op: Op, reader: readers.Reader) -> None:
-    from readers.dali import DaliLoader
-
-    ops = [CenterCrop(32), op]
-    if not op.on_dali:
-        with pytest.raises(ValueError, match=rf"DALI .* {type(op).__name__}: use ImageLoader"):
-            DaliLoader(reader, 8, augment=ops)
-        return
-    ours, theirs = (kind(reader, 8, augment=ops, shuffle=False) for kind in (ImageLoader, DaliLoader))
-    unit = 255 * 0.2 if op.stage is Stage.NORMALIZE else 1.0
-    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
-        apart = (mine.to(torch.float32) - other.to(torch.float32)).abs() * unit
-        assert float(apart.mean()) < 1.0 and float(apart.max()) <= 6
-
-
-@pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")
-@pytest.mark.parametrize(
-    "ops",
-    [
-        [RandomCrop(30), RandomVerticalFlip(), RandomHorizontalFlip()],
-        [RandomCrop(SIZE, padding=6), RandomVerticalFlip()],
-        [Resize(44), RandomCrop((30, 50), padding=(2, 8)), RandomHorizontalFlip(), RandomGrayscale(0.5)],
-        [RandomResizedCrop(24, interpolation="bicubic"), RandomVerticalFlip(), RandomGrayscale(0.5)],
-    ],
-    ids=["crop", "padded", "resized", "bicubic"],
-)
-def test_dali_crops_and_flips_alike(ops: list[Op], reader: readers.Reader) -> None:
-    from readers.dali import DaliLoader
-
-    ours, theirs = (kind(reader, 8, augment=ops, seed=2) for kind in (ImageLoader, DaliLoader))
-    for (mine, _), (other, _) in zip(ours, theirs, strict=True):
-        apart = (mine.to(torch.float32) - other.to(torch.float32)).abs()
-        assert float(apart.mean()) < 1.0 and float(apart.max()) <= 6
 
 
 # --- what each op makes -----------------------------------------------------------------------------------------------

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 import pynvml
 import pytest
+from suites.staging import wait_for
 from usage_doubles import DISKS, LUSTRE, MEMINFO, NET, NFS, STAT, FakeMachine, NvmlLibrary, amdsmi_module
 
 import readers
+from readers.augment import CenterCrop, Resize
+from readers.loader import ImageLoader
 from readers.usage import Sampler, Usage, load, save
 from readers.usage.buffer import Buffer
 from readers.usage.proc import cpu_times, key_values, net_counters, pressure, process_times
@@ -306,6 +309,37 @@ def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypat
     assert len(found.notes) == 1 and "ZeroDivisionError" in found.notes[0] and len(usage.times) == 3
 
 
+def test_a_probe_that_hangs_keeps_no_one_waiting(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a GPU that has fallen off the bus: marks are taken, and the end comes."""
+    monkeypatch.setattr("readers.usage.sampler._PATIENCE_SECONDS", 0.05)
+    found, hangs, go = sampler(machine), threading.Event(), threading.Event()
+    machine.pass_time()
+    found.sample()
+    machine.pass_time()
+    found.gauge("stuck", lambda: [hangs.set(), go.wait(60)][1])
+    thread = threading.Thread(target=found.sample)
+    thread.start()
+    assert hangs.wait(60)
+    found.mark("meanwhile")
+    usage = found.stop()
+    go.set()
+    thread.join()
+    assert len(usage.times) == len(found.usage().times) == 1 and [mark.name for mark in usage.marks] == ["meanwhile"]
+    assert "did not end" in found.notes[0]
+
+
+def test_the_queue_of_a_loader_can_be_watched(tree: Path) -> None:
+    reader = readers.open_folder(tree, "train")
+    loader = ImageLoader(reader, 2, augment=[Resize(8), CenterCrop(8)], prefetch=2, threads=1)
+    assert loader.ready == 0
+    batches = iter(loader)
+    next(batches)
+    wait_for(lambda: loader.ready == 2, "two batches")
+    for _ in batches:
+        pass
+    assert loader.ready == 0
+
+
 def test_a_forked_child_leaves_the_record_alone(machine: FakeMachine, tmp_path: Path) -> None:
     found = sampler(machine, tmp_path / "run.jsonl")
     machine.pass_time()
@@ -474,6 +508,27 @@ def test_other_files_are_not_replaced(machine: FakeMachine, tmp_path: Path, cont
 def test_a_record_replaces_one(machine: FakeMachine, recorded: Path) -> None:
     sampler(machine, recorded).stop()
     assert len(load(recorded).times) == 0
+
+
+def test_two_runs_do_not_write_one_file(machine: FakeMachine, tmp_path: Path) -> None:
+    """A child that was forked meanwhile keeps nobody out."""
+    first = sampler(machine, tmp_path / "run.jsonl")
+    with pytest.raises(readers.OutputError, match="another process"):
+        sampler(machine, tmp_path / "run.jsonl")
+    ready, stop = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stop[1])
+        os.write(ready[1], b"x")
+        os.read(stop[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    first.stop()
+    sampler(machine, tmp_path / "run.jsonl").stop()
+    os.close(stop[1])
+    os.waitpid(child, 0)
+    for descriptor in (*ready, stop[0]):
+        os.close(descriptor)
 
 
 def test_a_full_disk_ends_the_record_and_not_the_run(machine: FakeMachine, tmp_path: Path) -> None:

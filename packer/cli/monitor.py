@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import click
 
 from packer.cli.compare import check_report
-from packer.cli.diagnose import Duration
 from packer.cli.held import HeldSignals
-from packer.cli.text import json_option, print_json, show
+from packer.cli.text import Duration, json_option, print_json, show
 from packer.report import write_page
 from packer.report.usage import usage_page
 from readers.usage import Sampler
@@ -18,6 +19,8 @@ from readers.usage.reading import read_usage
 from readers.usage.text import usage_lines
 
 __all__ = ["command"]
+
+_COLUMNS = 110
 
 
 @click.command("monitor", options_metavar="[OPTIONS] --")
@@ -52,5 +55,13 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
         else:
             notes = [f"note: {note}" for note in sampler.notes]
             kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
-            show("", *usage_lines(usage), *notes, *kept, err=True)
+            show("", *usage_lines(usage, _columns()), *notes, *kept, err=True)
     return status
+
+
+def _columns() -> int:
+    """Of the terminal that stderr is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS

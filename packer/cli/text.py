@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -33,6 +34,7 @@ from packer.cli.group import with_flags
 from readers.names import SplitName
 
 __all__ = [
+    "Duration",
     "Emphasis",
     "ProgressDisplay",
     "SetPlace",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no progress.")
 workers_option = click.option(
     "--workers",
@@ -96,6 +99,18 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return value if isinstance(value, int) else parse_size(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time, as 20ms or 1.5s, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us|µs|)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is not a valid time: expected a number and a unit, as 20ms or 1.5s", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
 
 
 class SetPlace(click.ParamType):  # type: ignore[type-arg]

@@ -51,7 +51,7 @@ class Rows:
         self.top = self.font + 14 if has_line else 2
         self.height = self.top + max(1, len(names)) * self.row + 2
         widest = max([text_width(name, self.font) for name in names], default=0.0)
-        self.left = 1 if narrow else int(min(0.36 * self.width, widest + 12))
+        self.left = 1 if narrow else math.ceil(min(0.36 * self.width, widest + 14))
         self.right = 10 + max([text_width(text, self.font) for text in texts], default=0.0)
         self.scale = 1.0  # units of the axis in a pixel
 
@@ -194,6 +194,7 @@ class Plot:
 
     def label_points(self, axes: Axes, points: Sequence[tuple[str, float, float, bool]]) -> None:
         """Names beside points, strong ones first: where neither a point nor another name is; otherwise not at all."""
+        axes.autoscale_view()  # or the transform is still that of empty axes
         places = [axes.transData.transform((x, y)) for _, x, y, _ in points]
         taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in places]
         for (name, _, _, strong), (x, y) in sorted(zip(points, places, strict=True), key=lambda item: not item[0][3]):

@@ -11,18 +11,16 @@ from packer.report.page import Page
 from readers.usage import Usage
 from readers.usage.compare import Comparison
 from readers.usage.reading import format_value, read_usage
-from readers.usage.record import Percentiles
+from readers.usage.record import HeatRow, Percentiles
 
 __all__ = ["add_usage", "comparison_page", "usage_page"]
 
 _COLUMNS = 120
 _MARKS = 60
 _SPANS = 40
-_SPAN_SERIES = 8
-_HEAT = (
-    "Each row is a series, from dark (0) to bright (the amount after its name: a limit, or its own largest value). "
-    "Open cells: nothing is known."
-)
+_SPAN_SERIES = 6
+_LEAST_SHARE = 0.05
+_HEAT = "Each row is a series, from dark (0) to bright (its limit, or its largest value). Open cells: nothing is known."
 
 
 def usage_page(usage: Usage, title: str, facts: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> Page:
@@ -42,10 +40,10 @@ def add_usage(page: Page, usage: Usage) -> None:
     if not summary.heat_rows(1):
         page.text("Nothing was sampled.")
         return
-    _add_heat_map(page, summary, usage.seconds, _HEAT)
+    heat = _add_heat_map(page, summary, usage.seconds, _HEAT)
     found = summary.percentiles()
-    rows = [[one.name, *(format_value(value, one.unit) for value in found[one.name])] for one in summary.series]
-    page.table(["", *Percentiles._fields], rows, caption="Percentiles by time")
+    rows = [[row.name, *(format_value(value, row.unit) for value in (*found[row.name], row.full))] for row in heat]
+    page.table(["", *Percentiles._fields, "bright is"], rows, caption="Percentiles by time")
     if usage.marks:
         _add_spans(page, summary)
 
@@ -84,25 +82,27 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
     return page
 
 
-def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> None:
+def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> list[HeatRow]:
     rows = usage.heat_rows(_COLUMNS, seconds)
-    names = [row.name if row.unit == "share" else f"{row.name} {format_value(row.full, row.unit)}" for row in rows]
     times = [seconds * column / _COLUMNS for column in range(_COLUMNS)]
     marks = [charts.Mark(mark.seconds, mark.name) for mark in usage.marks[:_MARKS]]
-    page.chart(charts.heat_map(names, times, [row.values for row in rows], marks=marks), caption)
+    page.chart(charts.heat_map([row.name for row in rows], times, [row.values for row in rows], marks=marks), caption)
+    return rows
 
 
 def _add_spans(page: Page, usage: Usage) -> None:
-    """From min over p50 to max of the first series, between marks."""
-    shown = usage.summary(0).series[:_SPAN_SERIES]
+    """From min over p50 to max, between marks, of the first series that matter."""
+    found = usage.percentiles()
+    shown = [one for one in usage.summary(0).series if one.unit != "bytes" and "pressure" not in one.name]
+    shown = [one for one in shown if one.unit != "share" or found[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]
     rows = []
     for mark, span in usage.spans()[:_SPANS]:
-        found = span.percentiles()
-        cells = [
-            " … ".join(format_value(value, one.unit) for value in (values.min, values.p50, values.max))
-            if (values := found.get(one.name)) is not None
-            else "–"
-            for one in shown
-        ]
+        of_span = span.percentiles()
+        cells = []
+        for one in shown:
+            values = of_span.get(one.name)
+            three = () if values is None else (values.min, values.p50, values.max)
+            text = " … ".join(format_value(value, one.unit) for value in three) or "–"
+            cells.append(text.replace(" ", "\u00a0"))
         rows.append([mark.name, *cells])
     page.table(["from mark", *(one.name for one in shown)], rows, caption="Smallest … median … largest value")

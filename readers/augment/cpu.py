@@ -1,5 +1,8 @@
 """Execute a plan on the CPU: decode the box, resize it, flip it, and store it in its row of a batch.
 
+Where ops on pixels come before a crop or resize, an image goes through several such passes
+(`readers.augment.geometry`), each on the result of the one before it.
+
 Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its quality
 (docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
 costs some 10 µs and releases the interpreter's lock twice, as much as a tenth of a small image.
@@ -17,14 +20,14 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
-from readers.augment.ops.base import Interpolation, window
+from readers.augment.geometry import Job, Pass
+from readers.augment.ops.base import Interpolation, Op, window
 from readers.augment.ops.color import Normalize, channel_factors
-from readers.augment.recipe import Job
 from readers.decode import Scratch, decode_image
 from readers.decode.region import lent
 from readers.sample import Buffer
 
-__all__ = ["MAX_STACK_BYTES", "Finish", "Renderer", "Stack", "alike"]
+__all__ = ["MAX_STACK_BYTES", "Finish", "Renderer", "Stack", "alike", "apply_steps", "box_of", "render_pass"]
 
 MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
@@ -138,10 +141,15 @@ class Renderer:
 
         size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
         """
-        pixels = decode_image(data, job[0], self._scratch, size)
+        earlier = job[5]
+        image = _image(decode_image(data, earlier[0][0] if earlier else job[0], self._scratch, size))
         if self.lap is not None:
             self.lap("decode")
-        self._store(pixels, job, out)
+        for number, made in enumerate(earlier):
+            image = render_pass(image if not number else box_of(image, made[0]), made, self._resized)
+            if self.lap is not None:
+                self.lap("augment")
+        self._store(box_of(image, job[0]) if earlier else image, job, out)
 
     def render_alike(
         self,
@@ -170,7 +178,7 @@ class Renderer:
     def _render_stacked(
         self, data: Sequence[Buffer | Exception], jobs: Sequence[Job], stack: Stack, out: torch.Tensor
     ) -> bool:
-        region, resized, corner, _, _ = jobs[0]
+        region, resized, corner, *_ = jobs[0]
         images = []
         try:
             for some, slot in zip(data, stack.slots, strict=False):
@@ -185,7 +193,7 @@ class Renderer:
         together = stack.together(images) if whole else None
         if together is None:
             for image, job, place in zip(images, jobs, out.split(1), strict=True):
-                self._store(image, job, place)
+                self._store(_image(image), job, place)
             return True
         pixels = torch.from_numpy(together).permute(0, 3, 1, 2)
         if pixels.shape[2:] == resized:
@@ -196,15 +204,12 @@ class Renderer:
             self._resize(pixels, resized, out)
         return True
 
-    def _store(self, pixels: npt.NDArray[np.uint8], job: Job, out: torch.Tensor) -> None:
-        """Resize and crop decoded pixels, apply the pixel ops, and store the result in `out`."""
-        _, resized, corner, flips, steps = job
-        if min(pixels.strides) < 0:
-            pixels = np.ascontiguousarray(pixels)
-        image = torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])
+    def _store(self, image: torch.Tensor, job: Job, out: torch.Tensor) -> None:
+        """Resize and crop an image, uint8 [1, 3, height, width], apply the pixel ops, and store the result in `out`."""
+        _, resized, corner, flips, steps, _ = job
         final = (out.shape[2], out.shape[3])
         cropped = resized != final or corner != (0, 0)
-        if pixels.shape[:2] != resized:
+        if image.shape[2:] != resized:
             direct = not cropped and not steps
             target = out if direct else self._memory(resized)
             self._resize(image, resized, target)
@@ -214,11 +219,7 @@ class Renderer:
         if cropped:
             image = window(image, corner, final)
         if steps:
-            image = torch.flip(image, flips) if flips else image
-            image = image.contiguous().to(torch.float32)
-            for op, parameters in steps:
-                image = op.apply(image, (parameters,))
-            image = image.round_()
+            image = apply_steps(torch.flip(image, flips) if flips else image, steps)
         out.copy_(image)
         if self.lap is not None:
             self.lap("augment")
@@ -229,6 +230,11 @@ class Renderer:
         if self.lap is not None:
             self.lap("resize")
 
+    def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        out = torch.empty((1, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        self._resize(image, size, out)
+        return out
+
     def _memory(self, size: tuple[int, int]) -> torch.Tensor:
         """[1, 3, height, width] of this thread, channels last."""
         if self._temporary.shape[2:] != size:
@@ -236,9 +242,46 @@ class Renderer:
         return self._temporary
 
 
+def _image(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Pixels [height, width, 3] as [1, 3, height, width], in their memory where torch can step through it."""
+    if min(pixels.strides) < 0:
+        pixels = np.ascontiguousarray(pixels)
+    return torch.from_numpy(lent(pixels).transpose(2, 0, 1)[None])
+
+
+def box_of(image: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
+    """The box (top, left, height, width, …) of an image [1, 3, height, width]: a view."""
+    top, left, height, width, *_ = region
+    return image[:, :, top : top + height, left : left + width]
+
+
+def apply_steps(image: torch.Tensor, steps: Sequence[tuple[Op, list[float]]]) -> torch.Tensor:
+    """The ops on pixels, on one image [1, 3, height, width]: float32, of whole values from 0 to 255."""
+    image = image.contiguous().to(torch.float32)
+    for op, parameters in steps:
+        image = op.apply(image, (parameters,))
+    return image.round_()
+
+
+def render_pass(
+    image: torch.Tensor, made: Pass, resized: Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]
+) -> torch.Tensor:
+    """What a part before the last makes of its box, uint8 [1, 3, height, width], channels last.
+
+    resized: the image in this (height, width), uint8 or whole values.
+    """
+    _, size, corner, flips, steps, crop = made
+    if image.shape[2:] != size:
+        image = resized(image, size)
+    image = window(image, corner, crop)
+    image = torch.flip(image, flips) if flips else image
+    image = apply_steps(image, steps) if steps else image
+    return image.to(torch.uint8, memory_format=torch.channels_last)
+
+
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether two or more images have one size and the same job, apart from flips."""
-    if len(jobs) < 2 or jobs[0][0] != jobs[1][0]:
+    """Whether two or more images have one size and the same job, apart from flips, and nothing to do with pixels."""
+    if len(jobs) < 2 or jobs[0][0] != jobs[1][0] or jobs[0][5]:
         return False
     first, size = jobs[0][:3], sizes[0]
     return all(job[:3] == first and not job[4] for job in jobs) and all(other == size for other in sizes)

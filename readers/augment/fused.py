@@ -2,9 +2,10 @@
 
 The jobs are those that `readers.augment.cpu` executes, so the same seed gives the same crops. Everything up to the
 dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, which some recipes have, follow as
-torch operations on the whole batch. Without Triton, and for bicubic resizes, which the kernel does not do, torch's
-operations make the boxes too, one image after another; they resize floats only, so they round once instead of after
-each pass.
+torch operations on the whole batch. Ops on pixels before a crop or resize are torch operations on one image after
+another, since those differ in size; the kernel continues with what they made. Without Triton, and for bicubic resizes,
+which the kernel does not do, torch's operations make the boxes too, one image after another; they resize floats only,
+so they round once instead of after each pass.
 
 Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
 decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference is added (docs/training.md).
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from readers.augment.cpu import box_of, render_pass
 from readers.augment.ops.base import Interpolation, Op, Rows, window
 from readers.augment.ops.color import Normalize, channel_factors
 from readers.augment.recipe import Job
@@ -87,6 +89,7 @@ class BatchRenderer:
         also where `reduce` allows less. size: (height, width) of all results. Raises ValueError for a box outside.
         """
         _check(pictures, jobs)
+        pictures = [self._passed(*both) if both[1][5] else both[0] for both in zip(pictures, jobs, strict=True)]
         steps = [(op, [job[4][k][1] for job in jobs]) for k, (op, _) in enumerate(jobs[0][4])] if jobs else []
         whole = self._kernel is not None and not steps
         out = self._empty(len(jobs), size, self.dtype if whole else torch.uint8)
@@ -136,17 +139,28 @@ class BatchRenderer:
         """Crop, resize and flip each picture by its job into out, uint8 [n, 3, height, width]. On the CPU this is the
         arithmetic of `readers.augment.cpu`."""
         size = (out.shape[2], out.shape[3])
-        exact = self.device.type == "cpu"
         for picture, job, place in zip(pictures, jobs, out, strict=True):
-            (top, left, height, width, _, _), resized, corner, flips, _ = job
-            image = upright_tensor(picture)[None, :, top : top + height, left : left + width]
-            if resized != (height, width):
-                values = image if exact else image.to(torch.float32)
-                values = F.interpolate(values, resized, mode=self._filter, antialias=True, align_corners=False)
-                image = values if exact else values.round_().clamp_(0, 255)
+            region, resized, corner, flips, *_ = job
+            image = box_of(upright_tensor(picture)[None], region)
+            if resized != image.shape[2:]:
+                image = self._resized(image, resized)
             if resized != size or corner != (0, 0):
                 image = window(image, corner, size)
             place.copy_(torch.flip(image, flips)[0] if flips else image[0])
+
+    def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        """uint8 values [1, 3, *size]; on the CPU uint8, elsewhere perhaps float32."""
+        exact = self.device.type == "cpu"
+        values = image if exact else image.to(torch.float32)
+        values = F.interpolate(values, size, mode=self._filter, antialias=True, align_corners=False)
+        return values if exact else values.round_().clamp_(0, 255)
+
+    def _passed(self, picture: Picture, job: Job) -> Picture:
+        """What the parts before the last make of a picture, on its device."""
+        image = upright_tensor(picture)[None]
+        for made in job[5]:
+            image = render_pass(box_of(image, made[0]), made, self._resized)
+        return Picture(image[0])
 
     def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Op, Rows]]) -> torch.Tensor:
         """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
@@ -168,7 +182,8 @@ def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
     """Raise ValueError for a box outside of its image, which would read other memory."""
     if len(pictures) != len(jobs):
         raise ValueError(f"{len(pictures)} pictures for {len(jobs)} jobs")
-    for i, (picture, ((top, left, height, width, _, _), *_)) in enumerate(zip(pictures, jobs, strict=True)):
+    for i, (picture, job) in enumerate(zip(pictures, jobs, strict=True)):
+        top, left, height, width, *_ = job[5][0][0] if job[5] else job[0]
         pixels = picture.pixels
         if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[0] != 3:
             raise ValueError(f"picture {i}: expected uint8 [3, height, width], found {pixels.dtype} {pixels.shape}")
@@ -181,7 +196,7 @@ def _table(pictures: Sequence[Picture], jobs: Sequence[Job]) -> np.ndarray[Any, 
     """As `readers.augment.kernel` reads it."""
     rows = [
         (*_box(picture, region), *resized, *corner, 3 in flips, 2 in flips)
-        for picture, (region, resized, corner, flips, _) in zip(pictures, jobs, strict=True)
+        for picture, (region, resized, corner, flips, *_) in zip(pictures, jobs, strict=True)
     ]
     return np.array(rows, np.int64)
 

@@ -1,7 +1,8 @@
 """What happens to each image of a batch, planned by the ops before any image is decoded.
 
-Any list of crops with one resize among them is: a box of the image, resized, then cropped again. That is all a decoder
-and a resizer need, on a CPU or a GPU. Flips follow, then the ops on pixels with their parameters.
+Any list of crops and flips with one resize among them is: a box of the image, resized, then cropped again, then
+flipped. That is all a decoder and a resizer need, on a CPU or a GPU. The ops on pixels follow with their parameters. A
+list that crops or resizes what an op on pixels has changed is several such parts, one after another.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cache.errors import BadSampleError
 if TYPE_CHECKING:
     from readers.augment.ops.base import Op
 
-__all__ = ["Boxes", "Job", "Plan", "Planner", "Step"]
+__all__ = ["Boxes", "Job", "Pass", "Plan", "Planner", "Step"]
 
 _MAX_REDUCE_LOG2 = 3
 _FLIP_AXES = ((), (3,), (2,), (2, 3))
@@ -29,17 +30,18 @@ _Floats = npt.NDArray[np.float64]
 Step: TypeAlias = "tuple[Op, _Floats]"
 
 
-# What happens to one image: (region, resized, corner, flips, steps). Decode `region`, the values of a `Region`;
-# resize it to `resized` (height, width), crop that at `corner` (which may be outside: black), flip it along `flips`
-# (axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right), apply the pixel ops with these parameters. A
-# plain tuple, as each image has one.
-Job: TypeAlias = tuple[
-    tuple[int, int, int, int, int, bool],
-    tuple[int, int],
-    tuple[int, int],
-    tuple[int, ...],
-    "tuple[tuple[Op, list[float]], ...]",
-]
+_Region: TypeAlias = tuple[int, int, int, int, int, bool]
+_Pair: TypeAlias = tuple[int, int]
+_Steps: TypeAlias = "tuple[tuple[Op, list[float]], ...]"
+# One part: (region, resized, corner, flips, steps, size). Take `region`, the values of a `Region`; resize it to
+# `resized` (height, width), crop `size` (height, width) of that at `corner` (which may be outside: black), flip it
+# along `flips` (axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right), apply the pixel ops with these
+# parameters, and round to whole values.
+Pass: TypeAlias = tuple[_Region, _Pair, _Pair, tuple[int, ...], _Steps, _Pair]
+# What happens to one image: the same for its last part, and the parts before it, in their order. The first part takes
+# its region from the image, all others from what the part before them made. The last part's size is that of the batch.
+# Plain tuples, as each image has one.
+Job: TypeAlias = tuple[_Region, _Pair, _Pair, tuple[int, ...], _Steps, tuple[Pass, ...]]
 
 
 @dataclass(slots=True)
@@ -69,15 +71,29 @@ class Boxes:
 @dataclass(slots=True)
 class Plan:
     """What happens to n images. hflip, vflip: bool [n]. steps: the ops on pixels and their parameters, float64 [n, k],
-    as `Op.plan` computes them."""
+    as `Op.plan` computes them. before: the parts before this one, whose results it takes."""
 
     boxes: Boxes
     hflip: _Bools
     vflip: _Bools
     steps: list[Step]
+    before: tuple[Plan, ...] = ()
 
     def jobs(self) -> list[Job]:
         """The plan by image, in Python's own numbers."""
+        earlier: Iterable[tuple[Pass, ...]] = itertools.repeat((), len(self.hflip))
+        if self.before:
+            earlier = zip(*(part.passes() for part in self.before), strict=True)
+        return list(zip(*self._parts(), earlier, strict=False))
+
+    def passes(self) -> list[Pass]:
+        """This part by image, in Python's own numbers."""
+        sizes = zip(self.boxes.out_height.tolist(), self.boxes.out_width.tolist(), strict=True)
+        return list(zip(*self._parts(), sizes, strict=False))
+
+    def _parts(
+        self,
+    ) -> tuple[Iterable[_Region], Iterable[_Pair], Iterable[_Pair], Iterable[tuple[int, ...]], Iterable[_Steps]]:
         b = self.boxes
         columns = (b.top, b.left, b.height, b.width, b.reduce, b.coarse)
         regions = zip(*(column.tolist() for column in columns), strict=True)
@@ -89,23 +105,31 @@ class Plan:
             ops = [op for op, _ in self.steps]
             parameters = zip(*(values.tolist() for _, values in self.steps), strict=True)
             steps = [tuple(zip(ops, row, strict=True)) for row in parameters]
-        return list(zip(regions, resized, corners, flips, steps, strict=False))
+        return regions, resized, corners, flips, steps
 
 
 class Planner:
-    """The plan so far of n images; `Op.plan` calls its methods.
+    """The plan so far of n images, in one part of a list; `Op.plan` calls its methods.
 
-    It keeps the box of each image until it is resized, and from then on the crop of the resized box.
+    It keeps the box of each image until it is resized, and from then on the crop of the resized box. Both are of the
+    image before its flips, which are made at the end: a crop of a mirrored image is a crop at the mirrored place, which
+    is mirrored then, and the antialiased resize treats both sides alike. So that gives the same pixels, to the bit.
+
+    before: the parts before this one. flips_first: flips come before the ops on pixels, wherever they are in the list.
     """
 
-    def __init__(self, heights: _Ints, widths: _Ints) -> None:
+    def __init__(
+        self, heights: _Ints, widths: _Ints, before: tuple[Plan, ...] = (), *, flips_first: bool = True
+    ) -> None:
         self._heights, self._widths = heights, widths
+        self._before, self._flips_first = before, flips_first
         zeros = np.zeros(len(heights), np.int64)
         self._box = [zeros, zeros, heights, widths]
         self._resized: tuple[_Ints, _Ints] | None = None
         self._window = [zeros, zeros, heights, widths]
         self._align = False
-        self._bad: dict[int, BadSampleError] = {}
+        self._bad: dict[int, BadSampleError] = dict(before[-1].boxes.bad) if before else {}
+        self._flipped = False
         self._flips = {axis: np.zeros(len(heights), np.bool_) for axis in (2, 3)}
         self._steps: list[Step] = []
 
@@ -146,6 +170,9 @@ class Planner:
         for i in np.flatnonzero(wrong).tolist():
             found = f"{int(box[2][i])} x {int(box[3][i])}"
             self._bad.setdefault(i, BadSampleError(f"{op} does not fit into the {found} pixels it is given"))
+        if self._flipped:
+            top = np.where(self._flips[2], box[2] - top - height, top)
+            left = np.where(self._flips[3], box[3] - left - width, left)
         box[:] = [box[0] + top, box[1] + left, height, width]
 
     def resize(self, height: _Ints | int, width: _Ints | int, *, align: bool = False) -> None:
@@ -155,16 +182,20 @@ class Planner:
         self._window = [zeros, zeros, *self._resized]
         self._align = align
 
-    def flip(self, axis: int, which: _Bools) -> None:
-        """Flip some of the images (bool [n]) along an axis of [n, 3, height, width]."""
-        self._flips[axis] = self._flips[axis] ^ which
+    def flip(self, op: Op, which: _Bools) -> None:
+        """Flip some of the images (bool [n]) along the axis of `op`."""
+        if self._steps and not self._flips_first:
+            self.step(op, which[:, None].astype(np.float64))
+        else:
+            self._flips[op.flip_axis] = self._flips[op.flip_axis] ^ which
+            self._flipped = True
 
     def step(self, op: Op, parameters: _Floats) -> None:
         """Have `op.apply` change the pixels of the images, by these parameters, float64 [n, k]."""
         self._steps.append((op, parameters))
 
     def plan(self) -> Plan:
-        return Plan(self._boxes(), self._flips[3], self._flips[2], self._steps)
+        return Plan(self._boxes(), self._flips[3], self._flips[2], self._steps, self._before)
 
     def _current(self) -> list[_Ints]:
         return self._box if self._resized is None else self._window
@@ -173,11 +204,12 @@ class Planner:
         if self._resized is None:
             self.resize(self._box[2], self._box[3])
         assert self._resized is not None
-        reduce = self._reduce(self._resized)
+        # What a part before this one made is not decoded, so that nothing of it can be decoded at a smaller scale.
+        reduce = np.ones(len(self._heights), np.int64) if self._before else self._reduce(self._resized)
         (top, left, height, width), (rows, columns) = self._box, self._resized
         # Where the box is made half as large or less, colours at half the size are still as fine as the result.
         # The mean difference is 0.3 of 255 or less.
-        coarse = (height >= 2 * reduce * rows) & (width >= 2 * reduce * columns)
+        coarse = (height >= 2 * reduce * rows) & (width >= 2 * reduce * columns) & (not self._before)
         window = self._window[0], self._window[1], self._window[2], self._window[3]
         return Boxes(top, left, height, width, rows, columns, *window, reduce, coarse, self._bad)
 

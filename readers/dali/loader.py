@@ -11,7 +11,8 @@ import numpy as np
 from cache.errors import BadSampleError, PackerError, WorkerError
 from readers.augment.ops import Op
 from readers.dali.backend import Output, Run, empty_batch, start_run
-from readers.dali.pipelines import Graph, PipelineOptions, pipeline
+from readers.dali.pipelines import Graph, pipeline
+from readers.dali.recipes import PipelineOptions
 from readers.dali.source import Source, refusal
 from readers.decode import decode_image
 from readers.feed import BadSample, Feed, OnError, Start, check_choice

@@ -15,9 +15,12 @@ and where the source has a list of `readers.augment` ops, what they do to each i
     resized   float32 [n, 4]  height, width it is resized to; the final crop's position in the margin, 0..1 (y, x), or
                               in pixels, where crops may reach beyond the image
     flips     int32 [n, 2]    left and right, top and bottom
-    step      float32 [n, k]  for each op on pixels, its parameters
+    step      float32 [n, k]  for each op on pixels, what `Op.dali_parameters` gives
 
-and where bad samples are skipped or replaced:
+once for each part of the list (`readers.augment.recipe`). In parts before the last `resized` is [n, 6], the crop in
+pixels, and its height and width; it and `flips` are there only where the part resizes, crops or flips.
+
+Where bad samples are skipped or replaced:
 
     row       int64 [n, 1]    which samples these are
 
@@ -38,7 +41,7 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError
 from readers.augment.ops import Op
-from readers.augment.recipe import Plan, Recipe
+from readers.augment.recipe import Part, Plan, Recipe
 from readers.decode.cpu import has_clean_header
 from readers.feed import (
     BadSample,
@@ -57,7 +60,7 @@ from readers.order.schedule import Tail
 from readers.reader import Reader
 from readers.sample import Buffer, ImageInfo
 
-__all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "refusal"]
+__all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 
 DECODER = "dali"  # named in resume tokens
 # What only our own decoder decodes.
@@ -327,13 +330,32 @@ def refusal(data: Buffer) -> str:
     return _FOREIGN.get(media, "")
 
 
+def has_size(part: Part) -> bool:
+    """Whether `resized` is sent for a part: DALI warns of outputs that no node takes."""
+    return part.last or part.interpolation is not None or part.crops_result
+
+
+def has_flips(part: Part) -> bool:
+    """Whether `flips` is sent for a part."""
+    return part.last or part.flips
+
+
 def _plan_columns(plan: Plan, recipe: Recipe) -> tuple[npt.NDArray[Any], ...]:
-    """box, where the recipe crops before the resize; resized, flips and steps of a batch."""
-    b = plan.boxes
-    box = np.stack([b.top, b.left, b.height, b.width], axis=1)
-    room = np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
-    corner = np.stack([b.crop_top, b.crop_left]) / (1 if recipe.hangs_over else room)
-    resized = np.stack([b.resized_height, b.resized_width, *corner], axis=1).astype(np.float32)
-    flips = np.stack([plan.hflip, plan.vflip], axis=1).astype(np.int32)
-    steps = (parameters.astype(np.float32) for _, parameters in plan.steps)
-    return (*([box] if recipe.boxed else []), resized, flips, *steps)
+    """What happens to each image of a batch, part by part, as described at the top of this module."""
+    columns: list[npt.NDArray[Any]] = []
+    for made, part in zip((*plan.before, plan), recipe.parts, strict=True):
+        b = made.boxes
+        corner: npt.NDArray[Any] = np.stack([b.crop_top, b.crop_left])
+        if not part.last:
+            corner = np.concatenate([corner, np.stack([b.out_height, b.out_width])])
+        elif not part.hangs_over:
+            corner = corner / np.maximum(1, np.stack([b.resized_height - b.out_height, b.resized_width - b.out_width]))
+        if part.boxed:
+            columns.append(np.stack([b.top, b.left, b.height, b.width], axis=1))
+        if has_size(part):
+            columns.append(np.stack([b.resized_height, b.resized_width, *corner], axis=1).astype(np.float32))
+        if has_flips(part):
+            columns.append(np.stack([made.hflip, made.vflip], axis=1).astype(np.int32))
+        sides = b.out_height.astype(np.float64), b.out_width.astype(np.float64)
+        columns += [op.dali_parameters(numbers, *sides).astype(np.float32) for op, numbers in made.steps]
+    return tuple(columns)

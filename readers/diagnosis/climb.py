@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -22,7 +23,9 @@ from readers.diagnosis.ladder import Diagnosis, Rung
 from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
 from readers.diagnosis.random_data import random_batches
 from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.tracing import RUNGS, trace_waits
 from readers.diagnosis.verdict import SAME, costs_of, explained, judge, warm_seconds
+from readers.trace import Trace
 
 __all__ = ["Training", "climb"]
 
@@ -42,7 +45,7 @@ class Training:
     step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
     of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
     synchronize: waits for the device. simulated: whether the step ignores its batch.
-    begins: called with the name of each line before it is measured.
+    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
     """
 
     step: _Use
@@ -51,6 +54,7 @@ class Training:
     synchronize: Callable[[], object] = lambda: None
     simulated: bool = False
     begins: Callable[[str], object] = lambda name: None
+    trace: Trace | None = None
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.copy is None else self.copy(batch)
@@ -103,10 +107,10 @@ class _Climb:
         self._slow = self._too_slow()
         if self._slow:
             notes.append("the loader is slow: lines between two that take equally long were not measured")
-            self._bisect(0, last)
+            notes += self._bisect(0, last)
         else:
             for number in range(1, last):
-                self._time(number)
+                notes += self._time_between(number)
         rungs = self._rungs()
         costs = costs_of(rungs, pipeline)
         for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[
@@ -114,9 +118,10 @@ class _Climb:
         ]:
             number = next((i for i, stage in enumerate(pipeline.stages) if stage.name == cost.stage), -1)
             alone = pipeline.without(number) if number >= 0 and not cost.measured else None
-            if alone is not None:
-                freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
-                costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
+            if alone is not None:  # what fails here failed above, and there is a note
+                with suppress(Exception):
+                    freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
+                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
         pinned = None
         if training.copy is not None and training.pin is not None:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
@@ -146,17 +151,20 @@ class _Climb:
 
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
+        trace, start = self._training.trace, time.perf_counter_ns()
         try:
             pipeline = self._pipeline
             warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
             found = time_steps(
-                batches, use, warmup=warmup, seconds=self._share, workers=workers, least_blocks=1 if self._slow else 2,
-                count_wait=count_wait, synchronize=self._training.synchronize,
+                trace_waits(trace, batches), use, warmup=warmup, seconds=self._share, workers=workers,
+                least_blocks=1 if self._slow else 2, count_wait=count_wait, synchronize=self._training.synchronize,
             )  # fmt: skip
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+        if trace is not None:
+            trace.add(RUNGS, name, start, time.perf_counter_ns())
         self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
         return found
 
@@ -168,14 +176,25 @@ class _Climb:
         lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
-    def _bisect(self, low: int, high: int) -> None:
+    def _time_between(self, number: int) -> list[str]:
+        """Measure a line between the step and the whole loader, or say why it cannot be."""
+        try:
+            self._time(number)
+        except Exception as error:  # of the user's classes, which the whole loader does not raise
+            stage, above = self._levels[number].stage, self._levels[number + 1].stage
+            return [f"no time for '{stage}', which is part of '{above}': {type(error).__name__}: {_first_line(error)}"]
+        return []
+
+    def _bisect(self, low: int, high: int) -> list[str]:
         """Measure those lines between two measured ones where the time may change."""
         whole = self._times[len(self._levels) - 1].seconds
-        if high - low > 1 and self._times[high].seconds - self._times[low].seconds > SAME * whole:
-            middle = (low + high) // 2
-            self._time(middle)
-            self._bisect(low, middle)
-            self._bisect(middle, high)
+        if high - low < 2 or self._times[high].seconds - self._times[low].seconds <= SAME * whole:
+            return []
+        middle = (low + high) // 2
+        notes = self._time_between(middle)
+        if not notes:
+            notes = self._bisect(low, middle) + self._bisect(middle, high)
+        return notes
 
     def _rungs(self) -> list[Rung]:
         rungs: list[Rung] = []
@@ -207,8 +226,8 @@ class _Climb:
         try:
             found = self._measure("random", batches, self._training.step, count_wait=False)
         except Exception as error:  # the user's step, on data that it was not made for
-            reason = (str(error).strip().splitlines() or [""])[0][:200]
-            return [], [f"no line 'random': the step failed on random data ({type(error).__name__}: {reason})"]
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            return [], [f"no line 'random': the step failed on random data ({reason})"]
         return [Rung("random", "random data made on the device, new in each step", found)], []
 
     def _uneven(self, batches: Iterator[Any]) -> tuple[float, float] | None:
@@ -238,6 +257,10 @@ def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:
     """The batches again and again, in containers of their own; with `copies`, tensors of their own."""
     for batch in itertools.cycle(batches):
         yield map_tree(batch, _clone if copies else _same)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def _same(leaf: Any) -> Any:

@@ -30,6 +30,7 @@ from readers.diagnosis.pipeline import Pipeline, Stage, map_tree
 from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
 from readers.diagnosis.streams import StreamCuts
 from readers.diagnosis.tiers import TierCuts
+from readers.diagnosis.workers import batches_of
 from readers.torch import ImageDataset
 
 __all__ = ["DataLoaderPipeline", "resized"]
@@ -37,7 +38,6 @@ __all__ = ["DataLoaderPipeline", "resized"]
 _COLLATE_TIMES = 3
 _COLLATE_SECONDS = 1.0
 _SLOW_BATCH = 1.0  # seconds in a worker; of slower ones no more are replayed than there are workers
-_TIMEOUT = 120.0  # seconds after which a worker that gives nothing is taken to hang, if the loader does not say
 _FORWARDED = (
     "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory_device",
     "in_order",
@@ -143,7 +143,6 @@ class DataLoaderPipeline(Pipeline):
         options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
         if not loader.num_workers:
             options.pop("prefetch_factor", None)
-        timeout = (loader.timeout or _TIMEOUT) if loader.num_workers else 0
         if self._stream:
             options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_sampler is None:
@@ -151,19 +150,7 @@ class DataLoaderPipeline(Pipeline):
         else:
             options["batch_sampler"] = sampler
         kind = DataLoader if self._wrapped else type(loader)
-        iterator = iter(kind(data, collate_fn=collate, timeout=timeout, **options))
-        try:
-            yield from iterator
-        except RuntimeError as error:
-            if "timed out after" in str(error):
-                raise PipelineError(
-                    f"the workers of the DataLoader gave no batch for {timeout:g} s: they wait for something that does "
-                    f"not come, or need a longer timeout= of the loader"
-                ) from error
-            raise
-        finally:
-            if hasattr(iterator, "_shutdown_workers"):
-                iterator._shutdown_workers()
+        return batches_of(kind, loader, data, collate_fn=collate, **options)
 
     def _whole_epochs(self) -> Iterator[Any]:
         """The loader itself, epoch after epoch."""

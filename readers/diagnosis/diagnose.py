@@ -6,7 +6,8 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from readers.diagnosis.evidence import Evidence, gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
-from readers.diagnosis.sampling import sampling
+from readers.diagnosis.sampling import sampling, with_rates
+from readers.diagnosis.tracing import trace_calls
+from readers.trace import Trace
 
 __all__ = ["diagnose"]
 
@@ -40,7 +43,8 @@ def diagnose(
     simulate_step: float | None = None,
     seconds: float = 30.0,
     watcher: Watcher | None = None,
-    apply: bool = False,
+    apply: bool | Collection[str] = False,
+    trace: Trace | None = None,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -55,8 +59,9 @@ def diagnose(
     simulate_step: seconds that a step takes, in place of `step`: no model and no GPU is needed.
     seconds: about how long to measure; some seconds more are spent on starting workers.
     apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
-        measure them, which takes about as long again.
+        measure them, which takes about as long again. Ids of advice: only of these.
     watcher: told the time of each line as soon as it is known.
+    trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
     loader or the step raises is passed on.
@@ -76,14 +81,18 @@ def diagnose(
         def copy(batch: Any) -> Any:
             return to_device(batch, device)
 
-    pipeline = _pipeline(loader)
-    batches = list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
-    training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
-    with sampling(seconds) as sampler:
+    if watcher is not None:
+        watcher.note("reading the first samples")
+    pipeline, batches = _open(loader)
+    training = Training(
+        trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy),
+        _pinning(device, batches[0]), _synchronize(device), simulate_step is not None, trace=trace,
+    )  # fmt: skip
+    with sampling(seconds) as sampler, nullcontext() if trace is None else pipeline.record(trace):
         result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
-    result = replace(result, usage=sampler.usage)
     payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
     result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)
+    result = replace(result, usage=with_rates(sampler.usage, result))
     idle = result.step.cpu_busy if simulate_step is not None else None  # of a step that only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
@@ -93,25 +102,43 @@ def diagnose(
     evidence = Evidence.of(result, facts)
     result = replace(result, advice=advise(evidence))
     if apply:
-        applied = apply_advice(pipeline, evidence, result.advice, training, seconds=seconds, watcher=watcher)
+        chosen = [each for each in result.advice if apply is True or each.id in apply]
+        applied = apply_advice(pipeline, evidence, chosen, training, seconds=seconds, watcher=watcher)
         result = replace(result, applied=applied)
     return result
 
 
-def _pipeline(loader: Iterable[Any] | Pipeline) -> Pipeline:
-    if isinstance(loader, Pipeline):
-        return loader
+def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:
+    """The pipeline of a loader, and the batches that it replays. What cannot be cut is a pipeline of one stage."""
+    make = None if isinstance(loader, Pipeline) else _pipeline_of(loader)
+    if make is not None:
+        try:
+            pipeline: Pipeline = make(loader)
+            return pipeline, _replayed(pipeline)
+        except PipelineError:
+            raise
+        except Exception as error:  # of the user's classes; a data set that is broken fails below, too
+            pipeline = IterablePipeline(loader)  # type: ignore[arg-type]
+            pipeline.notes = (f"the loader could not be cut into stages ({type(error).__name__}: {error})",)
+    else:
+        pipeline = loader if isinstance(loader, Pipeline) else IterablePipeline(loader)
+    return pipeline, _replayed(pipeline)
+
+
+def _replayed(pipeline: Pipeline) -> list[Any]:
+    return list(itertools.islice(pipeline.cached(len(pipeline.stages)), pipeline.distinct))
+
+
+def _pipeline_of(loader: Any) -> Callable[[Any], Pipeline] | None:
+    """What cuts loaders of this kind."""
     for module, kind, cut in _CUT:
         defined = sys.modules.get(module)  # where it was never imported, no loader is of this kind
         if defined is not None and isinstance(loader, getattr(defined, kind)):
-            make = getattr(importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline")
-            try:
-                return make(loader)  # type: ignore[no-any-return]
-            except PipelineError as error:
-                pipeline = IterablePipeline(loader)
-                pipeline.notes = (str(error),)
-                return pipeline
-    return IterablePipeline(loader)
+            make: Callable[[Any], Pipeline] = getattr(
+                importlib.import_module(f"readers.diagnosis.{cut}"), f"{kind}Pipeline"
+            )
+            return make
+    return None
 
 
 def _batch_size(batch: Any) -> int | None:

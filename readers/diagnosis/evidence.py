@@ -24,7 +24,7 @@ from cache.node import available_memory_bytes, detect_ranks
 from cache.staging import candidates
 from cache.stores import LooseFiles
 from readers.diagnosis.ladder import Diagnosis
-from readers.diagnosis.model import COMPUTING, Model, fit
+from readers.diagnosis.model import Model, fit, is_computing
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.sample import ImageInfo, headers_of
@@ -123,6 +123,8 @@ class Evidence:
     @classmethod
     def of(cls, diagnosis: Diagnosis, facts: Facts) -> Evidence:
         """With the model of the diagnosis."""
+        if facts.loader == "ImageLoader":  # whose threads decode together and read one after the other
+            return cls(diagnosis, facts, fit(diagnosis, serial=("storage", "read")))
         return cls(diagnosis, facts, fit(diagnosis, facts.workers if facts.loader == "DataLoader" else None))
 
     def freed(self, stage: str) -> float:
@@ -157,10 +159,8 @@ class Evidence:
 
     def waits(self, stage: str) -> bool:
         """Whether a stage mostly waits and does not compute; also storage, of which only the wait is known."""
-        for cost in self.diagnosis.costs:
-            if cost.stage == stage and stage not in COMPUTING:
-                return cost.busy is None or cost.cpu is None or cost.cpu < 0.5 * cost.busy
-        return False
+        busy = self.diagnosis.full.cpu_busy
+        return any(cost.stage == stage and not is_computing(cost, busy) for cost in self.diagnosis.costs)
 
 
 _WORTHWHILE = 0.1

@@ -20,6 +20,7 @@ KINDS = ("unused", "duplicate", "constant", "uint8", "cast", "narrow", "one-hot"
 
 Values: TypeAlias = npt.NDArray[Any]
 _MILLION = 1_000_000
+_MANY_VALUES = 256
 _LEAST_CLASSES = 3
 _LEAST_MASK = 32  # values of a sample that are worth being bits
 _SPARSE_SHARE = 0.9  # zeros, from which on an index with each other value is less
@@ -39,8 +40,9 @@ def find_facts(dtype: str, item_bytes: int, arrays: Sequence[Values], used_as: f
         return []
     first = arrays[0].reshape(-1)[0]
     if all((array == first).all() for array in arrays):
-        several = sum(array.size for array in arrays) > 1
-        return [PayloadFact("constant", f"always {first:g}: make it on the device", _MILLION)] if several else []
+        if sum(array.size for array in arrays) < _MANY_VALUES:
+            return []  # as of labels, of which these batches may just have one
+        return [PayloadFact("constant", f"always {first:g}: make it on the device", _MILLION)]
     found = list[PayloadFact]()
     one_hot = _one_hot(item_bytes, arrays)
     bits = _bits(item_bytes, arrays)

@@ -18,7 +18,7 @@ import itertools
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from readers.diagnosis.pipeline import Stage, leaves, map_tree, tree_bytes
+from readers.diagnosis.workers import first_of
 
 __all__ = [
     "RECORD_BYTES",
@@ -34,7 +35,6 @@ __all__ = [
     "Cuts",
     "RecordedCuts",
     "duplicate",
-    "first_of",
     "name_of",
     "own_container",
 ]
@@ -42,7 +42,6 @@ __all__ = [
 RECORD_SECONDS = 5.0
 RECORD_BYTES = 256 << 20
 _LEAST_SAMPLES = 2
-_WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context", "timeout")
 
 
 class Cuts(ABC):
@@ -137,7 +136,10 @@ class _Tap:
         if hasattr(value, "load") and type(value).__module__.startswith("PIL."):
             value.load()  # a file that was opened only: decoding is not copying
         start = time.perf_counter()
-        sample.values[number].append(duplicate(value))
+        try:
+            sample.values[number].append(duplicate(value))
+        except Exception:  # whatever the classes of the user raise
+            sample.found = False
         sample.copying[number] += time.perf_counter() - start
 
 
@@ -155,8 +157,10 @@ class RecordedCuts(Cuts):
         if self._tap is not None and not all(sample.found for sample in self._samples):
             self._whole, self._tap = data, None
             self._samples = self._record(loader, indices)
-            what = type(data).__name__
-            self.notes = (f"{what}.__getitem__ works on after its transform, which is a part of 'read'",)
+            self.notes = (
+                f"the transform of {type(data).__name__} is part of 'read': it is not called with one value that can "
+                f"be copied, or its result is not what __getitem__ returns",
+            )
         self.count = len(self._samples)
         members = list(self._tap.members) if self._tap is not None else []
         names = ["read", *(f"transform {i}" for i in range(1, len(members) + 1))]
@@ -281,44 +285,6 @@ class _Replay:
             if self.alone >= 0:
                 values = [self.samples[slot].values[self.alone + 1] for slot in slots]
                 self.tap.replace = self.alone, list(itertools.chain.from_iterable(values))
-
-
-# --- in a worker --------------------------------------------------------------------------------------------------
-def first_of(loader: DataLoader[Any], data: Any, indices: Sequence[Any] | None) -> Iterator[Any]:
-    """The items of `data` that have these indices, or all if it is a stream; made in a worker of the loader's kind, one
-    after the other, where it has workers, and in this process where they cannot leave one."""
-    done = 0
-    if loader.num_workers:
-        options = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
-        many: Any = DataLoader(
-            data, batch_size=None, sampler=None if indices is None else indices, num_workers=1, prefetch_factor=1,
-            collate_fn=_sealed, **options,
-        )  # fmt: skip
-        batches = iter(many)
-        try:
-            for sealed in batches:
-                if sealed is None:
-                    break
-                yield pickle.loads(sealed)
-                done += 1
-            else:
-                return
-        finally:
-            batches._shutdown_workers()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    try:
-        yield from itertools.islice(data, done, None) if indices is None else (data[index] for index in indices[done:])
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _sealed(item: Any) -> bytes | None:
-    """An item as bytes, so that its tensors are not a file descriptor each; None if that is not possible."""
-    try:
-        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # whatever the classes of the user raise
-        return None
 
 
 # --- transforms and values ------------------------------------------------------------------------------------------

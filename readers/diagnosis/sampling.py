@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from cache.errors import SourceError
+from readers.diagnosis.ladder import Diagnosis
 from readers.usage.record import Usage
 from readers.usage.sampler import INTERVAL, Sampler
 
-__all__ = ["LineSampler", "sampling"]
+__all__ = ["LineSampler", "sampling", "with_rates"]
 
 _SAMPLES = 100  # of a whole diagnosis
 _LEAST_SECONDS = 0.05
@@ -45,3 +47,16 @@ def sampling(seconds: float) -> Iterator[LineSampler]:
         yield lines
     finally:
         lines.end()
+
+
+def with_rates(usage: Usage | None, result: Diagnosis) -> Usage | None:
+    """The record, whose marks say how many steps and images a second their lines made."""
+    if usage is None:
+        return None
+    rates = {rung.stage: rung.time.per_second for rung in result.rungs if rung.measured}
+    marks = []
+    for mark in usage.marks:
+        steps = rates.get(mark.name)
+        images = None if steps is None or result.batch_size is None else steps * result.batch_size
+        marks.append(replace(mark, steps=steps, images=images))
+    return replace(usage, marks=tuple(marks))

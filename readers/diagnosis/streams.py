@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from cache.errors import PipelineError
 from readers.diagnosis.pipeline import Stage, tree_bytes
-from readers.diagnosis.recording import RECORD_BYTES, RECORD_SECONDS, Cuts, first_of, own_container
+from readers.diagnosis.recording import RECORD_BYTES, RECORD_SECONDS, Cuts, own_container
+from readers.diagnosis.workers import first_of
 
 __all__ = ["StreamCuts"]
 

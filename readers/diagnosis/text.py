@@ -9,7 +9,7 @@ from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 
 __all__ = ["diagnosis_lines", "verdict_lines"]
 
-_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 40, 12, 8, 40
+_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 60, 12, 8, 40
 _UNMEASURED = "*"
 
 
@@ -47,8 +47,9 @@ def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
         ("to", [f"{1e3 * time.high:.2f}" for time in times]),
     ]
     for more in (rates[:1], ends, rates[1:]):
-        if _NAME + sum(map(_column_width, [*columns, *more])) + 2 + _LEAST_BAR <= width:
-            columns += more
+        if _NAME + sum(map(_column_width, [*columns, *more])) + 2 + _LEAST_BAR > width:
+            break
+        columns += more
     room = width - _NAME - sum(map(_column_width, columns)) - 2
     longest = max(time.seconds for time in times)
 

@@ -210,9 +210,9 @@ class DeviceStage(Ahead[Batch]):
 
 
 def _box_of(job: Job) -> Job:
-    return *job[:3], (), ()
+    return *job[:3], (), (), job[5]
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:
     """What remains to do for an image that has its box, crop and size."""
-    return (0, 0, *size, 1, False), size, (0, 0), job[3], job[4]
+    return (0, 0, *size, 1, False), size, (0, 0), job[3], job[4], ()

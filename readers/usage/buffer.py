@@ -28,6 +28,7 @@ import numpy as np
 
 from cache.errors import FormatError, OutputError
 from cache.files import PathError, open_regular
+from cache.locks import call_after_fork, take_lock
 from readers.usage.record import (
     Floats,
     Limits,
@@ -143,14 +144,21 @@ class _OpenRow:
 
 
 class RecordFile:
-    """The file of a record while it is written. Raises OutputError where something else has this name."""
+    """The file of a record while it is written, locked. Raises OutputError where something else has this name."""
 
     def __init__(self, path: str | os.PathLike[str], head: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self._columns = 0
         _check_replaceable(self.path)
         # Not atomic_write: the file is to be read while the run is under way. Unbuffered: a fork copies no line.
-        self._file = open(self.path, "wb", buffering=0)
+        self._file = open(self.path, "ab", buffering=0)
+        lock = take_lock(self._file.fileno())
+        if lock is None:
+            self._file.close()
+            raise OutputError(f"{self.path}: another process is writing its record here; give another name")
+        self._lock = lock
+        call_after_fork(self)
+        self._file.truncate(0)
         self._write({_HEAD: _VERSION, **head})
 
     def row(self, series: Sequence[Series], end: float, duration: float, values: Sequence[float]) -> None:
@@ -162,10 +170,16 @@ class RecordFile:
         self._line(f'{{"t": {end:.6f}, "d": {duration:.6f}, "v": [{numbers}]}}')
 
     def mark(self, mark: Mark) -> None:
-        self._write({"mark": mark.name, "t": round(mark.seconds, 6)})
+        rates = {name: rate for name, rate in (("steps", mark.steps), ("images", mark.images)) if rate is not None}
+        self._write({"mark": mark.name, "t": round(mark.seconds, 6), **rates})
 
     def close(self) -> None:
         self._file.close()
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """In a forked child, which would keep the file locked after the end of its parent."""
+        self.close()
 
     def _write(self, document: Mapping[str, Any]) -> None:
         self._line(json.dumps(document))
@@ -231,7 +245,7 @@ class _Reading:
         if not isinstance(document, dict):
             raise FormatError("expected a JSON object")
         if "mark" in document:
-            self._marks.append(checked_mark({"name": document["mark"], "seconds": document.get("t")}))
+            self._marks.append(checked_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
         elif "series" in document:
             more = document["series"]
             if not isinstance(more, list) or len(more) + len(self._series) > Limits.SERIES:

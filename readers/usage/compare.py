@@ -49,13 +49,25 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """How much faster B is, or longer it ran, and what each of them waits for."""
-        counted = {row.name: row for row in self.rows if row.ratio is not None}
-        made = counted.get("images", counted.get("steps"))
         first = f"A ran for {human_seconds(self.a.seconds)}, B for {human_seconds(self.b.seconds)}"
-        if made is not None and made.a is not None and made.b is not None:
-            rates = [format_value(found.mean, "1") for found in (made.a, made.b)]
-            first = f"B makes {rates[1]} {made.name} a second, A {rates[0]}: {(made.ratio or 0) - 1:+.0%}"
+        if (rates := self._rates()) is not None:
+            what, one, other = rates
+            shown = [format_value(rate, "1") for rate in (other, one)]
+            first = f"B makes {shown[0]} {what}, A {shown[1]}: {other / one - 1:+.0%}"
         return f"{first}. A: {read_usage(self.a)}. B: {read_usage(self.b)}."
+
+    def _rates(self) -> tuple[str, float, float] | None:
+        """What is counted, and how many of it A and B made: of the whole run, or of the slowest part of both."""
+        rows = {row.name: row for row in self.rows if row.ratio is not None}
+        for name in ("images", "steps"):
+            row = rows.get(name)
+            if row is not None and row.a is not None and row.b is not None:
+                return f"{name} a second", row.a.mean, row.b.mean
+        slowest = min((span for span in self.spans if all(span.steps)), key=lambda span: span.steps, default=None)
+        if slowest is None:
+            return None
+        name, (one, other) = ("images", slowest.images) if all(slowest.images) else ("steps", slowest.steps)
+        return f"{name} a second in {slowest.name!r}", one or 0.0, other or 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, texts, lists and dictionaries, but for the values over time."""
@@ -93,19 +105,19 @@ def _merged(a: Usage, b: Usage) -> list[str]:
 
 def _spans(a: Usage, b: Usage) -> tuple[SpanDifference, ...]:
     """Of the first marks of each name."""
-    second = {mark.name: span for mark, span in reversed(b.spans())}
+    rest = {mark.name: (mark, span) for mark, span in reversed(b.spans())}
     spans = []
     for mark, span in a.spans():
-        if (other := second.pop(mark.name, None)) is not None:
-            rates = [(_mean(span, name), _mean(other, name)) for name in ("steps", "images")]
-            spans.append(SpanDifference(mark.name, (_seconds(span), _seconds(other)), *rates))
+        if mark.name in rest:
+            other, there = rest.pop(mark.name)
+            seconds = float(span.durations.sum()), float(there.durations.sum())
+            steps = _rate(mark.steps, span, "steps"), _rate(other.steps, there, "steps")
+            images = _rate(mark.images, span, "images"), _rate(other.images, there, "images")
+            spans.append(SpanDifference(mark.name, seconds, steps, images))
     return tuple(spans)
 
 
-def _seconds(usage: Usage) -> float:
-    return float(usage.durations.sum())
-
-
-def _mean(usage: Usage, name: str) -> float | None:
+def _rate(measured: float | None, usage: Usage, name: str) -> float | None:
+    """What a mark says, or the mean of the series."""
     found = usage.percentiles().get(name)
-    return None if found is None else found.mean
+    return measured if measured is not None or found is None else found.mean

@@ -42,8 +42,8 @@ def _gpu(nvml: Any, number: int) -> Gpu:
             nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)),
         Gauge("power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, _or_none(
             nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)),
-        Gauge("decoder", "share", lambda: nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100, 1.0),
-        Gauge("jpeg decoder", "share", lambda: nvml.nvmlDeviceGetJpgUtilization(handle)[0] / 100, 1.0),
+        Gauge("decoder", "share", lambda: nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100, 1.0, True),
+        Gauge("jpeg decoder", "share", lambda: nvml.nvmlDeviceGetJpgUtilization(handle)[0] / 100, 1.0, True),
     ]  # fmt: skip
     for what, counter in (("in", nvml.NVML_PCIE_UTIL_RX_BYTES), ("out", nvml.NVML_PCIE_UTIL_TX_BYTES)):
         read = partial(nvml.nvmlDeviceGetPcieThroughput, handle, counter)

@@ -65,10 +65,15 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened, in seconds from the beginning of the record."""
+    """Something that began, in seconds from the beginning of the record.
+
+    steps, images: a second, from here to the next mark, where that was measured by more than the series of these names.
+    """
 
     name: str
     seconds: float
+    steps: float | None = None
+    images: float | None = None
 
 
 class Percentiles(NamedTuple):
@@ -295,7 +300,9 @@ def checked_mark(value: Any) -> Mark:
     """A mark from its name and time. Raises FormatError."""
     if not isinstance(value, Mapping):
         raise FormatError(f"a mark: expected its name and time, found {_excerpt(value)}")
-    return Mark(checked_name(value.get("name")), float(checked_numbers([value.get("seconds")], "a mark")[0]))
+    (seconds,) = checked_numbers([value.get("seconds")], "a mark").tolist()
+    rates = checked_numbers([value.get("steps"), value.get("images")], "a mark", unknown=True).tolist()
+    return Mark(checked_name(value.get("name")), seconds, *(None if math.isnan(rate) else rate for rate in rates))
 
 
 def _items(document: Mapping[str, Any], name: str, most: int) -> list[Any]:

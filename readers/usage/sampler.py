@@ -34,7 +34,7 @@ from readers.usage.record import Limits, Mark, Series, Usage
 __all__ = ["INTERVAL", "Sampler", "monitor"]
 
 INTERVAL = 0.5
-_JOIN_SECONDS = 10.0
+_PATIENCE_SECONDS = 10.0
 _REST = 0.1  # of an interval
 _LEAST_SECONDS = 1e-4  # between two samples: times in files have microseconds
 _log = logging.getLogger(__name__)
@@ -77,7 +77,9 @@ class Sampler:
         self._gauges: dict[str, tuple[Callable[[], float], float | None]] = {}
         self._counts = {"steps": 0, "images": 0}
         self._marks: list[Mark] = []
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._sampling = threading.Lock()  # during a sample, which may take long
+        self._lock = threading.Lock()  # of marks, rows and the file
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._file: RecordFile | None = None
@@ -109,8 +111,7 @@ class Sampler:
 
         full: the most that it can be.
         """
-        with self._lock:
-            self._gauges[str(name)[: Limits.NAME] or "?"] = (read, full)
+        self._gauges[str(name)[: Limits.NAME] or "?"] = (read, full)
 
     # --- sampling -------------------------------------------------------------------------------------------------
     def start(self) -> Sampler:
@@ -122,31 +123,33 @@ class Sampler:
 
     def sample(self) -> None:
         """Take a sample now: of the time since the one before it."""
-        with self._lock:
-            now = self._clock()
-            if self._ended.is_set() or now - self._last < _LEAST_SECONDS:
-                return
-            self._read(now)
-            duration, self._last = now - self._last, now
-            values = [self._readings.values.get(name, math.nan) for name in self._readings.series]
-            row = self._buffer.add(now - self._start, duration, values)
-            if row is not None:
-                self._write_row(row)
+        with self._sampling:
+            self._sample()
 
     def stop(self) -> Usage:
-        """Take a last sample and end; the whole record. In a forked child nothing happens."""
+        """Take a last sample and end; the whole record. In a forked child nothing happens.
+
+        Where a sample does not end, as if a driver hangs, the record ends with the one before it.
+        """
         if os.getpid() == self._process and not self._ended.is_set():
-            if not self._buffer.columns or self._clock() - self._last > _REST * self.interval:
-                self.sample()  # a much shorter one would only have odd rates
-            self._ended.set()
-            if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join(_JOIN_SECONDS)
-            with self._lock:
-                if (row := self._buffer.flush()) is not None:
-                    self._write_row(row)
-                if self._file is not None:
-                    self._file.close()
-                self._machine.close()
+            is_free = self._sampling.acquire(timeout=_PATIENCE_SECONDS)
+            try:
+                if not is_free:
+                    self._note("a sample did not end: the record ends before it")
+                elif not self._buffer.columns or self._clock() - self._last > _REST * self.interval:
+                    self._sample()  # a much shorter one would only have odd rates
+                self._ended.set()
+                with self._lock:
+                    if (row := self._buffer.flush()) is not None:
+                        self._write_row(row)
+                    if self._file is not None:
+                        self._file.close()
+            finally:
+                if is_free:
+                    self._machine.close()
+                    self._sampling.release()
+            if is_free and self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join(_PATIENCE_SECONDS)
         return self.usage()
 
     def usage(self) -> Usage:
@@ -171,6 +174,20 @@ class Sampler:
             self.sample()
             due = max(due + self.interval, time.monotonic())
 
+    def _sample(self) -> None:
+        now = self._clock()
+        if self._ended.is_set() or now - self._last < _LEAST_SECONDS:
+            return
+        self._read(now)
+        duration, self._last = now - self._last, now
+        values = [self._readings.values.get(name, math.nan) for name in self._readings.series]
+        with self._lock:
+            if self._ended.is_set():  # while a probe hung
+                return
+            row = self._buffer.add(now - self._start, duration, values)
+            if row is not None:
+                self._write_row(row)
+
     def _read(self, now: float) -> None:
         start = time.thread_time()
         readings = self._readings
@@ -178,7 +195,7 @@ class Sampler:
         for name, count in self._counts.items():
             if count or name in readings.series:
                 readings.rate(name, count, "1/s")
-        for name, (read, full) in self._gauges.items():
+        for name, (read, full) in list(self._gauges.items()):
             readings.gauge(name, _number(read), "1", full)
         for probe in self._machine.probes:
             try:

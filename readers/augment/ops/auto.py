@@ -26,7 +26,8 @@ import numpy as np
 
 from readers.augment.geometry import Planner
 from readers.augment.ops.base import Floats, Matrix, Op, Rows, Stage, affine, blend, column, grey
-from readers.augment.ops.turns import rotated
+from readers.augment.ops.nodes import affine_node, blend_node, centred, grey_node, rounded_node, with_images
+from readers.augment.ops.turns import rotation
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,8 @@ __all__ = ["RandAugment", "TrivialAugmentWide"]
 _Change: TypeAlias = "Callable[[torch.Tensor, Rows], torch.Tensor]"
 _MOST_CHANGES = 16
 _CHANGES, _SIGNED = 14, slice(1, 10)
-_POSTERIZE, _SOLARIZE = 10, 11
+_BRIGHTNESS, _COLOUR, _CONTRAST, _SHARPNESS, _POSTERIZE, _SOLARIZE, _AUTOCONTRAST, _EQUALIZE = range(6, _CHANGES)
+_NODE_NUMBERS = 30
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,6 +73,12 @@ class RandAugment(Op):
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return _changed(images, rows)
 
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return _changed_node(dali, images, parameters, self.num_ops)
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        return _node_numbers(parameters, heights, widths)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TrivialAugmentWide(Op):
@@ -93,6 +101,12 @@ class TrivialAugmentWide(Op):
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return _changed(images, rows)
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return _changed_node(dali, images, parameters, 1)
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        return _node_numbers(parameters, heights, widths)
 
 
 def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> Floats:
@@ -121,12 +135,22 @@ def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
     return images
 
 
-def _mapped(matrix: Callable[[float, float, float], Matrix]) -> _Change:
-    """An affine map without interpolation. matrix: a function of the strength and of half the height and width."""
+# Shears about the upper left corner, translations, rotation: by the strength and half the height and width.
+_MATRICES: dict[int, Callable[[float, float, float], Matrix]] = {
+    1: lambda s, height, width: (1, s, s * height, 0, 1, 0),
+    2: lambda s, height, width: (1, 0, 0, s, 1, s * width),
+    3: lambda s, height, width: (1, 0, -int(s), 0, 1, 0),
+    4: lambda s, height, width: (1, 0, 0, 0, 1, -int(s)),
+    5: lambda s, height, width: rotation(s),
+}
+
+
+def _mapped(number: int) -> _Change:
+    """A map without interpolation."""
 
     def change(images: torch.Tensor, by: Rows) -> torch.Tensor:
         height, width = images.shape[2:]
-        return affine(images, [matrix(strength, height / 2, width / 2) for (strength,) in by], "nearest")
+        return affine(images, [_MATRICES[number](strength, height / 2, width / 2) for (strength,) in by], "nearest")
 
     return change
 
@@ -189,12 +213,7 @@ def _equalize(images: torch.Tensor, by: Rows) -> torch.Tensor:
 
 _FUNCTIONS: tuple[_Change, ...] = (
     lambda images, by: images,
-    # Shears about the upper left corner, translations.
-    _mapped(lambda s, height, width: (1, s, s * height, 0, 1, 0)),
-    _mapped(lambda s, height, width: (1, 0, 0, s, 1, s * width)),
-    _mapped(lambda s, height, width: (1, 0, -int(s), 0, 1, 0)),
-    _mapped(lambda s, height, width: (1, 0, 0, 0, 1, -int(s))),
-    lambda images, by: rotated(images, by, "nearest"),
+    *(_mapped(number) for number in _MATRICES),
     _brightness,
     _colour,
     _contrast,
@@ -204,3 +223,70 @@ _FUNCTIONS: tuple[_Change, ...] = (
     _autocontrast,
     _equalize,
 )
+
+
+# --- as nodes of DALI -------------------------------------------------------------------------------------------------
+# A graph is the same for all images, so each image goes through all changes, and all but one leave it as it is.
+def _node_numbers(parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+    """[n, 30] for each change of n images, by number and strength, [n, 2 k]:
+
+    0-5    the matrix of `centred`
+    6-9    blended by a factor; with the grey image, with its mean, with the smooth image: 1 or 0. Else with black.
+    10-11  posterized to multiples of a step; solarized from a value on
+    12-13  autocontrast, equalize: 1 or 0
+    14-29  the edges, which are never smooth: upper left corners of four boxes, and their heights and widths
+    """
+    parts = []
+    for number, strength in zip(parameters[:, ::2].T, parameters[:, 1::2].T, strict=True):
+        maps = [
+            _MATRICES[int(which)](by, height / 2, width / 2) if which in _MATRICES else (1, 0, 0, 0, 1, 0)
+            for which, by, height, width in zip(number, strength, heights, widths, strict=True)
+        ]
+        blended = (number >= _BRIGHTNESS) & (number <= _SHARPNESS)
+        zeros, ones = np.zeros(len(number)), np.ones(len(number))
+        columns = [
+            np.where(blended, 1 + strength, 1.0),
+            *(number == which for which in (_COLOUR, _CONTRAST, _SHARPNESS)),
+            np.where(number == _POSTERIZE, 2.0 ** (8 - strength), 1.0),
+            np.where(number == _SOLARIZE, strength, 256.0),
+            *(number == which for which in (_AUTOCONTRAST, _EQUALIZE)),
+            *(zeros, zeros, heights - 1, zeros, zeros, zeros, zeros, widths - 1),
+            *(ones, widths, ones, widths, heights, ones, heights, ones),
+        ]
+        parts += [centred(maps, heights, widths), np.stack(columns, axis=1)]
+    return np.concatenate(parts, axis=1)
+
+
+def _changed_node(dali: Any, images: Any, parameters: Any, count: int) -> Any:
+    math, fn = dali.math, dali.fn
+    images = rounded_node(dali, images)
+    for k in range(0, count * _NODE_NUMBERS, _NODE_NUMBERS):
+        images = affine_node(dali, images, parameters[k : k + 6], "nearest")
+        values = with_images(images, parameters[k + 6 : k + 14])
+        grey = rounded_node(dali, grey_node(images))
+        other = grey * values[1] + fn.reductions.mean(grey) * values[2]
+        other = other + _smooth_node(dali, images, parameters[k + 14 : k + 30]) * values[3]
+        images = rounded_node(dali, blend_node(dali, images, other, values[0]))
+        images = math.floor(images / values[4]) * values[4]
+        images = (images < values[5]) * images + (images >= values[5]) * (255.0 - images)
+        low, high = (reduced(images, axes=[0, 1], keep_dims=True) for reduced in (fn.reductions.min, fn.reductions.max))
+        stretched = (images - low) * (255.0 / math.max(high - low, 1.0))
+        images = rounded_node(dali, images + (stretched - images) * (values[6] * (low != high)))
+        equalized = fn.cast(fn.equalize(fn.cast(images, dtype=dali.types.UINT8)), dtype=dali.types.FLOAT)
+        images = images + (equalized - images) * values[7]
+    return images
+
+
+def _smooth_node(dali: Any, images: Any, edges: Any) -> Any:
+    """By Pillow's smooth filter, as `_sharpness` has it. edges: the last sixteen of `_node_numbers`."""
+    fn = dali.fn
+
+    def with_neighbours(values: Any, axis: int) -> Any:
+        beside = (
+            fn.slice(values, start=[by], rel_shape=[1.0], axes=[axis], out_of_bounds_policy="pad") for by in (-1, 1)
+        )
+        return values + next(beside) + next(beside)
+
+    smooth = (with_neighbours(with_neighbours(images, 0), 1) + images * 4.0) * (1 / 13)
+    change = rounded_node(dali, smooth) - images
+    return images + fn.erase(change, anchor=edges[:8], shape=edges[8:], axis_names="HW", fill_value=0.0)

@@ -4,7 +4,7 @@ arithmetic that ops share.
 An op is a class in this folder plus one entry in `readers.augment.ops`; no executor knows its name. It states
 
     values      its fields, checked when it is created (ValueError that names the op and the argument)
-    stage       where in a list it may stand: geometry, then pixels, then normalisation, then batches
+    stage       where in a list it may stand: geometry and pixels, then normalisation, then batches
     draws       how many random numbers an image takes; `plan` gets them, uniform in [0, 1), float64 [n, draws]. They
                 are hashes of (seed, epoch, position, view, place in the list), so nothing is carried from one image to
                 the next: threads, ranks and a resume change nothing
@@ -18,7 +18,7 @@ and, by its stage, how it is carried out:
     PIXELS      `plan` turns its draws into parameters, `planner.step(op, parameters)`, and `apply` changes pixels by
                 them: float32 [n, 3, height, width], 0 to 255, of one image (CPU) or a whole batch (any device). The
                 steps of a list come after its geometry and flips, in the order given, rounded to whole values at the
-                end. `dali` is the same as a node of a DALI graph, for ops that say `on_dali`.
+                end, or where geometry follows. `dali` is the same as a node of a DALI graph, for ops that have one.
     NORMALIZE   `Normalize`, which ends the pixels' list and is part of how executors store their results.
     BATCH       `mix` combines the images of a finished batch, and their labels; `plan` does nothing. Its draws belong
                 to the position of the first sample of the batch. Loaders of batches alone execute it.
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "LUMA",
     "MAX_SIDE",
     "Floats",
     "Interpolation",
@@ -69,7 +70,7 @@ __all__ = [
 
 MAX_SIDE = 1 << 15
 # ITU-R BT.601, as Pillow's and torchvision's greyscale.
-_LUMA = (0.299, 0.587, 0.114)
+LUMA = (0.299, 0.587, 0.114)
 
 Size: TypeAlias = int | tuple[int, int]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
@@ -79,7 +80,7 @@ Rows: TypeAlias = Sequence[Sequence[float]]  # the parameters of n images
 
 
 class Stage(IntEnum):
-    """The part of a list that an op belongs to; a list goes through them in this order."""
+    """What an op works on. NORMALIZE comes behind the first two, which may be mixed; BATCH is last."""
 
     GEOMETRY = 0
     PIXELS = 1
@@ -91,7 +92,7 @@ class Op:
     """The base of all ops; see the top of this module.
 
     crops: whether it takes a part of its image. flip_axis: 3 where it exchanges left and right, 2 top and bottom, of
-    images [n, 3, height, width]. on_dali: whether DALI executes it.
+    images [n, 3, height, width].
     """
 
     __slots__ = ()
@@ -99,7 +100,11 @@ class Op:
     draws: ClassVar[int] = 0
     crops: ClassVar[bool] = False
     flip_axis: ClassVar[int] = 0
-    on_dali: ClassVar[bool] = False
+
+    @property
+    def on_dali(self) -> bool:
+        """Whether DALI executes it: boxes, Normalize, and what has a node of DALI."""
+        return self.stage in (Stage.GEOMETRY, Stage.NORMALIZE) or type(self).dali is not Op.dali
 
     @property
     def resize_filter(self) -> Interpolation | None:
@@ -127,10 +132,14 @@ class Op:
         float64 [draws]; may be done in place."""
         raise NotImplementedError(f"{type(self).__name__} is not an op on batches")
 
-    def dali(self, fn: Any, images: Any, parameters: Any) -> Any:
-        """PIXELS, with `on_dali`: the node of the changed images, uint8. fn: nvidia.dali.fn. parameters: the node of
-        `planner.step`, float32 [k] an image, on the CPU."""
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        """PIXELS: the node of the changed images. dali: the module nvidia.dali. images: the node of images [height,
+        width, 3], float32, 0 to 255, on the CPU or a GPU. parameters: that of `dali_parameters`, on the CPU."""
         raise NotImplementedError(f"{type(self).__name__} has no node of DALI")
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        """What `dali` takes for n images of these sizes, [n, k], by the parameters of `planner.step`, [n, j]."""
+        return parameters
 
     def __repr__(self) -> str:
         """With the values that are not the defaults."""
@@ -199,7 +208,7 @@ def column(images: torch.Tensor, rows: Rows, number: int, plus: float = 0.0) -> 
 
 def grey(images: torch.Tensor) -> torch.Tensor:
     """[n, 1, height, width]."""
-    weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(_LUMA)]
+    weighted = [images[:, i : i + 1] * weight for i, weight in enumerate(LUMA)]
     return weighted[0].add_(weighted[1]).add_(weighted[2])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from readers.augment.geometry import Planner
 from readers.augment.ops.base import Floats, Op, Rows, Stage, blend, check_probability, check_range, column, grey
+from readers.augment.ops.nodes import blend_node, grey_node, with_images
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,16 @@ class ColorJitter(Op):
             images = blend(images, grey(images), column(images, rows, 2))
         return _turn_hue(images, column(images, rows, 3)) if self.hue else images
 
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        values = with_images(images, parameters)
+        if self.brightness:
+            images = dali.math.clamp(images * values[0], 0.0, 255.0)
+        if self.contrast:
+            images = blend_node(dali, images, dali.fn.reductions.mean(grey_node(images)), values[1])
+        if self.saturation:
+            images = blend_node(dali, images, grey_node(images), values[2])
+        return _turned_hue_node(dali, images, values[3]) if self.hue else images
+
 
 def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
     """Turn the hue of each pixel, from 0 to 6 around the circle; the largest value and the chroma stay as they are.
@@ -80,6 +91,26 @@ def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
     return torch.cat(parts, 1)
 
 
+def _turned_hue_node(dali: Any, images: Any, turns: Any) -> Any:
+    """The same as `_turn_hue`, as a node of DALI."""
+    math = dali.math
+    red, green, blue = (images[:, :, i : i + 1] for i in range(3))
+    largest, smallest = math.max(red, math.max(green, blue)), math.min(red, math.min(green, blue))
+    chroma = largest - smallest
+    divisor = math.max(chroma, 1e-6)
+    is_red = red == largest
+    is_green = (green == largest) & (red != largest)
+    is_blue = (red != largest) & (green != largest)
+    hue = is_red * ((green - blue) / divisor)
+    hue = hue + is_green * ((blue - red) / divisor + 2.0) + is_blue * ((red - green) / divisor + 4.0)
+    parts = []
+    for start in (5.0, 3.0, 1.0):
+        place = hue + (turns * 6.0 + start)
+        place = place - math.floor(place / 6.0) * 6.0
+        parts.append(largest - chroma * math.clamp(math.min(place, 4.0 - place), 0.0, 1.0))
+    return dali.fn.cat(*parts, axis=2)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomGrayscale(Op):
     """Without colour, with probability p; the image keeps its three channels."""
@@ -88,7 +119,6 @@ class RandomGrayscale(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
-    on_dali: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
@@ -102,8 +132,8 @@ class RandomGrayscale(Op):
             return images
         return blend(images, grey(images), column(images, rows, 0))
 
-    def dali(self, fn: Any, images: Any, parameters: Any) -> Any:
-        return fn.saturation(images, saturation=parameters[0])
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return blend_node(dali, images, grey_node(images), with_images(images, parameters)[0])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -114,7 +144,6 @@ class Normalize(Op):
     std: tuple[float, float, float]
 
     stage: ClassVar[Stage] = Stage.NORMALIZE
-    on_dali: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if len(self.mean) != 3 or len(self.std) != 3 or not all(value > 0 for value in self.std):

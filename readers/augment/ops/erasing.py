@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -77,3 +77,13 @@ class RandomErasing(Op):
                 pixels = torch.tensor(self._colour(), dtype=torch.float32).view(3, 1, 1)
             image[:, top : top + height, left : left + width] = pixels.to(images.device, non_blocking=True)
         return images
+
+    @property
+    def on_dali(self) -> bool:
+        """Noise has no node of DALI."""
+        return self.value != "random"
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return dali.fn.erase(
+            images, anchor=parameters[0:2], shape=parameters[2:4], axis_names="HW", fill_value=list(self._colour())
+        )

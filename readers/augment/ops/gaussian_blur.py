@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -54,6 +54,15 @@ class GaussianBlur(Op):
             across = down if height == width else _matrices(width, part, largest)
             some.copy_(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
         return images
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        window = dali.fn.cast(parameters[1], dtype=dali.types.INT32)
+        return dali.fn.gaussian_blur(images, sigma=parameters[0], window_size=window)
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        """The deviation, and the side of the kernel: 1 for images that stay as they are."""
+        reach = np.maximum(1, np.ceil(_REACH_SIGMAS * parameters)) * (parameters > 0)
+        return np.concatenate([np.where(parameters > 0, parameters, 1.0), 2 * reach + 1], axis=1)
 
 
 def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:

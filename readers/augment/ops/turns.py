@@ -1,20 +1,21 @@
-"""Flips, which come after the crops and before all other ops on pixels; and rotation about the centre, bilinear, as
-Pillow's `Image.rotate`.
-"""
+"""Flips, and rotation about the centre, bilinear, as Pillow's `Image.rotate`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from readers.augment.geometry import Planner
-from readers.augment.ops.base import Floats, Op, Rows, Stage, affine, check_probability, check_range
+from readers.augment.ops.base import Floats, Matrix, Op, Rows, Stage, affine, check_probability, check_range
+from readers.augment.ops.nodes import affine_node, centred
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RandomHorizontalFlip", "RandomRotation", "RandomVerticalFlip", "rotated"]
+__all__ = ["RandomHorizontalFlip", "RandomRotation", "RandomVerticalFlip", "rotation"]
+
+_DIRECTIONS = {2: "vertical", 3: "horizontal"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -23,13 +24,25 @@ class _Flip(Op):
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
-    on_dali: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        planner.flip(self.flip_axis, u[:, 0] < self.p)
+        planner.flip(self, u[:, 0] < self.p)
+
+    def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Between other ops on pixels, in a part that is cropped or resized afterwards. Parameter: 1 to flip."""
+        some = [i for i, (flipped,) in enumerate(rows) if flipped]
+        if len(some) == len(rows):
+            return images.flip(self.flip_axis)
+        if some:
+            images[some] = images[some].flip(self.flip_axis)
+        return images
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        flipped = dali.fn.cast(parameters[0], dtype=dali.types.INT32)
+        return dali.fn.flip(images, **{"horizontal": 0, "vertical": 0, _DIRECTIONS[self.flip_axis]: flipped})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,10 +75,16 @@ class RandomRotation(Op):
         planner.step(self, -self.degrees + 2 * self.degrees * u)
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return rotated(images, rows, "bilinear")
+        return affine(images, [rotation(degrees) for (degrees,) in rows], "bilinear")
+
+    def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
+        return affine_node(dali, images, parameters, "bilinear")
+
+    def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
+        return centred([rotation(degrees) for (degrees,) in parameters.tolist()], heights, widths)
 
 
-def rotated(images: torch.Tensor, degrees: Rows, mode: Literal["bilinear", "nearest"]) -> torch.Tensor:
-    """Images turned about their centres, counter-clockwise."""
-    turns = [math.radians(angle) for angle, *_ in degrees]
-    return affine(images, [(math.cos(t), -math.sin(t), 0.0, math.sin(t), math.cos(t), 0.0) for t in turns], mode)
+def rotation(degrees: float) -> Matrix:
+    """The map of `affine` that turns images about their centres, counter-clockwise."""
+    turn = math.radians(degrees)
+    return math.cos(turn), -math.sin(turn), 0.0, math.sin(turn), math.cos(turn), 0.0

@@ -12,6 +12,7 @@ from readers.diagnosis.tips.base import DALI, HPC, PART_8, Found, Tip, in_ms
 __all__ = ["DATA", "code_for_cache"]
 
 _SMALL_FILE = 1 << 20
+_LARGE = 50_000  # bytes of a sample; of smaller ones headers are a part
 _LARGE_PIXEL = 1.0  # encoded bytes of a pixel; a JPEG takes 0.2 to 0.6
 _MANY_READERS = 16
 _ROOM = 0.9  # of the free memory that a cache may take
@@ -139,7 +140,7 @@ def _overloaded(e: Evidence) -> Found | None:
 def _compress(e: Evidence) -> Found | None:
     f = e.facts
     pixels = f.short_side * f.long_side
-    if not pixels or f.mean_bytes < _LARGE_PIXEL * pixels or not _fetching(e):
+    if not pixels or f.mean_bytes < max(_LARGE, _LARGE_PIXEL * pixels) or not _fetching(e):
         return None
     why = (
         f"a sample takes {human_bytes(f.mean_bytes)}, {f.mean_bytes / pixels:.1f} bytes a pixel, and {_cost(e)}; data "
@@ -171,9 +172,9 @@ def _cache(e: Evidence) -> Found | None:
         why += f"; decoded it would be {human_bytes(f.pixel_bytes)}"
     seconds = _predict(e, *_raw(e))
     if f.ours:
-        return Found(
-            why, code_for_cache(), seconds, Change("cache", "encoded", "readers.cached, from the second epoch")
-        )
+        free = tuple((stage, 0.0) for stage in _raw(e))
+        change = Change("cache", "encoded", "readers.cached, from the second epoch", share=free)
+        return Found(why, code_for_cache(), seconds, change)
     return Found(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
 
 

@@ -136,7 +136,7 @@ def _threads(e: Evidence) -> Found | None:
     f, busy = e.facts, e.diagnosis.full.cpu_busy
     if f.loader != "DataLoader" or f.workers < 2 or f.omp_threads == "1" or busy is None or busy < _BUSY:
         return None
-    if not _computing(e) and not e.stages_of("read"):
+    if not e.costs(*_computing(e), *(stage for stage in e.stages_of("read") if not e.waits(stage))):
         return None
     why = f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for "
     why += "each of "
@@ -159,7 +159,8 @@ def _shrink(e: Evidence) -> Found | None:
     left = (wanted / f.short_side) ** 2
     why = f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
     why += f"{_per_sample(e, *decoding)}; {wanted} pixels are {left:.0%} of that"
-    command = f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --resize-short {wanted}"
+    place = shlex.quote(f.place or "SET")
+    command = f"packer convert {place} --to hdf5 --resize-short {wanted}\npacker advise {place}  # other sizes"
     change = None
     if f.ours and "decode" in decoding:
         keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))

@@ -1,0 +1,166 @@
+"""Ops in DALI's graphs against the same ops by our loader: same draws, and pixels as far apart as docs/dali.md says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from augment_cases import photo
+from image_cases import encoded
+from PIL import Image
+
+import readers
+from readers import augment
+from readers.augment import (
+    CenterCrop,
+    ColorJitter,
+    CutMix,
+    GaussianBlur,
+    MixUp,
+    Normalize,
+    Op,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Recipe,
+    Resize,
+    Stage,
+    TrivialAugmentWide,
+)
+from readers.dali import DaliLoader, PipelineOptions, Source, pipeline
+from readers.loader import ImageLoader
+
+try:
+    import nvidia.dali  # noqa: F401
+except (ImportError, OSError) as error:
+    pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
+
+LOAD: list[Op] = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
+EVERY_CHANGE = TrivialAugmentWide()
+# (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round where parts end.
+CASES: dict[str, tuple[list[Op], float, float]] = {
+    "greyscale": ([RandomGrayscale(0.5)], 1, 0.01),
+    "brightness": ([ColorJitter(0.6)], 1, 0.01),
+    "contrast": ([ColorJitter(contrast=0.6)], 1, 0.01),
+    "saturation": ([ColorJitter(saturation=0.6)], 1, 0.01),
+    "hue": ([ColorJitter(hue=0.5)], 1, 0.01),
+    "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 1, 0.01),
+    "rotation": ([RandomRotation(180)], 1, 0.01),
+    "blur": ([GaussianBlur((0.3, 3.0), p=0.7)], 1, 0.01),
+    "erasing": ([RandomErasing(0.8, value=(10, 20, 30))], 0, 0.0),
+    "normalize": ([Normalize((0.5,) * 3, (0.2,) * 3)], 0.01, 0.01),
+    "all": ([ColorJitter(0.3, 0.3, 0.3, 0.1), RandomRotation(20), GaussianBlur(), RandomErasing()], 1, 0.01),
+    "crop": ([RandomCrop(50), RandomVerticalFlip(), RandomHorizontalFlip()], 0, 0.0),
+    "flips before a crop": ([RandomVerticalFlip(), RandomHorizontalFlip(), RandomCrop(50), RandomVerticalFlip()], 0, 0),
+    "padded": ([RandomCrop(70, padding=12), RandomVerticalFlip()], 0, 0.0),
+    "resized": ([Resize(44), RandomCrop((30, 50), padding=(2, 12)), RandomHorizontalFlip(), RandomGrayscale()], 6, 0.5),
+    "bicubic": ([RandomResizedCrop(48, (0.6, 1.0), interpolation="bicubic"), RandomVerticalFlip()], 6, 0.5),
+    "load before a crop": ([*LOAD * 2, RandomCrop(50)], 1, 0.01),
+    "load before a resize": ([*LOAD * 4, Resize(48), CenterCrop(40)], 6, 0.5),
+    "three parts": (
+        [
+            RandomCrop((60, 64)),
+            ColorJitter(0.4, 0.4, 0.4, 0.1),
+            RandomVerticalFlip(),
+            RandomCrop(60, padding=4),
+            RandomHorizontalFlip(),
+            GaussianBlur(),
+            RandomVerticalFlip(),
+            RandomErasing(),
+            RandomHorizontalFlip(),
+            RandomCrop(40),
+            RandomVerticalFlip(),
+            RandomGrayscale(),
+        ],
+        1,
+        0.01,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> readers.Reader:
+    """24 photographs of 72 to 99 pixels a side, upright and turned."""
+    root = tmp_path_factory.mktemp("photos")
+    for i in range(24):
+        image = Image.fromarray(photo(i, 72 + 9 * (i % 4), 75 + 8 * (i % 3)))
+        (root / f"{i:02d}.png").write_bytes(encoded(image, "PNG", 1 + i % 8))
+    return readers.open_folder(root)
+
+
+def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float, float]:
+    """(largest, mean) difference of DALI's images to ours, of 255, over an epoch."""
+    ours, theirs = (kind(reader, 8, augment=ops, seed=2, **options) for kind in (ImageLoader, DaliLoader))
+    found = [mine.float() - other.float() for (mine, _), (other, _) in zip(ours, theirs, strict=True)]
+    normalize = Recipe(ops).normalize
+    difference = torch.cat(found).abs() * (255 * normalize.std[0] if normalize else 1)
+    return float(difference.max()), float(difference.mean())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dali_makes_the_same(name: str, reader: readers.Reader) -> None:
+    ops, most, mean = CASES[name]
+    ops = ops if Recipe(ops).out_size else [CenterCrop(64), *ops]
+    found = apart(reader, ops)
+    assert found[0] <= most and found[1] <= mean, found
+
+
+@pytest.mark.parametrize("change", range(14))
+def test_every_change_of_randaugment(change: int, reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another. Nearest neighbours may be others where two are equally near; DALI equalizes by a formula of
+    its own."""
+    most, mean = {5: (255, 0.2), 13: (64, 2.5)}.get(change, (1, 0.02) if change > 5 else (255, 0.02))
+    plan = TrivialAugmentWide.plan
+
+    def plan_one(op: TrivialAugmentWide, planner: Any, u: Any) -> None:
+        u[:, 0] = (change + 0.5) / 14
+        plan(op, planner, u)
+
+    monkeypatch.setattr(TrivialAugmentWide, "plan", plan_one)
+    found = apart(reader, [CenterCrop(68), EVERY_CHANGE])
+    assert found[0] <= most and found[1] <= mean, found
+
+
+def test_several_changes_are_made_in_their_order(reader: readers.Reader) -> None:
+    assert apart(reader, [CenterCrop(64), RandAugment(3, 15)])[1] < 2.5
+    assert apart(reader, [RandAugment(2, 15), RandomHorizontalFlip(), CenterCrop(64)])[1] < 2.5
+
+
+def test_a_resumed_epoch_is_augmented_alike(reader: readers.Reader) -> None:
+    ops: list[Op] = [RandomRotation(20), Resize(48), CenterCrop(40), ColorJitter(0.4, 0.4, 0.4, 0.1), RandAugment()]
+    whole, begun, resumed = (DaliLoader(reader, 8, augment=ops, seed=7, tail="exact") for _ in range(3))
+    expected = [images for images, _ in whole]
+    for _ in zip(range(1), begun, strict=False):
+        state = begun.state_dict()
+    resumed.load_state_dict(state)
+    rest = [images for images, _ in resumed]
+    assert len(rest) == 2 and all(map(torch.equal, expected[1:], rest))
+
+
+@pytest.mark.parametrize("op", [MixUp(), CutMix(), RandomErasing(value="random")])
+def test_what_dali_does_not_execute_is_refused_by_name(op: Op, reader: readers.Reader) -> None:
+    with pytest.raises(ValueError, match=rf"DALI pipelines do not execute {type(op).__name__}\(.*: use ImageLoader"):
+        DaliLoader(reader, 8, augment=[CenterCrop(32), op])
+
+
+def test_every_op_on_pixels_is_one_or_the_other() -> None:
+    made = {type(op) for ops, *_ in CASES.values() for op in ops} | {RandAugment, TrivialAugmentWide}
+    kinds = {getattr(augment, name) for name in augment.ops.__all__ if isinstance(getattr(augment, name), type)}
+    pixels = {kind for kind in kinds if getattr(kind, "stage", None) is Stage.PIXELS}
+    assert pixels <= made
+
+
+def test_the_graph_of_ops_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
+    """Running it needs a GPU."""
+    ops = [op for ops, *_ in CASES.values() for op in ops if op.stage is Stage.PIXELS]
+    source = Source(reader, 8, augment=[*ops, CenterCrop(32), RandAugment()])
+    made = pipeline(source, PipelineOptions(device="gpu", device_id=0))
+    made._build_graph()
+    on_the_cpu = {type(one._op).__name__ for one in made._ops if one._op.device == "cpu"}
+    assert on_the_cpu == {"ExternalSource", "Cast", "Reshape", "_TensorSubscript"}, "pixels are on the GPU"
