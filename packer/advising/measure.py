@@ -2,7 +2,8 @@
 
 Encoding is `packer.conversion.images.reencode`, which `packer convert` runs. Decoding is an ImageLoader with one thread
 over the encoded bytes in memory: decode, RandomResizedCrop, flip. The CPU time of the process is taken, which other
-work on the machine changes little, and the variants take turns, so that it changes all alike.
+work on the machine changes little, and the variants take turns, so that it changes all alike: rounds in which all were
+slower count as the others do.
 
 Errors are between crops of the original and of the variant, both decoded in full. The box is the same part of the
 image in both, not rounded to pixels, and Pillow resizes it (bilinear with antialiasing) to the size that training sees.
@@ -265,6 +266,10 @@ def _time(
                 trial.rounds.append(_seconds(loader, number, count))
     finally:
         watcher.end()
+    rounds = np.array([trial.rounds for trial in trials])
+    slowness = rounds.mean(axis=0) / np.median(rounds.mean(axis=0))
+    for trial in trials:
+        trial.rounds = (np.array(trial.rounds) / slowness).tolist()
 
 
 def _seconds(loader: Any, epoch: int, count: int) -> float:
