@@ -35,7 +35,7 @@ from readers.reader import Reader
 from readers.sample import ImageInfo, headers_of
 from readers.table import Table
 
-__all__ = ["Estimate", "Measured", "estimate_total", "measure"]
+__all__ = ["Estimate", "Measured", "estimate_total", "measure", "require_loader"]
 
 _ENCODE_SHARE, _COMPARE_SHARE = 0.45, 0.7  # of the time, until which the first two phases last
 _LEAST_IMAGES, _COMPARED, _TIMED = 3, 64, 48
@@ -109,6 +109,11 @@ class _Trial:
     rounds: list[float] = field(default_factory=list)
 
 
+def require_loader() -> None:
+    """Raises MissingExtraError without torch, which all measuring needs."""
+    import readers.loader  # noqa: F401
+
+
 def measure(
     sample: ImageSample, variants: Sequence[Variant], image_size: int, scale: tuple[float, float], seconds: float,
     watcher: Watcher,
@@ -117,8 +122,6 @@ def measure(
 
     scale: range of the areas of crops, as of RandomResizedCrop. Raises MissingExtraError without torch.
     """
-    from readers.loader import ImageLoader  # noqa: F401  # without torch nothing can be measured: say so at once
-
     start, trials = time.monotonic(), [_Trial(variant) for variant in variants]
     count = _encode(sample.images, trials, start + _ENCODE_SHARE * seconds, watcher)
     trials = [trial for trial in trials if trial.variant.is_original or 0 < len(trial.sizes) > trial.unchanged]
