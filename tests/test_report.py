@@ -244,6 +244,8 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
     options = ("--simulate-step", "1ms", "--seconds", "0.3")
     done = run_packer("diagnose", f"{script}:batches", *options, "--html", report)
     assert done.returncode == 0 and f"the report is in {report}" in done.stdout, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == lines[-1] and max(map(len, lines)) <= max(100, len(str(report)) + 20), "the verdict twice"
     page = Elements(report.read_text())
     assert "train.py:batches" in page.text and "packer diagnose" in page.text
     done = run_packer("diagnose", f"{script}:batches", *options, "--html", tmp_path / "no" / "report.html")

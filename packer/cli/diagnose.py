@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,21 @@ def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[st
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     """All of it for the terminal, the verdict first and last."""
     verdict = [Emphasis(line) for line in verdict_lines(result, width())]
-    lines = [*verdict, "", *diagnosis_lines(result, width()), *findings_lines(result)]
+    lines = [*verdict, "", *diagnosis_lines(result, width()), *_wrapped(findings_lines(result))]
     if result.batch_sizes is not None:
         lines += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
         lines += ["", *places_lines(result.places)]
     return [*lines, *written, "", *verdict]
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    """Sentences in the width of the terminal; commands and code stay as they are, to be copied."""
+    found, is_code = list[str](), False
+    for line in lines:
+        is_code = line.startswith("   how:") or (is_code and line.startswith("        "))
+        found += [line] if is_code or not line else textwrap.wrap(line, width(), subsequent_indent="        ")
+    return found
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

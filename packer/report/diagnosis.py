@@ -29,6 +29,7 @@ _METHOD = (
     "The verdict follows the second one.",
     "Times are medians of blocks of steps; the interval has the median in 93 % of all cases.",
 )
+_WORTH_SAYING = 0.01  # of the bytes of a step
 _PACKAGES = ("packer-vision", "torch", "numpy", "nvidia-dali-cuda120", "simplejpeg", "pillow")
 
 
@@ -146,7 +147,8 @@ def _show_costs(page: Page, result: Diagnosis) -> None:
         page.table(headings, rows, strong=strong)
     facts = []
     if result.culprit:
-        facts.append(("Bound", f"{_ms(result.bound)} a step, if {result.culprit} cost nothing"))
+        free = "there are enough workers" if result.culprit == "workers" else f"{result.culprit} cost nothing"
+        facts.append(("Bound", f"{_ms(result.bound)} a step, if {free}"))
     if result.workers_needed is not None:
         facts.append(("Workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with the training"))
     if result.cpus_needed is not None:
@@ -193,7 +195,8 @@ def _show_applied(page: Page, applied: Sequence[Applied]) -> None:
 
 def _show_payload(page: Page, payload: Payload) -> None:
     page.section("What a batch carries")
-    saved = f", of which {human_bytes(payload.saves)} need not be copied" if payload.saves else ""
+    worth = payload.saves > _WORTH_SAYING * payload.bytes
+    saved = f", of which {human_bytes(payload.saves)} need not be copied" if worth else ""
     page.text(f"{human_bytes(payload.bytes)} a step{saved}; {payload.batches} batches were looked at.")
     rows = []
     for field in payload.fields:

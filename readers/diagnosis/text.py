@@ -23,6 +23,9 @@ def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
         facts.append(f"CPUs: {result.cpus} may be used; {result.cpus_needed:.1f} would keep up")
     if result.pinned is not None:
         facts.append(f"with batches in page-locked memory: {1e3 * result.pinned.seconds:.2f} ms a step")
+    if result.culprit:
+        free = "there are enough workers" if result.culprit == "workers" else f"{result.culprit} cost nothing"
+        facts.append(f"bound: {1e3 * result.bound:.1f} ms a step, if {free}")
     lines = [*_ladder_lines(result, width), "", *_cost_lines(result, width), ""]
     for text in (*facts, *(f"note: {note}" for note in result.notes)):
         lines += textwrap.wrap(text, width, subsequent_indent="  ")
@@ -30,9 +33,8 @@ def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
 
 
 def verdict_lines(result: Diagnosis, width: int = 80) -> list[str]:
-    """What it would gain if the culprit were free, and the verdict, last."""
-    lines = [f"bound: {1e3 * result.bound:.1f} ms a step, if {result.culprit} cost nothing"] if result.culprit else []
-    return [*lines, *textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))]
+    """The verdict."""
+    return textwrap.wrap(result.verdict, max(_LEAST_WIDTH, width))
 
 
 def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
