@@ -10,6 +10,7 @@ import click
 
 import readers
 from packer.cli.compare import DiagnoseOrCompare, check_report, compare_option
+from packer.cli.held import cleaning_up
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -121,7 +122,8 @@ def _measure(
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
+    with cleaning_up():  # of copies that --apply makes
+        result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
     if options["batch_sizes"] is not None:
         sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
         result = replace(result, batch_sizes=sizes)
