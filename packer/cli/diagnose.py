@@ -86,7 +86,7 @@ def command(
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
         result = _measure(loader, step, as_json, recorded, options)
-    except click.ClickException:
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
         if script := next((path for path in scripts if is_from(error, path)), None):
