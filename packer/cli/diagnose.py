@@ -21,7 +21,7 @@ from packer.cli.places import (
     places_option,
 )
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
-from packer.cli.text import Duration, json_option, print_json, show, show_result, watcher, width
+from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, watcher, width
 from packer.report import write_page
 from packer.report.diagnosis import command_line, diagnosis_page
 from readers.diagnosis import Diagnosis, diagnose
@@ -150,13 +150,14 @@ def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[st
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
-    """All of it for the terminal, the verdict last."""
-    lines = [*diagnosis_lines(result, width()), *findings_lines(result)]
+    """All of it for the terminal, the verdict first and last."""
+    verdict = [Emphasis(line) for line in verdict_lines(result, width())]
+    lines = [*verdict, "", *diagnosis_lines(result, width()), *findings_lines(result)]
     if result.batch_sizes is not None:
         lines += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
         lines += ["", *places_lines(result.places)]
-    return [*lines, *written, "", *verdict_lines(result, width())]
+    return [*lines, *written, "", *verdict]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:
