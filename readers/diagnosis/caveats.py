@@ -16,6 +16,7 @@ from readers.diagnosis.verdict import BUSY, SAME
 __all__ = ["caveats", "cpu_cache_bytes"]
 
 _NOTICEABLE = 0.2  # of the time of a stage
+_COMPUTES = 0.5  # of the time of a stage that computes
 _SMALL = 0.02  # of the time of a step, in a worker: too little to say anything about
 _BANDWIDTH = 1e9  # bytes/s; what moves data faster than this depends on where they are
 
@@ -46,6 +47,9 @@ def _tipped_over(result: Diagnosis) -> Iterator[str]:
     steps = [(rung.time.seconds - below.time.seconds, rung) for below, rung in itertools.pairwise(rungs)]
     jump, rung = max(steps, key=lambda step: step[0])
     busy = rung.time.cpu_busy
+    cost = next(cost for cost in result.costs if cost.stage == rung.stage)
+    if cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy:
+        return  # it waits, and needs no CPU
     if busy is not None and busy >= BUSY and jump > SAME * result.full.seconds:
         yield (
             f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "

@@ -103,8 +103,10 @@ class _Climb:
         notes = [_in_place_note()] if in_place else []
         self._times[0] = self._measure("step", batches, training.step, count_wait=False)
         last = len(self._levels) - 1
+        known = sum(stage.seconds or 0.0 for stage in pipeline.stages) / pipeline.workers
+        self._slow = self._too_slow(known)  # without storage, of which nothing is known yet
         self._time(last)
-        self._slow = self._too_slow()
+        self._slow = self._slow or self._too_slow(self._times[last].seconds)
         if self._slow:
             notes.append("the loader is slow: lines between two that take equally long were not measured")
             notes += self._bisect(0, last)
@@ -168,11 +170,9 @@ class _Climb:
         self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
         return found
 
-    def _too_slow(self) -> bool:
-        """Whether measuring every line as long as the whole loader needs would take more than the budget."""
-        least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(
-            each.seconds for each in self._times.values()
-        )
+    def _too_slow(self, seconds: float) -> bool:
+        """Whether measuring every line with steps of so many seconds would take more than the budget."""
+        least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(seconds, self._times[0].seconds)
         lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 

@@ -19,7 +19,7 @@ __all__ = ["Model", "fit", "is_computing"]
 
 _LIMITED = 1.05  # a step that takes so many times the floor waits for the workers
 _SAME = 1.03
-_SLOWEST = 3.0  # times the work alone; what takes longer is no work of theirs
+_SLOWEST = 3.0  # times the work alone; what takes longer is not the workers'
 _COMPUTES, _COMPUTES_ON_BUSY = 0.5, 0.1  # of its time on the CPU
 _BUSY = 0.95  # of the CPUs
 _COMPUTING = ("decode", "augment")  # of our own loaders: they never wait

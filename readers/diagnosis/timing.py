@@ -51,14 +51,13 @@ def time_steps(
 ) -> StepTime:
     """Run `warmup` steps, then steps for about `seconds`, in blocks whose means give the interval.
 
-    Slow batches end both earlier: the warm-up after one batch of each worker and one more, the measurement after
-    `least_blocks`. workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the
-    wait for batches is part of the time. synchronize: waits for the device at the end of a block, so that its work is
-    part of the time.
+    Slow batches end both earlier: the warm-up after one batch of each worker, the measurement after `least_blocks`.
+    workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the wait for batches
+    is part of the time. synchronize: waits for the device at the end of a block, so that its work is part of the time.
     """
     start = time.perf_counter()
     for number in range(warmup):
-        if number > workers and time.perf_counter() - start > seconds:
+        if number >= workers and time.perf_counter() - start > seconds:
             break
         step(next(batches))
     synchronize()
