@@ -254,5 +254,5 @@ def test_notes_are_said_where_they_apply(
     result: Diagnosis, pipeline: Pipeline, sizes: list[int], replayed: list[int], note: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("readers.diagnosis.caveats.cpu_cache_bytes", lambda: 32 << 20)
-    notes = list(caveats(result, pipeline, None, sizes, replayed))
+    notes = list(caveats(result, pipeline, None, result.step, sizes, replayed))
     assert len(notes) == bool(note) and note in "".join(notes), notes

@@ -11,6 +11,7 @@ import click
 
 import readers
 from packer.cli.compare import DiagnoseOrCompare, check_report, compare_option
+from packer.cli.held import cleaning_up
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -86,7 +87,7 @@ def command(
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
         result = _measure(loader, step, as_json, recorded, options)
-    except click.ClickException:
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
         if script := next((path for path in scripts if is_from(error, path)), None):
@@ -122,7 +123,8 @@ def _measure(
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
+    with cleaning_up():  # of copies that --apply makes
+        result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
     if options["batch_sizes"] is not None:
         sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
         result = replace(result, batch_sizes=sizes)

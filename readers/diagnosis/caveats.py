@@ -11,6 +11,7 @@ from statistics import fmean, pstdev
 from cache.messages import parse_size
 from readers.diagnosis.ladder import Diagnosis, Rung
 from readers.diagnosis.pipeline import Pipeline
+from readers.diagnosis.timing import StepTime
 from readers.diagnosis.verdict import BUSY, SAME
 
 __all__ = ["caveats", "cpu_cache_bytes"]
@@ -25,17 +26,19 @@ def caveats(
     result: Diagnosis,
     pipeline: Pipeline,
     uneven: tuple[float, float] | None,
+    step: StepTime,
     sizes: Sequence[int] = (),
     replayed: Sequence[int] = (),
 ) -> Iterator[str]:
     """The notes that apply.
 
     uneven: (shortest, longest) seconds of a step over different cached batches, None where they do not differ.
+    step: the time of the step next to that of random data.
     sizes, replayed: bytes of the batches of the whole loader, and of those that are replayed.
     """
     yield from _tipped_over(result)
     yield from _sizes_vary(pipeline, sizes, replayed)
-    yield from _dynamic(result, uneven)
+    yield from _dynamic(result, uneven, step)
     yield from _memory(result, pipeline)
 
 
@@ -72,7 +75,7 @@ def _sizes_vary(pipeline: Pipeline, sizes: Sequence[int], replayed: Sequence[int
         )
 
 
-def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None) -> Iterator[str]:
+def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None, step: StepTime) -> Iterator[str]:
     """A step whose time depends on what is in its batch."""
     if uneven is not None:
         low, high = uneven
@@ -81,10 +84,10 @@ def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None) -> Iterator[
             f"are replayed, so the lines above 'storage' are of these batches"
         )
     lowest = result.rungs[0]
-    if lowest.stage == "random" and _differ(lowest, result.step.low, result.step.high):
+    if lowest.stage == "random" and _differ(lowest, step.low, step.high):
         yield (
             f"the step takes {1e3 * lowest.time.seconds:.1f} ms with random data and "
-            f"{1e3 * result.step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
+            f"{1e3 * step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
         )
 
 

@@ -32,7 +32,7 @@ __all__ = ["Training", "climb"]
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 _PATIENCE = 1.3  # budgets that all lines may take together before some are left out
 _DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
-_ROUNDS = 5  # in which each cached batch is timed by itself
+_ROUNDS, _COMPARED = 7, 4  # rounds in which so many of the cached batches are timed by themselves
 _ROUND_SECONDS = 3.0
 
 _Use = Callable[[Any], object]
@@ -88,7 +88,7 @@ class _Climb:
             self._levels.append(_Level(stages[count].name, stages[count].what, count))
         self._times: dict[int, StepTime] = {}
         self._seconds, self._end = seconds, time.perf_counter() + seconds
-        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + (not training.simulated))
+        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + 2 * (not training.simulated))
         self._slow = False
         self._sizes: list[int] = []  # of the batches of the whole loader
 
@@ -129,14 +129,16 @@ class _Climb:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
         notes += self._drift(last)
         if not training.simulated:
-            dynamic = self._uneven(_again(on_device, copies=in_place))
+            dynamic = self._uneven(on_device, in_place)
+            again = self._measure("step again", _again(on_device, copies=in_place), training.step, count_wait=False)
+            notes += _drifted("the step", self._times[0], again)
             lowest, failed = self._random(on_device)
             rungs[:0] = lowest
             notes += failed
         else:
-            dynamic = None
+            dynamic, again = None, self._times[0]
         result = replace(judge(pipeline, tuple(rungs), explained(costs, rungs)), pinned=pinned)
-        notes += caveats(result, pipeline, dynamic, self._sizes, sizes)
+        notes += caveats(result, pipeline, dynamic, again, self._sizes, sizes)
         return replace(result, notes=(*result.notes, *notes))
 
     # --- what is measured -------------------------------------------------------------------------------------------
@@ -210,13 +212,7 @@ class _Climb:
             return []
         stages = self._pipeline.stages
         now = self._measure(f"{stages[0].name} again", self._pipeline.cached(0), self._training.run)
-        apart = now.low > first.high or now.high < first.low
-        if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
-            return []
-        return [
-            f"the whole loader took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the "
-            f"end: other processes took or left the CPUs, or what was read is in memory now"
-        ]
+        return _drifted("the whole loader", first, now)
 
     def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:
         """The rung of random data, or why there is none."""
@@ -230,27 +226,40 @@ class _Climb:
             return [], [f"no line 'random': the step failed on random data ({reason})"]
         return [Rung("random", "random data made on the device, new in each step", found)], []
 
-    def _uneven(self, batches: Iterator[Any]) -> tuple[float, float] | None:
+    def _uneven(self, on_device: Sequence[Any], in_place: bool) -> tuple[float, float] | None:
         """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
 
-        Each batch is timed several times. They differ if the slowest is slower in every round than the fastest in any.
+        They differ if the slowest is slower in each of seven rounds than the fastest in any, which chance brings about
+        in less than 1 % of all cases with four batches.
         """
-        count, step, synchronize = self._pipeline.distinct, self._training.step, self._training.synchronize
-        times: list[list[float]] = [[] for _ in range(count)]
-        end = time.perf_counter() + min(_ROUND_SECONDS, self._share)
-        for _ in range(_ROUNDS):
-            for each in times:
-                batch = next(batches)
-                synchronize()
-                start = time.perf_counter()
-                step(batch)
-                synchronize()
-                each.append(time.perf_counter() - start)
-            if time.perf_counter() > end and len(times[0]) > 1:
-                break
+        step, synchronize = self._training.step, self._training.synchronize
+        most = int(min(_ROUND_SECONDS, 2 * self._share) / _ROUNDS / self._times[0].seconds)
+        some = on_device[: min(most, _COMPARED)]
+        if len(some) < 2:
+            return None
+        times: list[list[float]] = [[] for _ in some]
+        batches = _again(some, copies=in_place)
+        for each in itertools.islice(itertools.cycle(times), _ROUNDS * len(some)):
+            batch = next(batches)
+            synchronize()
+            start = time.perf_counter()
+            step(batch)
+            synchronize()
+            each.append(time.perf_counter() - start)
         times.sort(key=median)
         low, high = median(times[0]), median(times[-1])
         return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
+
+
+def _drifted(what: str, first: StepTime, now: StepTime) -> list[str]:
+    """A note if something takes another time than at first."""
+    apart = now.low > first.high or now.high < first.low
+    if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
+        return []
+    return [
+        f"{what} took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the end: other "
+        f"processes took or left the CPUs, or what was read is in memory now"
+    ]
 
 
 def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = ["StepTime", "cpu_times", "time_steps"]
 
 _BLOCKS = 8
+_LEAST = 1e-9  # seconds: no step takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def time_steps(
             continue
         synchronize()
         end = time.perf_counter()
-        means.append((end - begin - (0.0 if count_wait else waited)) / in_block)
+        means.append(max(_LEAST, end - begin - (0.0 if count_wait else waited)) / in_block)
         steps, waits, in_block, waited, begin = steps + in_block, waits + waited, 0, 0.0, end
         if end - start > 1.5 * seconds and len(means) >= least_blocks:  # too slow for all blocks
             break
