@@ -1,8 +1,8 @@
 """Charts of a report: bars, stacked bars, points, heat maps and lines, each in two widths.
 
 Values that are None or not finite are missing, and shown as such. Names come from anywhere and are cut to fit. Series
-are told apart by place, line or marker too, not by colour alone; the colours are of M. Okabe and
-K. Ito, "Color Universal Design", darkened where they are too faint on white.
+differ in place, line or marker too, not in colour alone; the colours are of M. Okabe and K. Ito, "Color Universal
+Design", darkened where they are too faint on white.
 """
 
 from __future__ import annotations
