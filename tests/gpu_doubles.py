@@ -123,9 +123,11 @@ class FakeStream:
         self._lock = threading.Lock()
         self._queued: list[Callable[[], None]] = []
         self._done = 0
+        self.copies = threading.Semaphore(0)  # those that were queued and nobody has waited for here
 
     def queue(self, work: Callable[[], None]) -> None:
         self._queued.append(work)
+        self.copies.release()
 
     def run(self, until: int) -> None:
         with self._lock:

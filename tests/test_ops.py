@@ -218,8 +218,9 @@ def test_jitter_is_pillows() -> None:
         assert np.abs(np.asarray(expected).astype(int) - result).max() <= 6
 
 
-def test_blur_is_a_gaussian_with_mirrored_edges() -> None:
-    images = photos(6, (30, 44))
+@pytest.mark.parametrize("size", [(30, 44), (530, 20), (8, 700)])
+def test_blur_is_a_gaussian_with_mirrored_edges(size: tuple[int, int]) -> None:
+    images = photos(6, size)
     found, parameters = changed(GaussianBlur((0.5, 3.0)), images)
     reach = 20
     for image, result, (sigma,) in zip(images, found, parameters.tolist(), strict=True):

@@ -146,6 +146,8 @@ def test_copies_are_done_before_the_training_reads_and_from_memory_that_is_kept(
 def test_a_loop_that_is_left_waits_for_its_copies(cuda: FakeCuda) -> None:
     loop = iter(DevicePrefetcher([cuda.tensor(1.0), cuda.tensor(2.0), cuda.tensor(3.0)], "cuda", prefetch=1))
     next(loop)
+    for _ in range(2):  # that of the next batch is queued
+        assert cuda.side.copies.acquire(timeout=60)
     del loop
     gc.collect()
     assert not threads() and cuda.side.idle

@@ -88,6 +88,9 @@ def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -
             pass
     assert sum(map(len, events_of(tmp_path / "trace.json").values())) == 10
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == trace.dropped
+    with pytest.raises(ZeroDivisionError), loader.trace(tmp_path / "failed.json"):
+        _ = len(next(iter(loader))) / 0
+    assert len(events_of(tmp_path / "failed.json")["training"]) == 2
     with pytest.raises(ValueError, match="at least 1"):
         Trace(limit=0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cache.messages import plural
 from packer.advising import Advice, Measured
 from packer.advising.text import HEADINGS, described, row_of
@@ -10,6 +12,7 @@ from packer.report import Chart, Page, charts
 __all__ = ["advice_page"]
 
 _ERRORS = (1, 2, 3, 5)
+_FAR = 40
 
 
 def advice_page(advice: Advice) -> Page:
@@ -45,12 +48,19 @@ def _of_bytes(advice: Advice) -> Chart:
     packed = [one for one in advice.measured if not one.variant.keep]
     packed.sort(key=lambda one: one.error)  # so that the legend rises
     points = [_point(advice, one, one.image_bytes / 1000, _error_of(one)) for one in packed]
-    return charts.scatter(points, x="kB an image", y=_rate(advice), log_x=True)
+    return charts.scatter(points, x="kB an image", y=_rate(advice), log_x=_spans(point.x for point in points))
 
 
 def _of_error(advice: Advice) -> Chart:
     points = [_point(advice, one, one.error, _kind(one)) for one in advice.measured]
-    return charts.scatter(points, x="mean error, of 255", y=_rate(advice), frontier=("low", "high"), log_y=True)
+    wide = _spans(point.y for point in points)
+    return charts.scatter(points, x="mean error, of 255", y=_rate(advice), frontier=("low", "high"), log_y=wide)
+
+
+def _spans(values: Iterable[float]) -> bool:
+    """Whether values are so far apart that only powers show them all."""
+    found = sorted(values)
+    return found[-1] > _FAR * found[0]
 
 
 def _rate(advice: Advice) -> str:

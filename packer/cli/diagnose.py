@@ -10,6 +10,7 @@ import click
 
 import readers
 from packer.cli.compare import DiagnoseOrCompare, check_report, compare_option
+from packer.cli.held import cleaning_up
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -20,7 +21,7 @@ from packer.cli.places import (
     places_option,
 )
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
-from packer.cli.text import Duration, json_option, print_json, show, show_result, watcher, width
+from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, watcher, width
 from packer.report import write_page
 from packer.report.diagnosis import command_line, diagnosis_page
 from readers.diagnosis import Diagnosis, diagnose
@@ -85,7 +86,7 @@ def command(
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
         result = _measure(loader, step, as_json, recorded, options)
-    except click.ClickException:
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
         if script := next((path for path in scripts if is_from(error, path)), None):
@@ -121,7 +122,8 @@ def _measure(
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
+    with cleaning_up():  # of copies that --apply makes
+        result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
     if options["batch_sizes"] is not None:
         sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
         result = replace(result, batch_sizes=sizes)
@@ -148,13 +150,14 @@ def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[st
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
-    """All of it for the terminal, the verdict last."""
-    lines = [*diagnosis_lines(result, width()), *findings_lines(result)]
+    """All of it for the terminal, the verdict first and last."""
+    verdict = [Emphasis(line) for line in verdict_lines(result, width())]
+    lines = [*verdict, "", *diagnosis_lines(result, width()), *findings_lines(result)]
     if result.batch_sizes is not None:
         lines += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
         lines += ["", *places_lines(result.places)]
-    return [*lines, *written, "", *verdict_lines(result, width())]
+    return [*lines, *written, "", *verdict]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

@@ -51,6 +51,7 @@ _NEAR_BYTES = 256 << 10
 _SAME = 0.1
 _IN_MEMORY = "memory is its medium"
 _FOLDER_FILES = 1000
+_NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS)
 _ERRORS = {
     errno.ENOENT: "no such directory",
     errno.ENOTDIR: "not a directory",
@@ -341,7 +342,11 @@ def _measure(
 
 def _drop(ranges: dict[str, list[tuple[int, int]]], synced: bool = True) -> None:
     for path, parts in ranges.items():
-        drop(path, parts, synced=synced)
+        try:
+            drop(path, parts, synced=synced)
+        except OSError as error:
+            if error.errno not in _NO_SUCH_CALL:  # otherwise what stays in the cache is seen later
+                raise
 
 
 def _open(path: str) -> int:

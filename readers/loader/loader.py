@@ -180,8 +180,10 @@ class ImageLoader(FeedLoader):
         """
         trace = Trace("ImageLoader", limit=limit)
         with self.record(trace):
-            yield trace
-        trace.save(path)
+            try:
+                yield trace
+            finally:  # also of a training that fails
+                trace.save(path)
 
     @contextmanager
     def record(self, trace: Trace) -> Iterator[None]:

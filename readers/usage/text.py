@@ -11,7 +11,7 @@ __all__ = ["comparison_lines", "heat_strip", "usage_lines"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _STRIP, _LEAST_STRIP = 24, 12
-_LESS = ("p90", "p99")  # left out where there is no room
+_LESS = ("p90", "p99")  # left out on a narrow terminal
 _CORES = 8
 _MARKS = 12
 

@@ -19,6 +19,7 @@ __all__ = ["GaussianBlur"]
 
 _REACH_SIGMAS = 4.0
 _LEAST_SIGMA = 1e-3
+_BLOCKS_FROM, _BLOCK = 512, 64  # pixels of a side
 _VALUES = 1 << 24  # of the matrices of a few images at a time: 64 MiB
 
 
@@ -52,7 +53,11 @@ class GaussianBlur(Op):
         for some, part in zip(images.split(group), sigma.split(group), strict=True):
             down = _matrices(height, part, largest)
             across = down if height == width else _matrices(width, part, largest)
-            some.copy_(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
+            if max(height, width) <= _BLOCKS_FROM:
+                some.copy_(torch.matmul(down[:, None], torch.matmul(some, across.transpose(1, 2)[:, None])))
+            else:
+                blurred = _multiplied(across, some.transpose(2, 3), largest).transpose(2, 3)
+                some.copy_(_multiplied(down, blurred, largest))
         return images
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
@@ -65,11 +70,24 @@ class GaussianBlur(Op):
         return np.concatenate([np.where(parameters > 0, parameters, 1.0), 2 * reach + 1], axis=1)
 
 
+def _reach(sigma: float) -> int:
+    return max(1, math.ceil(_REACH_SIGMAS * sigma))
+
+
+def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) -> torch.Tensor:
+    """The product over the rows of large images, without most of the zeros that are off the diagonal."""
+    out, reach, length = images.clone(), _reach(largest), images.shape[2]
+    for start in range(0, length, _BLOCK):
+        rows, near = slice(start, start + _BLOCK), slice(max(0, start - reach), start + _BLOCK + reach)
+        out[:, :, rows] = matrices[:, None, rows, near] @ images[:, :, near]
+    return out
+
+
 def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
     """[n, length, length]: row i holds the weights of the pixels that make pixel i; the unit matrix for sigma 0."""
     import torch
 
-    reach = max(1, math.ceil(_REACH_SIGMAS * largest))
+    reach = _reach(largest)
     offsets, sources = _sources(length, reach, sigma.device)
     own = sigma.clamp(min=_LEAST_SIGMA)[:, None]
     weights = torch.exp(-0.5 * (offsets / own) ** 2)
