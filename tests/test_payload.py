@@ -104,6 +104,28 @@ def test_fields_are_named_and_counted() -> None:
     assert kinds(inspect_payload([(LABELS, LABELS.clone()), (LABELS, LABELS + 1)]))["[1]"] == ["narrow"]
 
 
+class Odd:
+    """An array that does not compare and index as NumPy's do."""
+
+    dtype, shape = np.dtype("float32"), (4, 2)
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        return np.ones((4, 2), np.float32)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("no")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_an_array_of_another_kind_breaks_nothing() -> None:
+    payload = inspect_payload([{"a": Odd(), "b": Odd(), "c": NOISE}])
+    assert [field.bytes for field in payload.fields] == [32, 32, NOISE.nbytes] and "b" in payload.notes[0]
+
+
 def test_large_arrays_are_sampled() -> None:
     rows = np.zeros((4000, 10_000), np.float32)  # of which a whole pass would take a second for each fact
     rows[:, 1:] = np.random.default_rng(1).random((1, 9999), dtype=np.float32)

@@ -61,7 +61,11 @@ def inspect_payload(
     fields, seen = list[PayloadField](), list[tuple[str, list[_Array]]]()
     for path in paths:
         arrays = [found[path] for found in looked if path in found]
-        fields.append(_field(path, arrays, use, _twin(arrays, seen)))
+        try:
+            fields.append(_field(path, arrays, use, _twin(arrays, seen)))
+        except Exception as error:  # an array of another library, which is not like NumPy's in all
+            notes.append(f"{path}: its values could not be looked at: {type(error).__name__}")
+            fields.append(PayloadField(path, arrays[0].dtype, arrays[0].shape, arrays[0].bytes, None))
         seen.append((path, arrays))
     saves = sum(field.facts[0].saves for field in fields if field.facts)
     return Payload(len(looked), sum(field.bytes for field in fields), saves, tuple(fields), tuple(notes))
