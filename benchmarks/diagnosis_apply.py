@@ -88,7 +88,13 @@ def per_byte(batch: Any) -> Any:
 
 
 SMALL = [Resize(32), CenterCrop(32)]
+UNSCALED: dict[str, Any] = {"simulate_step": STEP}  # where the work is real
 CROP = [RandomResizedCrop(224), RandomHorizontalFlip()]
+
+
+def image_loader(path: Path) -> ImageLoader:
+    return ImageLoader(readers.open(path, "train"), 32, augment=CROP)
+
 
 # Name: (the loader of the sets "small" and "large", options, ids of the advice to apply).
 CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any], str]] = {
@@ -101,10 +107,12 @@ CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any], str]] = {
         lambda small, _: ImageLoader(slow_reader(small), BATCH, augment=SMALL, threads=2), {}, "cache",
     ),
     "slow copy": (lambda *_: DataLoader(Normalized(), BATCH, num_workers=2), {"copy": per_byte}, "uint8"),
-    "decoding, pixels": (lambda _, large: ImageLoader(readers.open(large, "train"), 32, augment=CROP), {}, "decoded"),
-    "decoding, smaller": (lambda _, large: ImageLoader(readers.open(large, "train"), 32, augment=CROP), {}, "shrink"),
+    "decoding, pixels": (lambda _, large: image_loader(large), UNSCALED, "decoded"),
+    "decoding, smaller": (lambda _, large: image_loader(large), UNSCALED, "shrink"),
     "decoding, DataLoader": (
-        lambda _, large: DataLoader(ImageDataset(readers.open(large, "train"), CROP), 32, num_workers=2), {}, "decoded",
+        lambda _, large: DataLoader(ImageDataset(readers.open(large, "train"), CROP), 32, num_workers=2),
+        UNSCALED,
+        "decoded",
     ),
 }  # fmt: skip
 
@@ -142,9 +150,8 @@ def main() -> None:
             make, options, wanted = CASES[name]
             found = []
             for _ in range(arguments.runs):
-                result = readers.diagnose(
-                    make(*sets), simulate_step=STEP * scale, seconds=arguments.seconds, apply=(wanted,), **options
-                )
+                given = {"simulate_step": STEP * scale, **options}
+                result = readers.diagnose(make(*sets), seconds=arguments.seconds, apply=(wanted,), **given)
                 found += [each for each in result.applied if each.error is not None]
                 if arguments.verbose:
                     print("\n".join(diagnosis_lines(result) + findings_lines(result)))

@@ -85,6 +85,20 @@ def overhead_threads(arguments: argparse.Namespace) -> dict[str, float]:
     return _overhead(arguments, 2, True)
 
 
+@contender("ours: nothing decoded, 1 thread, no clocks", imports=IMPORTS, needs=[SMALL], note="stats() switched off")
+def overhead_no_clocks(arguments: argparse.Namespace) -> dict[str, float]:
+    from readers.loader.timers import LoopTimers, ThreadClock
+
+    for kind, names in (
+        (ThreadClock, ("start", "stop", "start_rows", "stop_rows", "begin_read", "wait", "lap")),
+        (LoopTimers, ("ask", "get", "hand_out", "fill")),
+    ):
+        for name in names:
+            setattr(kind, name, lambda *ignored, **more: None)
+    ThreadClock.end_read = lambda self, data: 0.0  # type: ignore[method-assign]
+    return _overhead(arguments, 1, True)
+
+
 class _Ready:
     """A data set of finished tensors."""
 

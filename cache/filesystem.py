@@ -192,14 +192,18 @@ def drop(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]] = ((0, 
 def cached_share(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]]) -> float | None:
     """Share of the pages of (offset, length) ranges that are in the page cache, 0 to 1, by mincore(2).
 
-    None where the kernel does not say: of an empty file, and of one that this process may not write.
+    None where the kernel does not say: of an empty file, of one that this process may not write, or cannot map.
     """
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if not status.st_size or not (status.st_uid == os.geteuid() or os.access(path, os.W_OK)):
             return None
         cached = total = 0
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        try:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:  # a filesystem without maps
+            return None
+        with mapped:
             pages = np.frombuffer(mapped, np.uint8)  # for its address alone
             states = np.zeros(-(-len(pages) // _PAGE_BYTES), np.uint8)
             failed = _libc().mincore(

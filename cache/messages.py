@@ -26,6 +26,7 @@ __all__ = [
     "parse_size",
     "plural",
     "printable",
+    "shortened",
 ]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
@@ -135,3 +136,11 @@ def human_seconds(seconds: float) -> str:
     if minutes < 100:
         return f"{minutes}:{rest:02d} min"
     return f"{minutes // 60}:{minutes % 60:02d} h"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most `most` characters, without its middle where it is longer: "transf…rm 2"."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}" if most > 2 else text[:most]

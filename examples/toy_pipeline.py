@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 import readers
 from cache.node import usable_cpus
 from readers.diagnosis import Diagnosis
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 RAW_SIDE, SMALL_RAW_SIDE, SIDE = 900, 256, 256
 CLASSES = 10
@@ -216,7 +216,7 @@ def main() -> None:
             data, arguments.batch_size, num_workers=arguments.workers, pin_memory=bool(how.get("device"))
         )
         results.append(readers.diagnose(loader, **how))
-        print(f"--- {title}", *diagnosis_lines(results[-1]), "", sep="\n", flush=True)
+        print(f"--- {title}", *diagnosis_lines(results[-1]), *verdict_lines(results[-1]), "", sep="\n", flush=True)
 
     before, repaired, final = results
     ours = {

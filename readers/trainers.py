@@ -131,6 +131,8 @@ def find_trainer() -> Trainer:
                 found.update(asks_ahead=True)
             elif kind.__module__.startswith("torchdata."):
                 found.update(keeps_account=True)
+        elif module == "readers.torch.prefetcher":
+            found.update(asks_ahead=True)
         elif module == "torch.utils.data.sampler":
             found.update(_batches(frame.f_locals.get("self")))
         elif module == "accelerate.data_loader":

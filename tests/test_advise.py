@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tarfile
 from collections.abc import Callable, Sequence
@@ -311,7 +312,8 @@ def test_images_of_every_kind(tmp_path: Path) -> None:
     }
     for name, data in made.items():
         (root / name).write_bytes(data)
-    done = run_packer("advise", root.parent, "--image-size", 32, "--seconds", 0.2, "--quality", 90, cwd=tmp_path)
+    small = ("--image-size", 32, "--max-side", 64, "--quality", 90)
+    done = run_packer("advise", root.parent, *small, "--seconds", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for text in ("7 images (train 7), of which 7 were sampled", "not an image: text", "empty, 0 bytes",
                  "holds 2 frames", "1 image of more than 8 bits", "2 images of 10 drawn (20.0%) cannot be decoded",
@@ -353,7 +355,7 @@ def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, t
         assert len(reader) == 3 and set(reader.classes) == {"a", "b"}
         assert int(reader.sizes().sum()) == round(chosen["set_bytes"]["value"])
         assert reader.split_info.shards[0].path.endswith(".tar") and len(reader.split_info.shards) >= 2
-    assert advised(tmp_path / words[-1], cwd=tmp_path)["recommendations"][0]["commands"] == []
+    assert not packer.advise(tmp_path / words[-1], **QUICK).recommendations[0].commands, "it is as it should be"
 
 
 @pytest.mark.parametrize(
@@ -364,8 +366,24 @@ def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, t
         (("--simulate-step", "0s"), "above 0"),
         (("--layout", "nested"), "nested"),
         (("--split", "test"), "test"),
+        (("--html", "/missing/page.html"), "there is no directory"),
     ],
 )
 def test_wrong_options_are_one_message(images: Path, options: Sequence[object], message: str) -> None:
     done = run_packer("advise", images, *options)
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_page_shows_all_that_was_found(images: Path, tmp_path: Path) -> None:
+    """Points with their names, the table and the commands; names of files do no harm."""
+    source = tmp_path / "<b>photos"
+    source.symlink_to(images)
+    done = run_packer("advise", source, "--seconds", 0.2, "--image-size", 64, "--quality", 80, "--max-side", 128,
+                      "--html", tmp_path / "page.html", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) == 4 and all(re.search(r"<text[^>]*>as it is</text>", chart) for chart in charts)
+    for text in ("<td>max side 128, q80</td>", "packer convert", "&lt;b&gt;photos", "mean error of 255", "1. images:"):
+        assert text in page, text
+    assert "<b>" not in page and "<script" not in page

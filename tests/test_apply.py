@@ -55,7 +55,7 @@ def batches(packed: Path) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["ImageLoader", "DataLoader"])
 def pipeline(request: pytest.FixtureRequest, packed: Path) -> Pipeline:
-    """Of a loader of ours."""
+    """Of one of our loaders."""
     reader = readers.open(packed, "train")
     if request.param == "ImageLoader":
         return ImageLoaderPipeline(image_loader(reader, NORMALIZED))
@@ -182,7 +182,7 @@ def applied_to(pipeline: Dealt, advice: list[Advice], **findings: str) -> Any:
     return apply_advice(pipeline, evidence, advice, training, seconds=1)
 
 
-def test_what_helps_is_kept_and_all_is_given_back() -> None:
+def test_what_helps_is_kept_and_everything_is_released() -> None:
     effects = {"cache": 0.6, "workers": 2.0, "stage": OSError("no room"), "prefetch": 0.2}
     pipeline = Dealt(0.08, effects)
     tried = ["workers", "stage", "cache", "uint8", "prefetch"]

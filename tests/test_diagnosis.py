@@ -366,7 +366,7 @@ def test_what_cannot_be_cut_is_measured_as_a_whole() -> None:
 
 def test_a_loader_that_hangs_is_an_error() -> None:
     with pytest.raises(readers.PipelineError, match="gave no batch for 1 s"):
-        readers.diagnose(loader(Images(read=3.0), 1, timeout=1), simulate_step=0.001, seconds=1)
+        readers.diagnose(loader(Images(read=0.8), 1, timeout=1), simulate_step=0.001, seconds=1)
 
 
 @pytest.mark.parametrize("options", [{}, {"step": print, "simulate_step": 0.1}, {"simulate_step": -1}])

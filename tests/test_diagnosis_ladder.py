@@ -204,11 +204,11 @@ def test_a_loader_that_becomes_faster_is_noted(clock: Clock) -> None:
     assert len(notes) == 1 and "21.0 ms a step at first and 12.0 ms at the end" in notes[0]
 
 
-def taking(*milliseconds: float, busy: float = 0.5) -> Diagnosis:
+def taking(*milliseconds: float, busy: float = 0.5, cpu: float = 0.01) -> Diagnosis:
     """A diagnosis whose lines take so long: the step, then the stages a, b, …"""
     times = [StepTime(each / 1e3, each / 1e3, each / 1e3, 0.0, 10, busy) for each in milliseconds]
     rungs = tuple(Rung(name, "", each) for name, each in zip(("step", "a", "b", "c"), times, strict=False))
-    costs = tuple(StageCost(rung.stage, "", 0.0, 0.0) for rung in rungs)
+    costs = tuple(StageCost(rung.stage, "", 0.0, 0.0, busy=0.01, cpu=cpu) for rung in rungs)
     return Diagnosis(rungs, costs, "b", "", 0.0, 4, 1, None, 2, None)
 
 
@@ -236,6 +236,7 @@ def with_error(error: float) -> Quiet:
     [
         (taking(10, 11, 30, 31, busy=0.97), Quiet(), [], [], "97% busy on the line 'b'"),
         (taking(10, 11, 30, 31, busy=0.9), Quiet(), [], [], ""),
+        (taking(10, 11, 30, 31, busy=1.0, cpu=0.001), Quiet(), [], [], ""),
         (replace(taking(10, 11, 11, 11, busy=1.0), culprit=""), Quiet(), [], [], ""),
         (taking(10, 20), Quiet(), [10**6, 3 * 10**6], [2 * 10**6], "from 1 to 3 MB"),
         (taking(10, 20), Quiet(), [10**6] * 5, [2 * 10**6], "replayed have 2 MB"),
@@ -253,5 +254,5 @@ def test_notes_are_said_where_they_apply(
     result: Diagnosis, pipeline: Pipeline, sizes: list[int], replayed: list[int], note: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("readers.diagnosis.caveats.cpu_cache_bytes", lambda: 32 << 20)
-    notes = list(caveats(result, pipeline, None, sizes, replayed))
+    notes = list(caveats(result, pipeline, None, result.step, sizes, replayed))
     assert len(notes) == bool(note) and note in "".join(notes), notes

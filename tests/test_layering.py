@@ -20,12 +20,23 @@ from cache.errors import MissingExtraError
 ROOT = Path(packer.__file__).resolve().parent.parent
 LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
-OPTIONAL = ("torch", "pyarrow", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "amd", "obstore")
+OPTIONAL = (
+    "torch",
+    "pyarrow",
+    "webdataset",
+    "tfrecord",
+    "tensorflow",
+    "nvidia",
+    "mpi4py",
+    "amd",
+    "obstore",
+    "matplotlib",
+)
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", *GPU},
-    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow"},
+    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "matplotlib"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
@@ -61,6 +72,7 @@ LAZY = {
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
     "readers.caching.convert": "60 ms: decoders",
+    "readers.decode.device": "torch",
     "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",

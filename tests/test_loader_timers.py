@@ -1,5 +1,5 @@
-"""`ImageLoader.stats()` and `trace()`: what was planted is found, by clocks that only the planted work moves; sums are
-right however a loop ends; a trace is what its format says."""
+"""`ImageLoader.stats()`: what was planted is found, by clocks that only the planted work moves; sums are
+right however a loop ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
+import torch
 from conftest import make_jpeg, tree_of
 from gpu_doubles import install
 from suites.children import in_child
@@ -20,9 +22,12 @@ import readers
 from cache.errors import BadSampleError
 from cache.stores import Extents, StoreOver
 from readers.augment import GaussianBlur, MixUp, RandomHorizontalFlip, RandomResizedCrop, Resize, cpu
+from readers.caching.store import Cached
+from readers.decode.device import DecodeStream
 from readers.loader import ImageLoader, LoaderStats
+from readers.loader.timers import LoopTimers
 from readers.sample import Buffer
-from readers.trace import Trace
+from readers.trace import TraceSlot
 
 COUNT, BATCH = 60, 5
 CROP = [RandomResizedCrop(24), RandomHorizontalFlip()]
@@ -133,16 +138,24 @@ def test_each_stage_has_its_time(
 def test_a_cache_is_told_from_what_is_below_it(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     plant(monkeypatch, clock, MS)
+    convert = Cached.convert
+
+    def slow_convert(*args: Any) -> Any:
+        clock.advance(2 * MS)
+        return convert(*args)
+
+    monkeypatch.setattr(Cached, "convert", slow_convert)
     below = readers.Reader(reader.table, SlowStore(reader.store, clock, 4 * MS))
     with readers.cached(below, 1 << 20, backend="memfd") as inner:
         between = readers.Reader(inner.table, SlowStore(inner.store, clock, 3 * MS))
         outer = readers.cached(between, 1 << 20, backend="memfd")
         loader = ImageLoader(outer, BATCH, augment=CROP, threads=2, tail="exact")
-        for hits, read in ((0, 7e-3), (COUNT, 0.0)):
+        for hits, read, cache in ((0, 7e-3, 2 * 2e-3), (COUNT, 0.0, 0.0)):
             assert sum(1 for _ in loader) == COUNT // BATCH
             stats = loader.stats()
             assert (stats.reads, stats.cache_hits) == (COUNT, hits)
-            assert stats.stages["read"] == pytest.approx(read * COUNT) and stats.stages["cache"] == 0
+            assert stats.stages["read"] == pytest.approx(read * COUNT)
+            assert stats.stages["cache"] == pytest.approx(cache * COUNT)
         outer.close()
 
 
@@ -173,8 +186,9 @@ def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest
     clock = OneClock()
     plant(monkeypatch, clock, 1000)
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, prefetch=2, tail="exact")
+    stop = time.monotonic() + 60
     for _ in loader:
-        before, stop = loader.stats(), time.monotonic() + 60
+        before = loader.stats()
         while loader.stats().idle_seconds - before.idle_seconds < 0.1 and time.monotonic() < stop:
             clock.advance(MS)  # a step of the training, which ends long after all batches are ready
             if loader.stats().seconds == before.seconds:  # the epoch has ended with its last batch
@@ -210,14 +224,18 @@ def test_whole_epochs(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, o
     loader = ImageLoader(reader, 7, **{"augment": CROP, "tail": "exact", "threads": 2, **options})
     assert loader.stats() == LoaderStats() and str(loader.stats()) == "no batch yet"
     for epoch in range(2):
-        assert sum(1 for _ in loader) == 9
+        batches = iter(loader)
+        for _ in range(9):
+            next(batches)
         stats = loader.stats()
         if "fields" in options:
             assert (stats.epoch, stats.batches, stats.images, stats.reads) == (epoch, 9, COUNT, 0)
+            assert next(batches, None) is None
             continue
         check(stats, 9, COUNT)
         assert stats.epoch == epoch and stats.made == COUNT == stats.reads and sum(stats.ready) == 9
-        assert stats == loader.stats(), "an epoch that has ended stays as it was"
+        assert stats == loader.stats(), "an epoch ends with its last batch"
+        assert next(batches, None) is None and stats == loader.stats()
 
 
 def test_a_loop_that_is_left_and_a_reset(reader: readers.Reader) -> None:
@@ -270,58 +288,32 @@ def test_a_forked_child_counts_its_own(reader: readers.Reader) -> None:
     assert sum(1 for _ in batches) == COUNT // BATCH - 1 and loader.stats().batches == COUNT // BATCH
 
 
-# --- traces -------------------------------------------------------------------------------------------------------
-def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The events of a file by track, after checks of what the format demands."""
-    content = json.loads(path.read_text())
-    names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
-    tracks: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
-    for event in content["traceEvents"]:
-        assert event["ph"] in "MX" and {"name", "pid", "tid"} <= event.keys()
-        if event["ph"] == "X":
-            assert event["ts"] >= 0 and event["dur"] >= 0
-            tracks[names[event["tid"]]].append(event)
-    for events in tracks.values():
-        ends: list[float] = []
-        for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
-            while ends and ends[-1] <= event["ts"] + 1e-3:
-                ends.pop()
-            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "inside the one before, or after it"
-            ends.append(event["ts"] + event["dur"])
-    return tracks
+# --- a device -----------------------------------------------------------------------------------------------------
+def test_copies_to_a_device_have_the_time_that_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread waits 10 ms for the device, which copied for 4 ms of them, or for 12, most of them earlier."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter_ns", clock)
+    for copied, augment in ((4 * MS, 6e-3), (12 * MS, 0.0)):
+        timers = LoopTimers(0, 1, 1, 1, TraceSlot())
+        device = timers.device_clock("device")
+        device.start()
+        clock.advance(10 * MS)
+        device.lap_device(copied)
+        device.stop("decode")
+        assert seconds(timers.stats()) == pytest.approx(
+            {"copy": copied / 1e9} | ({"augment": augment} if augment else {})
+        )
 
 
-@pytest.mark.parametrize("decoder", ["cpu", "torchcodec"])
-def test_a_trace_has_what_the_threads_did(
-    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
-) -> None:
-    install(monkeypatch, "torchcodec")
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decoder=decoder)
-    list(loader)
-    with loader.trace(tmp_path / "trace.json") as trace:
-        assert not trace.events, "nothing of before"
-        list(loader)
-        assert not any(tmp_path.iterdir())
-    list(loader)
-    tracks = events_of(tmp_path / "trace.json")
-    crew = [event for name, events in tracks.items() if name[:-1] == "packer-loader-" for event in events]
-    steps = COUNT // BATCH
-    assert sum(e["args"]["images"] for e in crew if e["name"] == "render") == COUNT
-    assert sorted(e["args"]["batch"] for e in crew if e["name"] == "plan") == list(range(steps))
-    counts = {name: sum(e["name"] == name for e in tracks["training"]) for name in ("wait for data", "step", "collate")}
-    assert counts == {"wait for data": steps, "step": steps - 1, "collate": steps}
-    assert ("packer-loader-device" in tracks) == (decoder == "torchcodec")
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-
-
-def test_a_trace_keeps_the_last_events(reader: readers.Reader, tmp_path: Path) -> None:
-    loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
-    with loader.trace(tmp_path / "trace.json", limit=10) as trace, pytest.raises(ValueError, match="already"):
-        list(loader)
-        assert len(trace.events) == 10 < trace.dropped
-        with loader.trace(tmp_path / "other.json"):
-            pass
-    assert sum(map(len, events_of(tmp_path / "trace.json").values())) == 10
-    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == trace.dropped
-    with pytest.raises(ValueError, match="at least 1"):
-        Trace(limit=0)
+def test_the_time_between_two_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([MagicMock(), MagicMock()])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: next(moments) if enable_timing else None)
+    stream = DecodeStream(torch.device("cuda", 0))
+    start, end = stream.tick(), stream.tick()
+    start.elapsed_time.return_value = 1.5  # ms
+    assert stream.elapsed(start, end) == 1_500_000
+    assert start.elapsed_time.call_args == call(end) and start.record.call_args == end.record.call_args == call(
+        "stream"
+    )
+    assert DecodeStream(torch.device("cpu")).tick() is None and stream.elapsed(None, None) == 0

@@ -22,6 +22,7 @@ from packer.report.usage import comparison_page, usage_page
 from readers.usage import Mark, Series, Usage, load, save
 from readers.usage.compare import compare
 from readers.usage.reading import read_usage
+from readers.usage.text import usage_lines
 
 READY = "import os, sys, time; print('ready', flush=True); "
 
@@ -164,8 +165,16 @@ def test_reports_have_heat_maps_and_escape_names(tmp_path: Path) -> None:
     page = usage_page(marked, "What <b> used", [("command", "<b>")], ["a note"]).render()
     assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart is drawn wide and narrow"
     assert "<b>" not in page and "<i>" not in both and "&lt;b&gt;one" in page
-    assert "1/s … 1/s … 1/s" in page and "3/s … 3/s … 3/s" in page
+    assert "1/s\u00a0…\u00a01/s\u00a0…\u00a01/s" in page and "3/s\u00a0…\u00a03/s" in page
     assert "Nothing was sampled" in usage_page(empty, "nothing").render()
+
+
+@pytest.mark.parametrize(("columns", "most"), [(200, 110), (110, 110), (80, 80)])
+def test_a_table_fits_the_terminal(columns: int, most: int) -> None:
+    lines = usage_lines(usage_of(tuple(Mark(f"epoch {n}", 0.2 * n) for n in range(40)), **SLOW), columns)
+    table = lines[: lines.index("")]
+    assert max(map(len, table)) <= most and len(table) == 6 and ("p90" in table[0]) == (columns > 80)
+    assert lines[-3].startswith("marks: epoch 0 at 0.0 s, ") and lines[-3].endswith("and 28 more")
 
 
 # --- packer diagnose --compare ---------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_the_same_samples_are_read_everywhere(packed_set: bool, tree: Path, sour
         assert (row.opening is not None) == (row.form == "files")
         for reads in filter(None, (row.cold, row.warm)):
             for times in (reads.single, reads.batch):
-                assert 0 < times.p50 <= times.p90 <= times.p99 and times.count >= len(reader) // 4
+                assert 0 < times.p50 <= times.p90 <= times.p99 and times.count >= 8
     assert {row.note for row in result.rows if row.filesystem == "tmpfs"} == {"memory is its medium"}
     assert not left_in(tmp_path, memory)
 
@@ -78,7 +78,7 @@ def test_the_faster_place_is_advised(source: Path, tree: Path, tmp_path: Path) -
     assert run_packer("stage", source, "--target", target).returncode == 0
     folder = readers.open_folder(tree, "train")
     here = measure_places(folder, [tmp_path / "missing"], **FAST)
-    assert here.best == 0 and not here.commands and "none of the places" in here.advice
+    assert len(here.rows) == 2 and here.best == 0 and not here.commands and "none of the places" in here.advice
 
 
 def test_no_more_than_the_limit_is_copied(source: Path, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_processes_count_with_their_children(machine: FakeMachine) -> None:
     process(8, 50)
     found = sampler(machine)
     cores = []
-    for step in ((7, 100 + hertz, 5, "8 "), (8, 50 + hertz), (8, 3, 6)):
+    for step in ((7, 100 + hertz, 5, "8 "), (8, 50 + hertz), (8, 50 + 9 * hertz, 6)):
         process(*step)
         machine.pass_time()
         found.sample()
@@ -174,8 +174,9 @@ def test_processes_count_with_their_children(machine: FakeMachine) -> None:
     assert np.nansum(found.stop().column("processes read")) == 20 * hertz
 
 
-def test_what_is_odd_is_left_out() -> None:
+def test_lines_that_are_odd_are_skipped() -> None:
     assert cpu_times("cpu0 1 2 3\ncpux 1 2 3 4 5\ncpu1 1 2 3 4 junk\nintr 5\n") == {1: (6, 0, 0, 10)}
+    assert cpu_times("cpu2 1 2 3 10 5 1 1 4 9 9\n") == {2: (8, 5, 4, 27)}, "guests are part of user and nice"
     assert net_counters("nonsense\n eth0: 1 2\n a:b: 1 0 0 0 0 0 0 0 2\n") == {"a:b": (1, 2)}
     assert pressure("some avg10=0.00\nfull total=x\n") == {}
     assert key_values("a 1\nb: 2\nc x\nd 1 2\n") == {"a": 1, "b": 2} and process_times("7 (x) S 1") is None
@@ -345,11 +346,16 @@ def test_a_forked_child_leaves_the_record_alone(machine: FakeMachine, tmp_path: 
     machine.pass_time()
     child = os.fork()
     if child == 0:
-        found.mark("child")
-        found.sample()
-        found.stop()
-        os._exit(0)
-    os.waitpid(child, 0)
+        status = 1
+        try:
+            found.mark("child")
+            machine.pass_time()
+            found.sample()
+            found.stop()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
     found.mark("parent")
     found.stop()
     usage = load(tmp_path / "run.jsonl")
@@ -448,7 +454,7 @@ def test_a_record_comes_back_from_lines_and_from_json(recorded: Path, tmp_path: 
     same(load(tmp_path / "diagnosis.json"), usage)
 
 
-def test_what_a_killed_process_left_is_whole_up_to_a_line(recorded: Path) -> None:
+def test_the_file_of_a_killed_process_is_whole_up_to_a_line(recorded: Path) -> None:
     """Cut anywhere after the first line."""
     whole, data = load(recorded), recorded.read_bytes()
     for cut in range(data.index(b"\n") + 1, len(data), 7):
@@ -511,7 +517,7 @@ def test_a_record_replaces_one(machine: FakeMachine, recorded: Path) -> None:
 
 
 def test_two_runs_do_not_write_one_file(machine: FakeMachine, tmp_path: Path) -> None:
-    """A child that was forked meanwhile keeps nobody out."""
+    """A child that was forked meanwhile does not keep the lock."""
     first = sampler(machine, tmp_path / "run.jsonl")
     with pytest.raises(readers.OutputError, match="another process"):
         sampler(machine, tmp_path / "run.jsonl")

@@ -1,7 +1,7 @@
-"""What the caches among a thread's stores have spent and given: a read below a cache is told from one in it.
+"""What the caches among a thread's stores have spent and given, apart from the stores below them.
 
-A cache adds here what it takes itself, without what the store below it takes, so that caches over each other add up.
-Whoever wants to know of one read compares the counts before and after it, in the thread that reads.
+A cache adds here the time that it takes itself, without that of the store below it, so that caches over each other add
+up. The share of one read is the difference of the counts before and after it, in the thread that reads.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 from cache.messages import Silent, Watcher, plural
 from packer.advising.facts import READERS, Facts, Job, Recommendation
 from packer.advising.machine import Machine, look
-from packer.advising.measure import Estimate, Measured, measure
+from packer.advising.measure import Estimate, Measured, measure, require_loader
 from packer.advising.recommend import choose, frontier, recommend
 from packer.advising.sampling import ImageSample, draw
 from packer.advising.variants import Choices, choose_variants
@@ -119,6 +119,7 @@ def advise(source: str | os.PathLike[str] | Source, *, watcher: Watcher | None =
     without torch, which the loader needs.
     """
     how, watcher = AdviseOptions(**options), watcher or Silent()
+    require_loader()
     started = time.monotonic()
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
     root = Path(str(getattr(opened, "root", source)))

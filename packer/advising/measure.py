@@ -2,7 +2,8 @@
 
 Encoding is `packer.conversion.images.reencode`, which `packer convert` runs. Decoding is an ImageLoader with one thread
 over the encoded bytes in memory: decode, RandomResizedCrop, flip. The CPU time of the process is taken, which other
-work on the machine changes little, and the variants take turns, so that it changes all alike.
+work on the machine changes little, and the variants take turns, so that it changes all alike: rounds in which all were
+slower count as the others do.
 
 Errors are between crops of the original and of the variant, both decoded in full. The box is the same part of the
 image in both, not rounded to pixels, and Pillow resizes it (bilinear with antialiasing) to the size that training sees.
@@ -34,7 +35,7 @@ from readers.reader import Reader
 from readers.sample import ImageInfo, headers_of
 from readers.table import Table
 
-__all__ = ["Estimate", "Measured", "estimate_total", "measure"]
+__all__ = ["Estimate", "Measured", "estimate_total", "measure", "require_loader"]
 
 _ENCODE_SHARE, _COMPARE_SHARE = 0.45, 0.7  # of the time, until which the first two phases last
 _LEAST_IMAGES, _COMPARED, _TIMED = 3, 64, 48
@@ -108,6 +109,11 @@ class _Trial:
     rounds: list[float] = field(default_factory=list)
 
 
+def require_loader() -> None:
+    """Raises MissingExtraError without torch, which all measuring needs."""
+    import readers.loader  # noqa: F401
+
+
 def measure(
     sample: ImageSample, variants: Sequence[Variant], image_size: int, scale: tuple[float, float], seconds: float,
     watcher: Watcher,
@@ -116,8 +122,6 @@ def measure(
 
     scale: range of the areas of crops, as of RandomResizedCrop. Raises MissingExtraError without torch.
     """
-    from readers.loader import ImageLoader  # noqa: F401  # without torch nothing can be measured: say so at once
-
     start, trials = time.monotonic(), [_Trial(variant) for variant in variants]
     count = _encode(sample.images, trials, start + _ENCODE_SHARE * seconds, watcher)
     trials = [trial for trial in trials if trial.variant.is_original or 0 < len(trial.sizes) > trial.unchanged]
@@ -265,6 +269,10 @@ def _time(
                 trial.rounds.append(_seconds(loader, number, count))
     finally:
         watcher.end()
+    rounds = np.array([trial.rounds for trial in trials])
+    slowness = rounds.mean(axis=0) / np.median(rounds.mean(axis=0))
+    for trial in trials:
+        trial.rounds = (np.array(trial.rounds) / slowness).tolist()
 
 
 def _seconds(loader: Any, epoch: int, count: int) -> float:

@@ -55,7 +55,7 @@ def advise_cache(facts: Facts, chosen: Measured, output: str, converts: bool) ->
         return Recommendation("cache", "none", why)
     instead = ""
     if form is not None and not facts.keeps_up(facts.original):
-        instead = f"; in place of encoding again, keep {form[0]} over the originals: {_gain(facts, *form)}"
+        instead = f"; in place of encoding again, a cache over the originals: {_gain(facts, *form)}"
     kind, is_local = _filesystem(facts, converts)
     if is_local and size <= facts.machine.memory_bytes:
         why = (

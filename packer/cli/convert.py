@@ -103,7 +103,8 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
-@click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names.")
+@click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names. CelebA: an "
+              "attribute, or identity.")  # fmt: skip
 @click.option(
     "--field",
     "fields",

@@ -10,6 +10,7 @@ import click
 
 import readers
 from packer.cli.compare import DiagnoseOrCompare, check_report, compare_option
+from packer.cli.held import cleaning_up
 from packer.cli.places import (
     batch_sizes_lines,
     batch_sizes_of,
@@ -20,12 +21,13 @@ from packer.cli.places import (
     places_option,
 )
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
-from packer.cli.text import Duration, json_option, print_json, show, show_result, watcher, width
+from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, watcher, width
 from packer.report import write_page
 from packer.report.diagnosis import command_line, diagnosis_page
 from readers.diagnosis import Diagnosis, diagnose
 from readers.diagnosis.findings_text import findings_lines
 from readers.diagnosis.text import diagnosis_lines, verdict_lines
+from readers.trace import Trace
 
 __all__ = ["command"]
 
@@ -49,12 +51,15 @@ __all__ = ["command"]
 @batch_sizes_option
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a report with "
               "charts: one file that needs nothing else.")  # fmt: skip
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write what happened "
+              "when, for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")  # fmt: skip
 @compare_option
 @json_option
 def command(
     loader: tuple[Path, str] | str,
     step: tuple[Path, str] | None,
     html: Path | None,
+    trace: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -70,15 +75,18 @@ def command(
     """
     if html is not None:
         check_report(html)
-    given = (options["simulate_step"], options["batch_sizes"], options["apply"] or None, html)
+    if trace is not None and not trace.parent.is_dir():
+        raise click.UsageError(f"--trace {trace}: there is no directory {trace.parent}")
+    recorded = None if trace is None else Trace("packer diagnose")
+    given = (options["simulate_step"], options["batch_sizes"], options["apply"] or None, html, trace)
     if options["places"] is not None and step is None and not any(value is not None for value in given):
         return _show_places(loader, as_json, options)
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
-        result = _measure(loader, step, as_json, options)
-    except click.ClickException:
+        result = _measure(loader, step, as_json, recorded, options)
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     except Exception as error:
         if script := next((path for path in scripts if is_from(error, path)), None):
@@ -87,12 +95,19 @@ def command(
     if html is not None:
         what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
         write_page(html, diagnosis_page(result, f"Diagnosis of {what}", command_line()))
-    show_result(result, as_json, lambda: [*_lines(result), *([f"the report is in {html}"] if html else [])])
+    if trace is not None and recorded is not None:
+        recorded.save(trace)
+    written = [f"{what} is in {path}" for what, path in (("the report", html), ("the trace", trace)) if path]
+    show_result(result, as_json, lambda: _lines(result, written))
     return None
 
 
 def _measure(
-    loader: tuple[Path, str] | str, step: tuple[Path, str] | None, as_json: bool, options: dict[str, Any]
+    loader: tuple[Path, str] | str,
+    step: tuple[Path, str] | None,
+    as_json: bool,
+    trace: Trace | None,
+    options: dict[str, Any],
 ) -> Diagnosis:
     """The diagnosis, with what else was asked for."""
     function = None if step is None else find_named(*step)
@@ -107,7 +122,8 @@ def _measure(
         made: Any = _image_loader(reader, options["device"], **of_set)
     else:
         made = find_loader(loader, of_set)
-    result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], **usual)
+    with cleaning_up():  # of copies that --apply makes
+        result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
     if options["batch_sizes"] is not None:
         sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
         result = replace(result, batch_sizes=sizes)
@@ -133,14 +149,15 @@ def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[st
         show(*places_lines(measured))
 
 
-def _lines(result: Diagnosis) -> list[str]:
-    """All of it for the terminal, the verdict last."""
-    lines = [*diagnosis_lines(result, width()), *findings_lines(result)]
+def _lines(result: Diagnosis, written: list[str]) -> list[str]:
+    """All of it for the terminal, the verdict first and last."""
+    verdict = [Emphasis(line) for line in verdict_lines(result, width())]
+    lines = [*verdict, "", *diagnosis_lines(result, width()), *findings_lines(result)]
     if result.batch_sizes is not None:
         lines += ["", *batch_sizes_lines(result.batch_sizes)]
     if result.places is not None:
         lines += ["", *places_lines(result.places)]
-    return [*lines, "", *verdict_lines(result, width())]
+    return [*lines, *written, "", *verdict]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -17,6 +19,8 @@ from readers.usage.reading import read_usage
 from readers.usage.text import usage_lines
 
 __all__ = ["command"]
+
+_COLUMNS = 110
 
 
 @click.command("monitor", options_metavar="[OPTIONS] --")
@@ -51,5 +55,13 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
         else:
             notes = [f"note: {note}" for note in sampler.notes]
             kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
-            show("", *usage_lines(usage), *notes, *kept, err=True)
+            show("", *usage_lines(usage, _columns()), *notes, *kept, err=True)
     return status
+
+
+def _columns() -> int:
+    """Of the terminal that stderr is."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import click
 
 from cache.stores import LooseFiles
 from packer.cli.held import cleaning_up
-from packer.cli.text import bar, human_bytes, watcher
+from packer.cli.text import bar, human_bytes, watcher, width
 from readers.diagnosis.batch_sizes import BatchSize, BatchSizes, measure_batch_sizes
 from readers.diagnosis.places import Place, Places, compare_packed, measure_places
 from readers.diagnosis.reads import PlaceReads
@@ -105,32 +106,36 @@ def places_lines(places: Places) -> list[str]:
     first = places.rows[0]
     longest = max((row.first.batch.p50 for row in places.rows if row.first), default=1.0)
     names = [row.path if i else "here" for i, row in enumerate(places.rows)]
-    width = max(5, *map(len, names))
+    room = max(5, *map(len, names))
     lines = [
         f"places: reads of {human_bytes(first.bytes / max(1, first.samples))}, batches of {places.batch_size}; ms",
-        f"{'':{width}s} {'':16s} {'one sample':>23s} {'':7s} {'a batch':>17s}",
-        f"{'place':{width}s} {'read':16s} {'p50':>7s} {'p90':>7s} {'p99':>7s} {'MB/s':>7s} {'p50':>8s} {'p99':>8s}",
+        f"{'':{room}s} {'':16s} {'one sample':>23s} {'':7s} {'a batch':>17s}",
+        f"{'place':{room}s} {'read':16s} {'p50':>7s} {'p90':>7s} {'p99':>7s} {'MB/s':>7s} {'p50':>8s} {'p99':>8s}",
     ]
     for name, row in zip(names, places.rows, strict=True):
-        lines += _rows(name, width, row, longest)
-    lines += [f"here is {first.path}", "", places.advice]
+        lines += _rows(name, room, row, longest)
+    lines += [f"here is {first.path}", "", *_wrapped(places.advice)]
     return [*lines, *(f"  {command}" for command in places.commands)]
 
 
-def _rows(name: str, width: int, row: Place, longest: float) -> Iterator[str]:
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, max(_BAR, width()), break_on_hyphens=False, break_long_words=False)
+
+
+def _rows(name: str, room: int, row: Place, longest: float) -> Iterator[str]:
     if row.error:
-        yield f"{name:{width}s} {row.error}"
+        yield f"{name:{room}s} {row.error}"
         return
     warm = "warm" if row.cold or row.filesystem not in ("tmpfs", "ramfs") else "memory"
     for pages, reads in (("cold", row.cold), (warm, row.warm)):
         if reads is not None:
             shown = bar(reads.batch.p50 / longest, _BAR)
-            yield f"{name:{width}s} {f'{row.form} {pages}':16s} {_figures(reads)}  {shown}"
+            yield f"{name:{room}s} {f'{row.form} {pages}':16s} {_figures(reads)}  {shown}"
             name = ""
     facts = [row.filesystem, f"opening a file takes {1e6 * row.opening.p50:.0f} µs" if row.opening else "", row.note]
     if row.holds is not None and row.holds < 1:
         facts.append(f"room for {row.holds:.0%} of the set")
-    yield f"{'':{width}s} {', '.join(filter(None, facts))}"
+    yield f"{'':{room}s} {', '.join(filter(None, facts))}"
 
 
 def _figures(reads: PlaceReads) -> str:
@@ -156,11 +161,11 @@ def batch_sizes_lines(result: BatchSizes) -> list[str]:
     ]
     lines += [_size_line(row, most) for row in result.rows]
     if result.scaled_from is not None:
-        lines.append(
+        lines += _wrapped(
             f"the simulated step is that of a batch of {result.scaled_from}, and longer or shorter in proportion to "
-            f"the batch; a real step gains from larger batches"
+            f"the batch; a real one often gains from larger batches"
         )
-    return [*lines, "", result.advice]
+    return [*lines, "", *_wrapped(result.advice)]
 
 
 def _size_line(row: BatchSize, most: float) -> str:

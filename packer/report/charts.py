@@ -26,6 +26,7 @@ Better: TypeAlias = Literal["low", "high"]
 _Frame = TypeVar("_Frame", Rows, Plot)
 
 _ALT = 1500
+_LARGE = 1e10
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1, 1, 1, 1, 1)))
 
@@ -41,15 +42,16 @@ class Point:
     strong: bool = False
 
 
-def number(value: Value, unit: str = "") -> str:
-    """Three digits and a unit; a dash for a missing value: "41.5 ms", "1,230 ms", "–"."""
+def number(value: Value, unit: str = "", *, like: float | None = None) -> str:
+    """A number and its unit; a dash for a missing value: "41.5 ms", "1,230 ms", "–".
+
+    Three digits, or as many decimals as three digits of `like` have, so that numbers of one chart compare.
+    """
     if value is None or not math.isfinite(value):
         return "–"
-    if abs(value) >= 99.95 or value == 0:
-        shown = f"{value:,.0f}"
-    else:
-        shown = f"{value:.{2 - math.floor(math.log10(abs(value)))}f}" if abs(value) >= 0.001 else f"{value:.2g}"
-    shown = shown.replace("-", "−")
+    size = abs(value if like is None or like == 0 else like)
+    decimals = 0 if size >= 99.95 or size == 0 else min(6, 2 - math.floor(math.log10(size)))
+    shown = (f"{value:,.{decimals}f}" if abs(value) < _LARGE else f"{value:.2e}").replace("-", "−")
     return f"{shown}{'' if unit == '%' else ' '}{unit}" if unit else shown
 
 
@@ -86,12 +88,12 @@ def bars(
                 if place == 0 and start is not None and end is not None:
                     _interval(axes, y, start, end, frame.thick)
                     reach = max(reach, end)
-                frame.write_value(axes, reach, y, number(value, unit), strong=is_strong)
+                frame.write_value(axes, reach, y, number(value, unit, like=top), strong=is_strong)
         frame.write_labels(axes, strong)
         if line is not None:
             frame.draw_reference(axes, line[0], clean(line[1], 60))
 
-    texts = [number(value, unit) for found in values.values() for value in found]
+    texts = [number(value, unit, like=top) for found in values.values() for value in found]
     legend = list(values) if len(values) > 1 else []
     return _both(
         lambda narrow: Rows(narrow, rows, many=len(values), texts=texts, has_line=line is not None),
@@ -107,9 +109,10 @@ def stacked_bars(
     """A horizontal bar for each label, of the parts that the series give. total: write the sum at its end."""
     rows, values = _series(labels, series)
     sums = [sum(max(0.0, found[row] or 0.0) for found in values.values()) for row in range(len(rows))]
+    top = max([*sums, 0.0]) or 1.0
 
     def paint(figure: Figure, frame: Rows) -> None:
-        axes = frame.axes(figure, max([*sums, 0.0]) or 1.0)
+        axes = frame.axes(figure, top)
         for row in range(len(rows)):
             left, y = 0.0, frame.bar_at(row, 0)
             for place, found in enumerate(values.values()):
@@ -117,10 +120,10 @@ def stacked_bars(
                 _bar(axes, y, left, width, frame.thick, SERIES[place % len(SERIES)])
                 left += width
             if total:
-                frame.write_value(axes, left, y, number(left, unit))
+                frame.write_value(axes, left, y, number(left, unit, like=top))
         frame.write_labels(axes)
 
-    texts = [number(value, unit) for value in sums] if total else []
+    texts = [number(value, unit, like=top) for value in sums] if total else []
     return _both(
         lambda narrow: Rows(narrow, rows, texts=texts), paint, _table_in_words(rows, values, unit), list(values)
     )

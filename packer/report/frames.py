@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from packer.report.svg import GRID, INK, MUTED, clean, text_width
+from packer.report.svg import GRID, INK, MUTED, SURFACE, clean, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 __all__ = ["Mark", "Plot", "Rows", "fitted", "tick"]
@@ -62,7 +61,10 @@ class Rows:
         axes.set_axis_off()
         axes.set_xlim(0, top)
         axes.set_ylim(self.height, 0)
-        axes.plot([0, 0], [self.top, self.height], color=MUTED, linewidth=1, clip_on=False)
+        for row in range(len(self.names)):
+            start = self.bar_at(row, 0) - self.thick / 2 - 2 if self.narrow else self.top + row * self.row
+            end = self.bar_at(row, self.many - 1) + self.thick / 2 + 2 if self.narrow else start + self.row
+            axes.plot([0, 0], [start, end], color=MUTED, linewidth=1, clip_on=False)
         self.scale = top / inner
         return axes
 
@@ -93,7 +95,10 @@ class Rows:
 
     def _write(self, axes: Axes, x: float, y: float, text: str, *, strong: bool = False, align: Align = "left") -> None:
         weight = "bold" if strong else "normal"
-        axes.text(x, y, text, fontsize=self.font, color=INK, fontweight=weight, ha=align, va="center_baseline")
+        axes.text(
+            x, y, text, fontsize=self.font, color=INK, fontweight=weight, ha=align, va="center_baseline", zorder=4,
+            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
 
 
 class Plot:
@@ -113,7 +118,7 @@ class Plot:
         self.left, self.right = (52, 14) if narrow else (64, 24)
         if rows:
             widest = max(text_width(row, self.font) for row in rows)
-            self.left = int(min((0.3 if narrow else 0.25) * self.width, widest + 12))
+            self.left = math.ceil(min((0.3 if narrow else 0.25) * self.width, widest + 12))
         self.inner_width = self.width - self.left - self.right
         self.inner = len(rows) * self.row if rows else (230 if narrow else 300)
         self.lanes = self._lanes()
@@ -126,13 +131,16 @@ class Plot:
         span, ends, lanes = self.span, [-math.inf] * _LANES, list[int]()
         for mark in self.marks:
             x = self.inner_width * (mark.at - span[0]) / ((span[1] - span[0]) or 1.0)
-            width = text_width(_short(mark.label), self.font)
+            width = text_width(self._short(mark.label), self.font)
             x = min(x, self.inner_width + self.right - width)
             lane = next((lane for lane, end in enumerate(ends) if end <= x), -1)
             if lane >= 0:
                 ends[lane] = x + width + 6
             lanes.append(lane)
         return lanes
+
+    def _short(self, label: str) -> str:
+        return fitted(clean(label, 24), self.inner_width / 2, self.font)
 
     def draw_marks(self, axes: Axes) -> None:
         span = self.span
@@ -144,11 +152,12 @@ class Plot:
                 [where, where], [0, max(1.0, top)], transform=transform, color=INK, linewidth=1, clip_on=False, zorder=3
             )
             if lane >= 0:
-                shown = _short(mark.label)
+                shown = self._short(mark.label)
                 last = 1 + (self.right - text_width(shown, self.font)) / self.inner_width
                 axes.text(
                     min(where + 4 / self.inner_width, last), top, shown, transform=transform, color=INK,
-                    fontsize=self.font, va="center_baseline",
+                    fontsize=self.font, va="center_baseline", zorder=4,
+                    bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
                 )  # fmt: skip
 
     def axes(self, figure: Figure, x_label: str, y_label: str) -> Axes:
@@ -175,14 +184,13 @@ class Plot:
     def ticks(self, axes: Axes, *, log_x: bool = False, log_y: bool = False, at: Sequence[float] = ()) -> None:
         """Few enough ticks for the width; at: exactly these on the axis of x."""
         axes.tick_params(which="both", length=0, pad=6, labelsize=self.font, labelcolor=MUTED)
-        sides: tuple[tuple[Axis, Literal["x", "y"], bool, int], ...] = (
-            (axes.xaxis, "x", log_x, 4 if self.narrow else 8), (axes.yaxis, "y", log_y, 6),
-        )  # fmt: skip
-        for axis, name, log, most in sides:
+        for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: tick(value))
             axis.set_minor_formatter(lambda value, _: "")
-            if not log:
-                axes.locator_params(axis=name, nbins=most)
+        if not log_x:
+            axes.locator_params(axis="x", nbins=4 if self.narrow else 8)
+        if not log_y:
+            axes.locator_params(axis="y", nbins=6)
         if at:
             axes.set_xticks(list(at))
             axes.set_xticks([], minor=True)
@@ -194,6 +202,7 @@ class Plot:
 
     def label_points(self, axes: Axes, points: Sequence[tuple[str, float, float, bool]]) -> None:
         """Names beside points, strong ones first: where neither a point nor another name is; otherwise not at all."""
+        axes.autoscale_view()  # or the transform is still that of empty axes
         places = [axes.transData.transform((x, y)) for _, x, y, _ in points]
         taken = [(x - 7, y - 7, x + 7, y + 7) for x, y in places]
         for (name, _, _, strong), (x, y) in sorted(zip(points, places, strict=True), key=lambda item: not item[0][3]):
@@ -226,10 +235,6 @@ def tick(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", "−")
     return f"{value:.3g}".replace("-", "−")
-
-
-def _short(label: str) -> str:
-    return clean(label, 24)
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

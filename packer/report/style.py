@@ -55,9 +55,12 @@ figcaption { margin-top: .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; line-height: 1.4; }
 caption { text-align: left; padding-bottom: .4rem; }
 th, td { text-align: left; vertical-align: top; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--grid); }
-th { font-weight: 600; color: var(--muted); vertical-align: bottom; }
-td { overflow-wrap: break-word; min-width: 4.5em; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; min-width: 0; }
+th { font-weight: 600; color: var(--muted); vertical-align: bottom; overflow-wrap: normal; }
+td { overflow-wrap: break-word; max-width: 26em; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+td:first-child { min-width: 6.5em; }
+th.number { min-width: 4.2em; }
 tr.strong td { font-weight: 650; }
 pre { background: var(--raised); border-radius: 6px; padding: 10px 12px; overflow-x: auto; margin: .6rem 0; }
 code { font: .88rem/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;

@@ -18,7 +18,8 @@ __all__ = ["add_usage", "comparison_page", "usage_page"]
 _COLUMNS = 120
 _MARKS = 60
 _SPANS = 40
-_SPAN_SERIES = 8
+_SPAN_SERIES = 6
+_LEAST_SHARE = 0.05
 _HEAT = "Each row is a series, from dark (0) to bright (its limit, or its largest value). Open cells: nothing is known."
 
 
@@ -90,16 +91,18 @@ def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> lis
 
 
 def _add_spans(page: Page, usage: Usage) -> None:
-    """From min over p50 to max of the first series, between marks."""
-    shown = usage.summary(0).series[:_SPAN_SERIES]
+    """From min over p50 to max, between marks, of the first series that matter."""
+    found = usage.percentiles()
+    shown = [one for one in usage.summary(0).series if one.unit != "bytes" and "pressure" not in one.name]
+    shown = [one for one in shown if one.unit != "share" or found[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]
     rows = []
     for mark, span in usage.spans()[:_SPANS]:
-        found = span.percentiles()
-        cells = [
-            " … ".join(format_value(value, one.unit) for value in (values.min, values.p50, values.max))
-            if (values := found.get(one.name)) is not None
-            else "–"
-            for one in shown
-        ]
+        of_span = span.percentiles()
+        cells = []
+        for one in shown:
+            values = of_span.get(one.name)
+            three = () if values is None else (values.min, values.p50, values.max)
+            text = " … ".join(format_value(value, one.unit) for value in three) or "–"
+            cells.append(text.replace(" ", "\u00a0"))
         rows.append([mark.name, *cells])
     page.table(["from mark", *(one.name for one in shown)], rows, caption="Smallest … median … largest value")

@@ -16,7 +16,7 @@ from packer.formats import REGISTRY as FORMATS
 from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources.base import Source
-from packer.sources.tree_layouts import LAYOUTS
+from packer.sources.tree_layouts import LAYOUTS, celeba_files
 from readers.layout import DATASET_FILE
 
 __all__ = ["REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]
@@ -73,6 +73,13 @@ class _ShardEntry(SourceEntry):
         return _kind(entry.title if entry else self.title)
 
 
+class _CelebaEntry(SourceEntry):
+    """A directory with the images and the partition of CelebA."""
+
+    def is_folder(self, path: Path) -> bool:
+        return celeba_files(path) is not None
+
+
 def _kind(title: str) -> str:
     """A title without its article and without "file": "HDF5", "tar archive", "LMDB"."""
     return title.partition(" ")[2].partition(" (")[0].removesuffix(" file").removesuffix(" environment")
@@ -105,6 +112,12 @@ REGISTRY = Registry(
             suffixes=(".mdb", ".lmdb"),
             inside="data.mdb",
             options=frozenset({"layout"}),
+        ),
+        _CelebaEntry(
+            name="celeba",
+            title="CelebA's folder",
+            home="packer.sources.celeba:open_celeba",
+            options=frozenset({"layout", "label_column"}),
         ),
         SourceEntry(
             name="manifest",
@@ -158,7 +171,7 @@ def open_source(
 ) -> Source:
     """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
 
-    path_column, label_column, folder: of a manifest (`packer.sources.manifest`).
+    path_column, label_column, folder: of a manifest (`packer.sources.manifest`); label_column also of CelebA.
     fields: field -> column of a manifest, or key in a shard.
     image_key, label_key, label_offset (subtracted from the labels): of a shard.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else

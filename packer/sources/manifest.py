@@ -1,8 +1,10 @@
 """A table of image files: CSV, TSV, JSON Lines or Parquet.
 
     path      the image; named by the caller, else the first of PATH_COLUMNS that the table has
-    label     named by the caller, else the first of LABEL_COLUMNS; none: no labels
-    split     a column called split or subset; none: one split
+    label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
+              noisy_labels_0, the right ones
+    split     a column called split or subset; none: one split. In the table of noisy labels of imagenette and imagewoof
+              `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
               20 values (as far as it has any) are all strings that lead to a file which is not the image itself
     metadata  all other columns, in the order of the table
@@ -42,7 +44,7 @@ from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
-__all__ = ["ManifestSource", "name_in_folder"]
+__all__ = ["Columns", "ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
 
 # One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
 Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
@@ -53,6 +55,8 @@ LABEL_COLUMNS = (
     *("class_id", "label_id", "category_id", "class_name", "label_name", "labels", "classes", "synset"),
 )
 SPLIT_COLUMNS = ("split", "subset")
+_NOISY, _RIGHT, _IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
+_SPLIT_OF_VALID = {"true": "val", "false": "train"}
 _LOOKED_AT = 20
 _MISSING, _NOT_A_FILE = -1, -2
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -88,7 +92,7 @@ class ManifestSource:
             raise SourceError(f"{self.folder}: no such folder; paths in {self.root} are relative to it")
         table = open_table(self.root)
         columns = choose_columns(table, self.path_column, self.label_column, self.fields, self.folder)
-        return _Listing(table, columns, self.folder, split).listing()
+        return ManifestListing(table, columns, self.folder, split).listing()
 
     def open(self) -> AbstractContextManager[ManifestReader]:
         return nullcontext(ManifestReader(self.folder))
@@ -100,7 +104,7 @@ class ManifestSource:
                 yield from (os.path.join(self.folder, entry[0]) for entry in place if isinstance(entry, tuple))
 
 
-class _Listing:
+class ManifestListing:
     """Puts the listing together, row by row."""
 
     def __init__(self, table: Table, columns: Columns, folder: str, split: str | None) -> None:
@@ -186,6 +190,10 @@ class _Listing:
             return self._split or "train"
         value = row.get(self._columns.split)
         name = "" if is_missing(value) else str(value).strip()
+        if self._columns.split == _IS_VALID:
+            if name.lower() not in _SPLIT_OF_VALID:
+                raise SourceError(f"{self._table.where(line)}: {_IS_VALID!r} is {name!r}, expected True or False")
+            return _SPLIT_OF_VALID[name.lower()]
         try:
             return SplitName(name)
         except BadNameError as error:
@@ -272,6 +280,9 @@ def choose_columns(
     taken = {path, *fields.values()}
     label = _required(table, label, f"(label_column={label!r})") if label else _first(table, LABEL_COLUMNS, taken)
     split = _first(table, SPLIT_COLUMNS, taken | {label})
+    if any(name.startswith(_NOISY) for name in table.columns):
+        label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
+        split = split or next((name for name in table.columns if name == _IS_VALID and name != label), None)
     rest = [name for name in table.columns if name not in taken | {label, split}]
     found = _file_columns(table, rest, path, folder)
     files = dict(fields)

@@ -14,9 +14,9 @@ the folders for classes without a warning.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from cache.errors import SourceError
 from cache.messages import plural
 from readers.tree import TreeFiles, TreeSplit, has_image_suffix
 
-__all__ = ["LAYOUTS", "check_layout"]
+__all__ = ["LAYOUTS", "CelebaFiles", "celeba_files", "check_layout"]
 
 LAYOUTS = ("auto", "tree")
 _YEAR = re.compile(r"(train|val|test|unlabeled)20\d\d")
@@ -35,6 +35,32 @@ _COMPANIONS = (
     *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
 )
 _SHOWN = 5
+
+
+class CelebaFiles(NamedTuple):
+    """Where the parts of CelebA are. attributes, identities: None where they are missing."""
+
+    images: Path
+    partition: Path
+    attributes: Path | None
+    identities: Path | None
+
+
+def celeba_files(root: Path) -> CelebaFiles | None:
+    """The parts of CelebA below a directory: all in it, or in Img, Eval and Anno as they are published.
+
+    None where the images or their partition are missing: then it is a tree like any other.
+    """
+
+    def first(kind: str, name: str, exists: Callable[[Path], bool]) -> Path | None:
+        return next((path for path in (root / name, root / kind / name) if exists(path)), None)
+
+    images = first("Img", "img_align_celeba", Path.is_dir)
+    partition = first("Eval", "list_eval_partition.txt", Path.exists)
+    if images is None or partition is None:
+        return None
+    lists = (first("Anno", name, Path.exists) for name in ("list_attr_celeba.txt", "identity_CelebA.txt"))
+    return CelebaFiles(images, partition, *lists)
 
 
 def check_layout(

@@ -27,7 +27,7 @@ import torch
 
 from readers.headers.base import upright_size
 
-__all__ = ["DecodeStream", "Layout", "Picture", "Ready", "layout", "upright_tensor"]
+__all__ = ["DecodeStream", "Layout", "Picture", "Ready", "find_device", "layout", "upright_tensor"]
 
 Ready: TypeAlias = torch.cuda.Event | None
 
@@ -78,15 +78,25 @@ def upright_tensor(picture: Picture) -> torch.Tensor:
     return pixels.flip(axes) if axes else pixels
 
 
+def find_device(device: torch.device | str) -> torch.device:
+    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
+    named = torch.device(device)
+    if named.type != "cuda":
+        return named
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
+    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
+
+
 class DecodeStream:
-    """A stream for one thread that decodes. device: with its number, where it is a CUDA device."""
+    """A stream for one thread that decodes, or copies. device: with its number, where it is a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Around a decode and the work on its pixels."""
+        """Around a decode and the work on its pixels, or around copies; what was queued before is done."""
         if self.stream is None:
             yield
             return
@@ -105,6 +115,11 @@ class DecodeStream:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self.stream)
         return event
+
+    def finish(self) -> None:
+        """Wait until all is done that has been queued."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
     @staticmethod
     def elapsed(start: Ready, end: Ready) -> int:

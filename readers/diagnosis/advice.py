@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Advice
-from readers.diagnosis.tips import SOURCES, TIPS, Found, Tip
+from readers.diagnosis.tips import SOURCES, TIPS, Suggestion, Tip
 
 __all__ = ["advise"]
 
@@ -30,7 +30,7 @@ def advise(evidence: Evidence, tips: Iterable[Tip] = TIPS) -> tuple[Advice, ...]
     return tuple(sorted(found, key=lambda advice: -advice.gain))
 
 
-def _is_useless(answer: Found, full: float) -> bool:
+def _is_useless(answer: Suggestion, full: float) -> bool:
     return answer.seconds is not None and answer.seconds > (1 - _WORTH_SAYING) * full
 
 

@@ -11,11 +11,13 @@ from statistics import fmean, pstdev
 from cache.messages import parse_size
 from readers.diagnosis.ladder import Diagnosis, Rung
 from readers.diagnosis.pipeline import Pipeline
+from readers.diagnosis.timing import StepTime
 from readers.diagnosis.verdict import BUSY, SAME
 
 __all__ = ["caveats", "cpu_cache_bytes"]
 
 _NOTICEABLE = 0.2  # of the time of a stage
+_COMPUTES = 0.5  # of the time of a stage that computes
 _SMALL = 0.02  # of the time of a step, in a worker: too little to say anything about
 _BANDWIDTH = 1e9  # bytes/s; what moves data faster than this depends on where they are
 
@@ -24,17 +26,19 @@ def caveats(
     result: Diagnosis,
     pipeline: Pipeline,
     uneven: tuple[float, float] | None,
+    step: StepTime,
     sizes: Sequence[int] = (),
     replayed: Sequence[int] = (),
 ) -> Iterator[str]:
     """The notes that apply.
 
     uneven: (shortest, longest) seconds of a step over different cached batches, None where they do not differ.
+    step: the time of the step next to that of random data.
     sizes, replayed: bytes of the batches of the whole loader, and of those that are replayed.
     """
     yield from _tipped_over(result)
     yield from _sizes_vary(pipeline, sizes, replayed)
-    yield from _dynamic(result, uneven)
+    yield from _dynamic(result, uneven, step)
     yield from _memory(result, pipeline)
 
 
@@ -46,6 +50,9 @@ def _tipped_over(result: Diagnosis) -> Iterator[str]:
     steps = [(rung.time.seconds - below.time.seconds, rung) for below, rung in itertools.pairwise(rungs)]
     jump, rung = max(steps, key=lambda step: step[0])
     busy = rung.time.cpu_busy
+    cost = next(cost for cost in result.costs if cost.stage == rung.stage)
+    if cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy:
+        return  # it waits, and needs no CPU
     if busy is not None and busy >= BUSY and jump > SAME * result.full.seconds:
         yield (
             f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "
@@ -68,7 +75,7 @@ def _sizes_vary(pipeline: Pipeline, sizes: Sequence[int], replayed: Sequence[int
         )
 
 
-def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None) -> Iterator[str]:
+def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None, step: StepTime) -> Iterator[str]:
     """A step whose time depends on what is in its batch."""
     if uneven is not None:
         low, high = uneven
@@ -77,10 +84,10 @@ def _dynamic(result: Diagnosis, uneven: tuple[float, float] | None) -> Iterator[
             f"are replayed, so the lines above 'storage' are of these batches"
         )
     lowest = result.rungs[0]
-    if lowest.stage == "random" and _differ(lowest, result.step.low, result.step.high):
+    if lowest.stage == "random" and _differ(lowest, step.low, step.high):
         yield (
             f"the step takes {1e3 * lowest.time.seconds:.1f} ms with random data and "
-            f"{1e3 * result.step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
+            f"{1e3 * step.seconds:.1f} ms with cached batches: the model is dynamic, or caches help"
         )
 
 

@@ -60,7 +60,7 @@ def _with(loader: DataLoader[Any], **options: Any) -> ChangedLoader:
 
 
 def _change_data(loader: DataLoader[Any], change: Change) -> ChangedLoader | None:
-    """Another reader below a data set of ours."""
+    """Another reader below an `ImageDataset`."""
     data: Any = loader.dataset
     reader = getattr(data, "reader", None)
     if not isinstance(reader, Reader) or loader.batch_sampler is None or not hasattr(data, "__getitem__"):

@@ -23,14 +23,16 @@ from readers.diagnosis.ladder import Diagnosis, Rung
 from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
 from readers.diagnosis.random_data import random_batches
 from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.tracing import RUNGS, trace_waits
 from readers.diagnosis.verdict import SAME, costs_of, explained, judge, warm_seconds
+from readers.trace import Trace
 
 __all__ = ["Training", "climb"]
 
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 _PATIENCE = 1.3  # budgets that all lines may take together before some are left out
 _DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
-_ROUNDS = 5  # in which each cached batch is timed by itself
+_ROUNDS, _COMPARED = 7, 4  # rounds in which so many of the cached batches are timed by themselves
 _ROUND_SECONDS = 3.0
 
 _Use = Callable[[Any], object]
@@ -43,7 +45,7 @@ class Training:
     step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
     of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
     synchronize: waits for the device. simulated: whether the step ignores its batch.
-    begins: called with the name of each line before it is measured.
+    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
     """
 
     step: _Use
@@ -52,6 +54,7 @@ class Training:
     synchronize: Callable[[], object] = lambda: None
     simulated: bool = False
     begins: Callable[[str], object] = lambda name: None
+    trace: Trace | None = None
 
     def on_device(self, batch: Any) -> Any:
         return batch if self.copy is None else self.copy(batch)
@@ -85,7 +88,7 @@ class _Climb:
             self._levels.append(_Level(stages[count].name, stages[count].what, count))
         self._times: dict[int, StepTime] = {}
         self._seconds, self._end = seconds, time.perf_counter() + seconds
-        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + (not training.simulated))
+        self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + 2 * (not training.simulated))
         self._slow = False
         self._sizes: list[int] = []  # of the batches of the whole loader
 
@@ -100,8 +103,10 @@ class _Climb:
         notes = [_in_place_note()] if in_place else []
         self._times[0] = self._measure("step", batches, training.step, count_wait=False)
         last = len(self._levels) - 1
+        known = sum(stage.seconds or 0.0 for stage in pipeline.stages) / pipeline.workers
+        self._slow = self._too_slow(known)  # without storage, of which nothing is known yet
         self._time(last)
-        self._slow = self._too_slow()
+        self._slow = self._slow or self._too_slow(self._times[last].seconds)
         if self._slow:
             notes.append("the loader is slow: lines between two that take equally long were not measured")
             notes += self._bisect(0, last)
@@ -124,14 +129,16 @@ class _Climb:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
         notes += self._drift(last)
         if not training.simulated:
-            dynamic = self._uneven(_again(on_device, copies=in_place))
+            dynamic = self._uneven(on_device, in_place)
+            again = self._measure("step again", _again(on_device, copies=in_place), training.step, count_wait=False)
+            notes += _drifted("the step", self._times[0], again)
             lowest, failed = self._random(on_device)
             rungs[:0] = lowest
             notes += failed
         else:
-            dynamic = None
+            dynamic, again = None, self._times[0]
         result = replace(judge(pipeline, tuple(rungs), explained(costs, rungs)), pinned=pinned)
-        notes += caveats(result, pipeline, dynamic, self._sizes, sizes)
+        notes += caveats(result, pipeline, dynamic, again, self._sizes, sizes)
         return replace(result, notes=(*result.notes, *notes))
 
     # --- what is measured -------------------------------------------------------------------------------------------
@@ -148,25 +155,26 @@ class _Climb:
 
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
+        trace, start = self._training.trace, time.perf_counter_ns()
         try:
             pipeline = self._pipeline
             warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
             found = time_steps(
-                batches, use, warmup=warmup, seconds=self._share, workers=workers, least_blocks=1 if self._slow else 2,
-                count_wait=count_wait, synchronize=self._training.synchronize,
+                trace_waits(trace, batches), use, warmup=warmup, seconds=self._share, workers=workers,
+                least_blocks=1 if self._slow else 2, count_wait=count_wait, synchronize=self._training.synchronize,
             )  # fmt: skip
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
                 close()
+        if trace is not None:
+            trace.add(RUNGS, name, start, time.perf_counter_ns())
         self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
         return found
 
-    def _too_slow(self) -> bool:
-        """Whether measuring every line as long as the whole loader needs would take more than the budget."""
-        least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(
-            each.seconds for each in self._times.values()
-        )
+    def _too_slow(self, seconds: float) -> bool:
+        """Whether measuring every line with steps of so many seconds would take more than the budget."""
+        least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(seconds, self._times[0].seconds)
         lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
@@ -204,13 +212,7 @@ class _Climb:
             return []
         stages = self._pipeline.stages
         now = self._measure(f"{stages[0].name} again", self._pipeline.cached(0), self._training.run)
-        apart = now.low > first.high or now.high < first.low
-        if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
-            return []
-        return [
-            f"the whole loader took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the "
-            f"end: other processes took or left the CPUs, or what was read is in memory now"
-        ]
+        return _drifted("the whole loader", first, now)
 
     def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:
         """The rung of random data, or why there is none."""
@@ -224,27 +226,40 @@ class _Climb:
             return [], [f"no line 'random': the step failed on random data ({reason})"]
         return [Rung("random", "random data made on the device, new in each step", found)], []
 
-    def _uneven(self, batches: Iterator[Any]) -> tuple[float, float] | None:
+    def _uneven(self, on_device: Sequence[Any], in_place: bool) -> tuple[float, float] | None:
         """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
 
-        Each batch is timed several times. They differ if the slowest is slower in every round than the fastest in any.
+        They differ if the slowest is slower in each of seven rounds than the fastest in any, which chance brings about
+        in less than 1 % of all cases with four batches.
         """
-        count, step, synchronize = self._pipeline.distinct, self._training.step, self._training.synchronize
-        times: list[list[float]] = [[] for _ in range(count)]
-        end = time.perf_counter() + min(_ROUND_SECONDS, self._share)
-        for _ in range(_ROUNDS):
-            for each in times:
-                batch = next(batches)
-                synchronize()
-                start = time.perf_counter()
-                step(batch)
-                synchronize()
-                each.append(time.perf_counter() - start)
-            if time.perf_counter() > end and len(times[0]) > 1:
-                break
+        step, synchronize = self._training.step, self._training.synchronize
+        most = int(min(_ROUND_SECONDS, 2 * self._share) / _ROUNDS / self._times[0].seconds)
+        some = on_device[: min(most, _COMPARED)]
+        if len(some) < 2:
+            return None
+        times: list[list[float]] = [[] for _ in some]
+        batches = _again(some, copies=in_place)
+        for each in itertools.islice(itertools.cycle(times), _ROUNDS * len(some)):
+            batch = next(batches)
+            synchronize()
+            start = time.perf_counter()
+            step(batch)
+            synchronize()
+            each.append(time.perf_counter() - start)
         times.sort(key=median)
         low, high = median(times[0]), median(times[-1])
         return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
+
+
+def _drifted(what: str, first: StepTime, now: StepTime) -> list[str]:
+    """A note if something takes another time than at first."""
+    apart = now.low > first.high or now.high < first.low
+    if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
+        return []
+    return [
+        f"{what} took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the end: other "
+        f"processes took or left the CPUs, or what was read is in memory now"
+    ]
 
 
 def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:

@@ -251,7 +251,7 @@ def _known_loaders() -> tuple[type, ...]:
 def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
     """The same loader with batches of another size, all full; its workers live as long as it does.
 
-    Raises PipelineError for a batch sampler of its own, and for a loader that makes no batches.
+    Raises PipelineError for a batch sampler of its own, for a loader that makes no batches, and for too few samples.
     """
     options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
     options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
@@ -260,7 +260,10 @@ def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
         how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
     elif type(loader.batch_sampler) is BatchSampler:
-        how = {"batch_sampler": BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)}
+        batches = BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)
+        if hasattr(batches.sampler, "__len__") and not len(batches):
+            raise PipelineError(f"an epoch has no full batch of {batch_size}")
+        how = {"batch_sampler": batches}
     else:
         what = f"batches by {name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
         raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")

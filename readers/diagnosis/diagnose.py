@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, leaves, map_tree, to_device
 from readers.diagnosis.sampling import sampling, with_rates
+from readers.diagnosis.tracing import trace_calls
+from readers.trace import Trace
 
 __all__ = ["diagnose"]
 
@@ -41,6 +44,7 @@ def diagnose(
     seconds: float = 30.0,
     watcher: Watcher | None = None,
     apply: bool | Collection[str] = False,
+    trace: Trace | None = None,
 ) -> Diagnosis:
     """Measure which stage of a loader starves a training step.
 
@@ -57,6 +61,7 @@ def diagnose(
     apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
         measure them, which takes about as long again. Ids of advice: only of these.
     watcher: told the time of each line as soon as it is known.
+    trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the
     loader or the step raises is passed on.
@@ -79,8 +84,11 @@ def diagnose(
     if watcher is not None:
         watcher.note("reading the first samples")
     pipeline, batches = _open(loader)
-    training = Training(step, copy, _pinning(device, batches[0]), _synchronize(device), simulate_step is not None)
-    with sampling(seconds) as sampler:
+    training = Training(
+        trace_calls(trace, "step", step), None if copy is None else trace_calls(trace, "copy", copy),
+        _pinning(device, batches[0]), _synchronize(device), simulate_step is not None, trace=trace,
+    )  # fmt: skip
+    with sampling(seconds) as sampler, nullcontext() if trace is None else pipeline.record(trace):
         result = climb(pipeline, replace(training, begins=sampler.begin), seconds=seconds, watcher=watcher)
     payload = inspect_payload(batches, None if simulate_step is not None else step, copy)
     result = replace(result, batch_size=_batch_size(batches[0]), payload=payload)

@@ -24,7 +24,7 @@ from cache.node import available_memory_bytes, detect_ranks
 from cache.staging import candidates
 from cache.stores import LooseFiles
 from readers.diagnosis.ladder import Diagnosis
-from readers.diagnosis.model import COMPUTING, Model, fit
+from readers.diagnosis.model import Model, fit, is_computing
 from readers.headers import MEDIA
 from readers.reader import Reader
 from readers.sample import ImageInfo, headers_of
@@ -55,7 +55,7 @@ class Facts:
     place: directory or address of the data. files: "loose", "shards", "remote", "none" if samples are read from no
     file, "" if unknown. filesystem: its type. local: whether it belongs to the node; in_memory: whether it is a tmpfs.
     samples, mean_bytes: of the set, encoded. short_side: median, in pixels. media: the most frequent one. crop: short
-    side of the images in a batch. members: of the transform. ops: the ops of a recipe of ours, by class name.
+    side of the images in a batch. members: of the transform. ops: the ops of one of our recipes, by class name.
     cached: the form that a cache keeps already.
     workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
     loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec", ….
@@ -150,7 +150,7 @@ class Evidence:
 
     @property
     def fetches(self) -> tuple[str, ...]:
-        """The stages that take data from their files, whatever else they do."""
+        """The stages that take data from their files, and may do more."""
         return tuple(stage for stage in ("storage", "read") if stage in self.names)
 
     def stages_of(self, *prefixes: str) -> tuple[str, ...]:
@@ -159,10 +159,8 @@ class Evidence:
 
     def waits(self, stage: str) -> bool:
         """Whether a stage mostly waits and does not compute; also storage, of which only the wait is known."""
-        for cost in self.diagnosis.costs:
-            if cost.stage == stage and stage not in COMPUTING:
-                return cost.busy is None or cost.cpu is None or cost.cpu < 0.5 * cost.busy
-        return False
+        busy = self.diagnosis.full.cpu_busy
+        return any(cost.stage == stage and not is_computing(cost, busy) for cost in self.diagnosis.costs)
 
 
 _WORTHWHILE = 0.1
@@ -184,7 +182,7 @@ def gather(
             kind = filesystem_type(Path(facts.place))
             memory = is_in_memory(Path(facts.place))
             facts = replace(facts, filesystem=kind, local=is_local(kind), in_memory=memory)
-    return replace(facts, faster=_faster_places(facts))
+    return replace(facts, faster=_places_nearby(facts))
 
 
 def reader_of(loader: Any) -> Reader | None:
@@ -221,7 +219,7 @@ def _of_node() -> dict[str, Any]:
     return found
 
 
-def _faster_places(facts: Facts) -> tuple[tuple[str, int], ...]:
+def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
     """Directories of this node that are faster than where the data lie, with their free bytes: memory last.
 
     On a local disk only memory is faster; in memory nothing is.

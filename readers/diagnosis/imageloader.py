@@ -11,6 +11,7 @@ import copy
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,11 @@ from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
+from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS, _ALONE_BATCHES = 1.0, 4
+_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
 _ENDLESS = 1 << 40
 
 
@@ -98,6 +100,9 @@ class ImageLoaderPipeline(Pipeline):
         reader = self._tiers[cut - 1]
         order: Order = _Again(len(reader))
         return self._loader.over(reader, order, threads=threads)
+
+    def record(self, trace: Trace) -> AbstractContextManager[None]:
+        return self._loader.record(trace)
 
     @staticmethod
     def _loop(loader: ImageLoader) -> Iterator[Any]:

@@ -29,6 +29,8 @@ from readers.usage.record import Usage
 
 __all__ = ["Diagnosis", "Rung", "StageCost"]
 
+_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Rung:
@@ -120,6 +122,7 @@ class Diagnosis:
         return min(1.0, self.step.seconds / self.full.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries."""
+        """Everything as numbers, texts, lists and dictionaries. version: of this form, for programs that read it."""
         usage = None if self.usage is None else self.usage.to_dict()
-        return {**asdict(replace(self, usage=None)), "utilization": self.utilization, "usage": usage}
+        values = asdict(replace(self, usage=None))
+        return {"version": _VERSION, **values, "utilization": self.utilization, "usage": usage}

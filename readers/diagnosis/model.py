@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from readers.diagnosis.ladder import Diagnosis, StageCost
 
-__all__ = ["COMPUTING", "Model", "fit"]
+__all__ = ["Model", "fit", "is_computing"]
 
 _LIMITED = 1.05  # a step that takes so many times the floor waits for the workers
 _SAME = 1.03
-_SLOWEST = 3.0  # times the work alone; what takes longer than that is no work of theirs
-_COMPUTES = 0.5  # of its time on the CPU
-COMPUTING = ("decode", "augment")  # of our own loaders: they never wait
+_SLOWEST = 3.0  # times the work alone; what takes longer is not the workers'
+_COMPUTES, _COMPUTES_ON_BUSY = 0.5, 0.1  # of its time on the CPU
+_BUSY = 0.95  # of the CPUs
+_COMPUTING = ("decode", "augment")  # of our own loaders: they never wait
 _MOST_WORKERS = 4  # for each CPU: for work that waits
 
 
@@ -66,15 +67,20 @@ class Model:
         return next((n for n in range(1, most) if self.seconds(workers=n) <= _SAME * best), most)
 
 
-def _work(cost: StageCost) -> float:
-    """Seconds of a stage in a worker. What computes takes its CPU time; the rest is what other processes took."""
-    wall, cpu = cost.busy or 0.0, cost.cpu
-    return cpu if cpu is not None and (cpu > _COMPUTES * wall or cost.stage in COMPUTING) else wall
+def is_computing(cost: StageCost, cpu_busy: float | None) -> bool:
+    """Whether a stage computes, rather than waits. On busy CPUs, what computes waits for them, too."""
+    if cost.busy is None or cost.cpu is None:
+        return False
+    least = _COMPUTES_ON_BUSY if cpu_busy is not None and cpu_busy >= _BUSY else _COMPUTES
+    return cost.stage in _COMPUTING or cost.cpu >= least * cost.busy
 
 
 def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] = ()) -> Model | None:
     """The model of a diagnosis; None where the times of the stages are not known. workers: 0 if there are none."""
-    work = {cost.stage: _work(cost) for cost in result.costs if cost.busy is not None}
+    alone = {cost.stage: cost.busy for cost in result.costs if cost.busy is not None}
+    computing = [cost for cost in result.costs if is_computing(cost, result.full.cpu_busy)]
+    # What computes takes its CPU time; the rest is what other processes took.
+    work = {**alone, **{cost.stage: min(cost.cpu or 0.0, cost.busy or 0.0) for cost in computing}}
     cpu = {cost.stage: min(cost.cpu, cost.busy) for cost in result.costs if cost.cpu is not None and cost.busy}
     if not work or not sum(work.values()):
         return None
@@ -88,8 +94,9 @@ def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] =
         slowdown = max(0.0, warm - floor) / sum(work.values())
         waited = max(0.0, full - max(warm, floor)) / (slowdown or 1.0)
     else:
-        alone = replace(model, floor=0.0).seconds()
-        slowdown = warm / alone if _LIMITED * floor < warm < _SLOWEST * alone else 1.0
+        least = replace(model, floor=0.0).seconds()
+        limited = _LIMITED * floor < warm < _SLOWEST * replace(model, floor=0.0, work=alone).seconds()
+        slowdown = warm / least if limited and least else 1.0
         waited = 0.0
         if full > _LIMITED * max(floor, warm):
             # What makes the work of a batch what the whole loader shows.

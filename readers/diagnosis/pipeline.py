@@ -14,11 +14,13 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from cache.errors import PipelineError
 from readers.diagnosis.findings import Change
+from readers.trace import Trace
 
 __all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
 
@@ -72,6 +74,10 @@ class Pipeline(ABC):
         of the new pipeline removes what the change left on the disk or in memory.
         """
         return None
+
+    def record(self, trace: Trace) -> AbstractContextManager[None]:
+        """Inside the block, what the loader's own threads do is added to the trace, where it can say."""
+        return nullcontext()
 
     def close(self) -> None:  # noqa: B027  most hold nothing
         """Give back what this pipeline alone holds."""

@@ -51,6 +51,7 @@ _NEAR_BYTES = 256 << 10
 _SAME = 0.1
 _IN_MEMORY = "memory is its medium"
 _FOLDER_FILES = 1000
+_NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS)
 _ERRORS = {
     errno.ENOENT: "no such directory",
     errno.ENOTDIR: "not a directory",
@@ -146,6 +147,8 @@ def measure_places(
         for form in forms:
             note(f"reading copies of them in {os.fspath(place)}, as {form}")
             rows.append(_measure_copy(os.fspath(place), form, sample, batch_size, share, total))
+            if not rows[-1].filesystem:  # it is no directory, for no form
+                break
     return _advise(tuple(rows), batch_size, here, loose, total)
 
 
@@ -339,7 +342,11 @@ def _measure(
 
 def _drop(ranges: dict[str, list[tuple[int, int]]], synced: bool = True) -> None:
     for path, parts in ranges.items():
-        drop(path, parts, synced=synced)
+        try:
+            drop(path, parts, synced=synced)
+        except OSError as error:
+            if error.errno not in _NO_SUCH_CALL:  # otherwise what stays in the cache is seen later
+                raise
 
 
 def _open(path: str) -> int:

@@ -13,6 +13,7 @@ from cache.stores import Extents, Store
 
 __all__ = ["PlaceReads", "Reads", "time_reads", "time_store"]
 
+_LEAST_READS = 8
 _ENOUGH_READS = 400
 _ENOUGH_BATCHES = 100
 _SLOW_READ_SECONDS = 0.0004  # of a sample, as in the loader: from then on the next batch is announced
@@ -71,7 +72,7 @@ def time_reads(
 ) -> Reads:
     """Times of read(item), which returns bytes; all items again and again until there are enough, or time is up."""
     found, size, end = list[float](), 0, time.perf_counter() + seconds
-    while len(found) < enough and (not found or time.perf_counter() < end):
+    while len(found) < enough and (len(found) < _LEAST_READS or time.perf_counter() < end):
         start = time.perf_counter()
         prepare()
         if not found:
@@ -81,7 +82,7 @@ def time_reads(
             size += read(item)
             now = time.perf_counter()
             found.append(now - start)
-            if now > end or len(found) >= enough:
+            if (now > end and len(found) >= _LEAST_READS) or len(found) >= enough:
                 break
     p50, p90, p99 = np.percentile(found, (50, 90, 99)).tolist()
     return Reads(p50, p90, p99, size / max(sum(found), 1e-9), len(found))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from cache.messages import bar
+from cache.messages import bar, shortened
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 
 __all__ = ["diagnosis_lines", "verdict_lines"]
 
-_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 40, 12, 8, 40
+_LEAST_WIDTH, _NAME, _LEAST_BAR, _MOST_BAR = 60, 12, 8, 40
 _UNMEASURED = "*"
 
 
@@ -67,7 +67,7 @@ def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
 
 
 def _rung_name(rung: Rung) -> str:
-    return _cut(rung.stage, _NAME) if rung.measured else f"{_cut(rung.stage, _NAME - 1)}{_UNMEASURED}"
+    return shortened(rung.stage, _NAME) if rung.measured else f"{shortened(rung.stage, _NAME - 1)}{_UNMEASURED}"
 
 
 def _column_width(column: tuple[str, list[str]]) -> int:
@@ -81,7 +81,7 @@ def _cost_lines(result: Diagnosis, width: int) -> list[str]:
     lines = [f"{'stage':{_NAME}s}{'added':>10s}{'if free':>10s}  ms a step"] if costs else []
     indent = " " * (_NAME + 22)
     for cost in costs:
-        start = f"{_cut(cost.stage, _NAME):{_NAME}s}{1e3 * cost.added:10.2f}{1e3 * cost.freed:10.2f}  "
+        start = f"{shortened(cost.stage, _NAME):{_NAME}s}{1e3 * cost.added:10.2f}{1e3 * cost.freed:10.2f}  "
         lines += textwrap.wrap(
             start + _described(cost), width, subsequent_indent=indent if width > len(indent) + 30 else "    ",
             drop_whitespace=True, replace_whitespace=False,
@@ -95,10 +95,3 @@ def _described(cost: StageCost) -> str:
         share = min(1.0, cost.cpu / cost.busy)
         parts.append(f"{1e3 * cost.busy:.1f} ms a batch in a worker, {share:.0%} of it on the CPU")
     return "; ".join(part for part in (*parts, cost.reason) if part)
-
-
-def _cut(name: str, most: int) -> str:
-    """A name with its middle left out where it is too long."""
-    if len(name) <= most:
-        return name
-    return f"{name[: most - 1 - (most - 1) // 2]}…{name[len(name) - (most - 1) // 2 :]}"

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = ["StepTime", "cpu_times", "time_steps"]
 
 _BLOCKS = 8
+_LEAST = 1e-9  # seconds: no step takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,13 @@ def time_steps(
 ) -> StepTime:
     """Run `warmup` steps, then steps for about `seconds`, in blocks whose means give the interval.
 
-    Slow batches end both earlier: the warm-up after one batch of each worker and one more, the measurement after
-    `least_blocks`. workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the
-    wait for batches is part of the time. synchronize: waits for the device at the end of a block, so that its work is
-    part of the time.
+    Slow batches end both earlier: the warm-up after one batch of each worker, the measurement after `least_blocks`.
+    workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the wait for batches
+    is part of the time. synchronize: waits for the device at the end of a block, so that its work is part of the time.
     """
     start = time.perf_counter()
     for number in range(warmup):
-        if number > workers and time.perf_counter() - start > seconds:
+        if number >= workers and time.perf_counter() - start > seconds:
             break
         step(next(batches))
     synchronize()
@@ -76,7 +76,7 @@ def time_steps(
             continue
         synchronize()
         end = time.perf_counter()
-        means.append((end - begin - (0.0 if count_wait else waited)) / in_block)
+        means.append(max(_LEAST, end - begin - (0.0 if count_wait else waited)) / in_block)
         steps, waits, in_block, waited, begin = steps + in_block, waits + waited, 0, 0.0, end
         if end - start > 1.5 * seconds and len(means) >= least_blocks:  # too slow for all blocks
             break

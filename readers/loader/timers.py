@@ -143,7 +143,7 @@ def _bytes_of(data: Sequence[Buffer | Exception]) -> int:
 class LoopTimers:
     """The clocks of one loop over an epoch.
 
-    The training is whoever takes batches. It waits from when it asks for a batch until it has it. The loader waits for
+    The training is what takes batches. It waits from when it asks for a batch until it has it. The loader waits for
     the training while all batches that it may make ahead are ready.
     """
 

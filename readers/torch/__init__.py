@@ -18,6 +18,7 @@ except ImportError as error:
 
 from readers.torch.dataset import ImageDataset, Place
 from readers.torch.iterable import ImageStream
+from readers.torch.prefetcher import DevicePrefetcher
 from readers.torch.sampler import EpochSampler
 
-__all__ = ["EpochSampler", "ImageDataset", "ImageStream", "Place"]
+__all__ = ["DevicePrefetcher", "EpochSampler", "ImageDataset", "ImageStream", "Place"]

@@ -10,20 +10,27 @@ from readers.usage.record import HeatRow, Percentiles, Usage
 __all__ = ["comparison_lines", "heat_strip", "usage_lines"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_COLUMNS = 24
+_STRIP, _LEAST_STRIP = 24, 12
+_LESS = ("p90", "p99")  # left out on a narrow terminal
 _CORES = 8
 _MARKS = 12
 
 
-def usage_lines(usage: Usage) -> list[str]:
-    """Percentiles of each series, with a strip of its values over time; marks; and what that says."""
+def usage_lines(usage: Usage, columns: int = 110) -> list[str]:
+    """Percentiles of each series, with a strip of its values over time; marks; and what that says.
+
+    columns: of the terminal; with less than 110 some percentiles are left out, and the strip is shorter.
+    """
     found, summary = usage.percentiles(), usage.summary(_CORES)
     found = {**found, **summary.percentiles()}
-    heads = "".join(f"{name:>10s}" for name in Percentiles._fields[:-1])
+    names = [name for name in Percentiles._fields[:-1] if columns >= 110 or name not in _LESS]
+    strip = max(_LEAST_STRIP, min(_STRIP, columns - 27 - 10 * len(names)))
+    heads = "".join(f"{name:>10s}" for name in names)
     lines = [f"{'':24s}{heads}  0 s to {human_seconds(usage.seconds)}"]
-    for row in summary.heat_rows(_COLUMNS):
-        values = "".join(f"{format_value(value, row.unit):>10s}" for value in found[row.name][:-1])
-        lines.append(f"{row.name[:23]:24s}{values}  {heat_strip(row)}")
+    for row in summary.heat_rows(strip):
+        values = found[row.name]._asdict()
+        cells = "".join(f"{format_value(values[name], row.unit):>10s}" for name in names)
+        lines.append(f"{row.name[:23]:24s}{cells}  {heat_strip(row)}")
     marks = [f"{mark.name} at {human_seconds(mark.seconds)}" for mark in usage.marks[:_MARKS]]
     if marks:
         more = f", and {len(usage.marks) - _MARKS} more" if len(usage.marks) > _MARKS else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change
 
-__all__ = ["DALI", "HPC", "PART_8", "SOURCES", "Found", "Tip", "in_ms"]
+__all__ = ["DALI", "HPC", "PART_8", "SOURCES", "Suggestion", "Tip", "in_ms"]
 
 PART_8 = "PyTorch Model Performance Analysis and Optimization, part 8"
 DALI = "Accelerate computer vision training using GPU preprocessing with NVIDIA DALI on Amazon SageMaker"
@@ -66,7 +66,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cache compressed data, not decoded ones",
         "one copy in shared memory for all workers",
         "files in /dev/shm or another tmpfs, and clean up",
-        "a cache of bytes in memory, where there is no tmpfs",
+        "a cache of bytes in memory, without a tmpfs",
         "cache a part",
         "shuffle on the node, and between nodes now and then",
         "more CPU cores",
@@ -83,7 +83,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Suggestion:
     """What a row makes of evidence that triggers it. seconds: predicted of a step, None if that cannot be said."""
 
     why: str
@@ -99,7 +99,7 @@ class Tip:
     id: str
     title: str
     sources: tuple[tuple[str, int], ...]
-    check: Callable[[Evidence], Found | None]
+    check: Callable[[Evidence], Suggestion | None]
     idle: bool = False
 
 

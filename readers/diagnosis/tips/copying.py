@@ -5,7 +5,7 @@ from __future__ import annotations
 from cache.messages import human_bytes
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change, PayloadFact, PayloadField
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Found, Tip, in_ms
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
 
 __all__ = ["COPYING"]
 
@@ -40,7 +40,7 @@ def _with_copy_less(evidence: Evidence, less: float) -> float | None:
     return evidence.model.seconds(saved=less) if evidence.model is not None else max(step, full - less)
 
 
-def _payload(evidence: Evidence, kinds: tuple[str, ...], how: str, change: str = "") -> Found | None:
+def _payload(evidence: Evidence, kinds: tuple[str, ...], how: str, change: str = "") -> Suggestion | None:
     """The answer of a row on the payload. how: may name {path}."""
     best = _field(evidence, *kinds)
     payload = evidence.diagnosis.payload
@@ -53,10 +53,10 @@ def _payload(evidence: Evidence, kinds: tuple[str, ...], how: str, change: str =
     less = _less_copy(evidence, fact.saves)
     change_to = Change(change, field.path, f"{change} for {name}", field, saved=less) if change else None
     seconds = _with_copy_less(evidence, less)
-    return Found(f"{why}{human_bytes(fact.saves)} a step", how.format(path=name), seconds, change_to)
+    return Suggestion(f"{why}{human_bytes(fact.saves)} a step", how.format(path=name), seconds, change_to)
 
 
-def _uint8(e: Evidence) -> Found | None:
+def _uint8(e: Evidence) -> Suggestion | None:
     if e.facts.loader == "ImageLoader":
         how = "loader = ImageLoader(reader, batch_size, augment=ops_without_normalize); x = (x.float() - mean) / std"
     else:
@@ -64,37 +64,37 @@ def _uint8(e: Evidence) -> Found | None:
     return _payload(e, ("uint8",), how, "uint8")
 
 
-def _cast(e: Evidence) -> Found | None:
+def _cast(e: Evidence) -> Suggestion | None:
     how = "batch = batch.to(torch.bfloat16).to(device, non_blocking=True)  # {path}, in the collate function"
     if e.facts.loader == "ImageLoader":
         how = "loader = ImageLoader(reader, batch_size, augment=ops, dtype=torch.bfloat16)"
     return _payload(e, ("cast",), how)
 
 
-def _narrow(e: Evidence) -> Found | None:
+def _narrow(e: Evidence) -> Suggestion | None:
     return _payload(e, ("narrow",), "values = values.to(torch.int32)  # {path}, before the copy; .long() on the device")
 
 
-def _one_hot(e: Evidence) -> Found | None:
+def _one_hot(e: Evidence) -> Suggestion | None:
     how = "labels = torch.nn.functional.one_hot(labels.to(device), classes)  # {path} as class numbers till here"
     return _payload(e, ("one-hot",), how)
 
 
-def _bits(e: Evidence) -> Found | None:
+def _bits(e: Evidence) -> Suggestion | None:
     how = "packed = np.packbits(mask, axis=-1)  # {path}; on the device (packed[..., None] >> shifts) & 1"
     return _payload(e, ("bits",), how)
 
 
-def _sparse(e: Evidence) -> Found | None:
+def _sparse(e: Evidence) -> Suggestion | None:
     return _payload(e, ("sparse",), "x = x.to_sparse().to(device, non_blocking=True).to_dense()  # {path}")
 
 
-def _padded(e: Evidence) -> Found | None:
+def _padded(e: Evidence) -> Suggestion | None:
     how = "x = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)  # {path}: to the longest of each batch"
     return _payload(e, ("padded",), how)
 
 
-def _unneeded(e: Evidence) -> Found | None:
+def _unneeded(e: Evidence) -> Suggestion | None:
     if e.facts.loader == "ImageLoader":
         how = "loader = ImageLoader(reader, batch_size, augment=ops, fields=fields_that_the_step_uses)"
     else:
@@ -102,7 +102,7 @@ def _unneeded(e: Evidence) -> Found | None:
     return _payload(e, ("unused", "duplicate", "constant"), how)
 
 
-def _pin(e: Evidence) -> Found | None:
+def _pin(e: Evidence) -> Suggestion | None:
     f = e.facts
     if not (f.gpus and f.copies and f.loader == "DataLoader" and e.costs("copy")):
         return None
@@ -110,10 +110,10 @@ def _pin(e: Evidence) -> Found | None:
     why = f"the copy to the device adds {in_ms(e.added('copy'))} to a step, and the batches are {pinned}"
     change = None if f.pin_memory else Change("pin_memory", 1, "pin_memory=True")
     lines = "loader = DataLoader(dataset, pin_memory=True)\nbatches = readers.torch.DevicePrefetcher(loader, device)"
-    return Found(why, lines, None, change)
+    return Suggestion(why, lines, None, change)
 
 
-def _batch_size(e: Evidence) -> Found | None:
+def _batch_size(e: Evidence) -> Suggestion | None:
     f, d = e.facts, e.diagnosis
     size = f.batch_size
     overhead = sum(e.added(stage) for stage in ("copy", "transfer", "collate"))
@@ -123,34 +123,34 @@ def _batch_size(e: Evidence) -> Found | None:
         return None
     why = f"{size} samples a batch, for which copy, transfer and collate take {in_ms(overhead)} of each step; larger "
     why += "batches cost less of that for a sample, but change what the training learns"
-    return Found(why, f"batch_size={2 * size}", None, Change("batch_size", 2 * size, f"batch_size={2 * size}"))
+    return Suggestion(why, f"batch_size={2 * size}", None, Change("batch_size", 2 * size, f"batch_size={2 * size}"))
 
 
-def _gpu_memory(e: Evidence) -> Found | None:
+def _gpu_memory(e: Evidence) -> Suggestion | None:
     f = e.facts
     if not f.gpu_bytes or not f.device.startswith("cuda") or f.gpu_free_bytes > _LOW_MEMORY * f.gpu_bytes:
         return None
     if f.loader not in ("ImageLoader", "DaliLoader"):
         return None
     why = f"batches are made on the GPU, which has {human_bytes(f.gpu_free_bytes)} of {human_bytes(f.gpu_bytes)} left"
-    return Found(why, f"batch_size={max(1, (f.batch_size or 2) // 2)}")
+    return Suggestion(why, f"batch_size={max(1, (f.batch_size or 2) // 2)}")
 
 
-def _real_step(e: Evidence) -> Found | None:
+def _real_step(e: Evidence) -> Suggestion | None:
     d = e.diagnosis
     if not e.facts.simulated:
         return None
     why = f"the step only waits {in_ms(d.step.seconds)}: what could be gained is known when the model itself runs on "
     why += "batches in the memory of the device"
-    return Found(why, "packer diagnose train.py:make_loader --step train.py:train_step --device cuda")
+    return Suggestion(why, "packer diagnose train.py:make_loader --step train.py:train_step --device cuda")
 
 
-def _watch(e: Evidence) -> Found | None:
+def _watch(e: Evidence) -> Suggestion | None:
     full = e.diagnosis.full
     if full.high - full.low < 0.3 * full.seconds:
         return None
     why = f"a step takes from {in_ms(full.low)} to {in_ms(full.high)}: see what the CPUs, disks and GPU do meanwhile"
-    return Found(why, "packer monitor --output run.json -- python train.py")
+    return Suggestion(why, "packer monitor --output run.json -- python train.py")
 
 
 COPYING = (

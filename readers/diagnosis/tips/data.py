@@ -7,7 +7,7 @@ import shlex
 from cache.messages import human_bytes
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Found, Tip, in_ms
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
 
 __all__ = ["DATA", "code_for_cache"]
 
@@ -53,7 +53,7 @@ def _needed_bytes(e: Evidence) -> float:
     return e.facts.mean_bytes * (e.facts.batch_size or 0) / e.diagnosis.step.seconds
 
 
-def _stage(e: Evidence) -> Found | None:
+def _stage(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.files not in ("shards", "remote") or not _fetching(e):
         return None
@@ -65,28 +65,28 @@ def _stage(e: Evidence) -> Found | None:
     if f.ours and f.files == "shards":
         change = Change("stage", room[0], f"the shards in {room[0]}", share=(("storage", 0.0),))
     command = f"packer stage {shlex.quote(f.place)} --target {shlex.quote(room[0])}"
-    return Found(why, command, _predict(e, "storage"), change)
+    return Suggestion(why, command, _predict(e, "storage"), change)
 
 
-def _best_place(e: Evidence) -> Found | None:
+def _places(e: Evidence) -> Suggestion | None:
     f = e.facts
     if not f.place or f.files == "remote" or f.in_memory or not e.costs("storage"):
         return None
     places = [f.place, *(place for place, _ in f.faster)]
     why = f"{_where(e)}; file systems of one machine differ, and {_cost(e)}"
     target = f"--places {shlex.quote(','.join(places))}" if len(places) > 1 else "--places /scratch,/tmp,/dev/shm"
-    return Found(why, f"packer diagnose {shlex.quote(f.place)} --simulate-step 20ms {target}")
+    return Suggestion(why, f"packer diagnose {shlex.quote(f.place)} --simulate-step 20ms {target}")
 
 
-def _node_local(e: Evidence) -> Found | None:
+def _node_local(e: Evidence) -> Suggestion | None:
     f, full = e.facts, e.diagnosis.full
     if f.local is not False or full.high - full.low < 0.3 * full.seconds or not e.costs("storage"):
         return None
     why = f"{_where(e)}, shared with other nodes, and a step takes from {in_ms(full.low)} to {in_ms(full.high)}"
-    return Found(why, f"packer stage {shlex.quote(f.place)} --target '$TMPDIR' -- python train.py")
+    return Suggestion(why, f"packer stage {shlex.quote(f.place)} --target '$TMPDIR' -- python train.py")
 
 
-def _bandwidth(e: Evidence) -> Found | None:
+def _bandwidth(e: Evidence) -> Suggestion | None:
     f = e.facts
     if (f.files != "remote" and f.local is not False) or not e.costs("storage") or not _needed_bytes(e):
         return None
@@ -95,49 +95,49 @@ def _bandwidth(e: Evidence) -> Found | None:
     now = f.mean_bytes * (f.batch_size or 0) / e.diagnosis.full.seconds
     why = f"the training needs {human_bytes(_needed_bytes(e))}/s of raw data and gets {human_bytes(now)}/s; the set of "
     why += f"{human_bytes(f.set_bytes)} fits into nothing on this node"
-    return Found(
+    return Suggestion(
         why, "Use a machine with a faster network or a larger local disk; no option of the loader changes this."
     )
 
 
-def _concurrency(e: Evidence) -> Found | None:
+def _concurrency(e: Evidence) -> Suggestion | None:
     f = e.facts
     if (f.files != "remote" and f.local is not False) or not e.costs("storage") or f.workers >= _MANY_READERS:
         return None
     more = min(_MANY_READERS, max(4, 2 * f.workers))
     why = f"{_where(e)}: requests wait, and {f.workers} at a time do not use what it can serve"
     if f.files == "remote":
-        return Found(why, f"packer stage {shlex.quote(f.place)} --threads {more}")
+        return Suggestion(why, f"packer stage {shlex.quote(f.place)} --threads {more}")
     name = "threads" if f.loader == "ImageLoader" else "num_workers"
-    return Found(why, f"{name}={more}", None, Change("workers", more, f"{name}={more}"))
+    return Suggestion(why, f"{name}={more}", None, Change("workers", more, f"{name}={more}"))
 
 
-def _transfer_tool(e: Evidence) -> Found | None:
+def _transfer_tool(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.files != "remote" or not _fetching(e):
         return None
     why = f"every sample is a request to {f.place}; whole shards in parallel come faster, once"
-    return Found(why, f"packer stage {shlex.quote(f.place)} --target /local --threads 8")
+    return Suggestion(why, f"packer stage {shlex.quote(f.place)} --target /local --threads 8")
 
 
-def _fewer_requests(e: Evidence) -> Found | None:
+def _fewer_requests(e: Evidence) -> Suggestion | None:
     f = e.facts
     if not f.shuffled or f.files not in ("remote", "shards") or f.local is True or not e.costs("storage"):
         return None
     why = f"{_where(e)}, and samples are read one by one in a random order; blocks of 8 MiB take far fewer reads"
-    return Found(why, "order = readers.order.block_shuffled(reader, block_bytes=8 << 20, window=64)")
+    return Suggestion(why, "order = readers.order.block_shuffled(reader, block_bytes=8 << 20, window=64)")
 
 
-def _overloaded(e: Evidence) -> Found | None:
+def _overloaded(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.local is not False or f.workers < _MANY_READERS or not e.costs("storage"):
         return None
     why = f"{f.workers} workers of each process read from {f.filesystem} at a time, and still {_cost(e)}: it may be at "
     why += "its limit, and more workers then make it worse for all"
-    return Found(why, f"num_workers={f.workers // 2}", None, Change("workers", f.workers // 2, "half the workers"))
+    return Suggestion(why, f"num_workers={f.workers // 2}", None, Change("workers", f.workers // 2, "half the workers"))
 
 
-def _compress(e: Evidence) -> Found | None:
+def _compress(e: Evidence) -> Suggestion | None:
     f = e.facts
     pixels = f.short_side * f.long_side
     if not pixels or f.mean_bytes < max(_LARGE, _LARGE_PIXEL * pixels) or not _fetching(e):
@@ -146,15 +146,15 @@ def _compress(e: Evidence) -> Found | None:
         f"a sample takes {human_bytes(f.mean_bytes)}, {f.mean_bytes / pixels:.1f} bytes a pixel, and {_cost(e)}; data "
     )
     why += "that were prepared as pixels cost more to read than they save"
-    return Found(why, f"packer convert {shlex.quote(f.place or 'SET')} --to tar --reencode jpeg --quality 90")
+    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to tar --reencode jpeg --quality 90")
 
 
-def _pack(e: Evidence) -> Found | None:
+def _pack(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.files != "loose" or not 0 < f.mean_bytes < _SMALL_FILE or not e.costs(*e.fetches):
         return None
     why = f"{f.samples:,} files of {human_bytes(f.mean_bytes)}: each is looked up, opened and closed for one read"
-    return Found(why, f"packer convert {shlex.quote(f.place)} --to hdf5")
+    return Suggestion(why, f"packer convert {shlex.quote(f.place)} --to hdf5")
 
 
 def code_for_cache(keep: str = "") -> str:
@@ -162,7 +162,7 @@ def code_for_cache(keep: str = "") -> str:
     return f'reader = readers.cached(reader, keep="{keep}")' if keep else "reader = readers.cached(reader)"
 
 
-def _cache(e: Evidence) -> Found | None:
+def _cache(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.cached or not _fetching(e) or f.in_memory or not 0 < f.set_bytes < _ROOM * f.shm_bytes:
         return None
@@ -174,52 +174,52 @@ def _cache(e: Evidence) -> Found | None:
     if f.ours:
         free = tuple((stage, 0.0) for stage in _raw(e))
         change = Change("cache", "encoded", "readers.cached, from the second epoch", share=free)
-        return Found(why, code_for_cache(), seconds, change)
-    return Found(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
+        return Suggestion(why, code_for_cache(), seconds, change)
+    return Suggestion(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
 
 
-def _cache_part(e: Evidence) -> Found | None:
+def _cache_part(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.cached or f.in_memory or not _fetching(e) or not _CAUTIOUS < _ROOM * f.shm_bytes < f.set_bytes:
         return None
     share = _ROOM * f.shm_bytes / f.set_bytes
     why = f"{_cost(e)}; of {human_bytes(f.set_bytes)} shared memory holds {share:.0%}, always the same samples"
     seconds = None if e.model is None else e.model.seconds(share=dict.fromkeys(_raw(e), 1 - share))
-    return Found(why, f'reader = readers.cached(reader, "{share:.0%}")', seconds)
+    return Suggestion(why, f'reader = readers.cached(reader, "{share:.0%}")', seconds)
 
 
-def _cache_elsewhere(e: Evidence) -> Found | None:
+def _cache_elsewhere(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.cached or f.in_memory or not _fetching(e) or f.shm_bytes > _SHM_SHARE * f.memory_bytes:
         return None
     if not f.set_bytes or f.shm_bytes > f.set_bytes:
         return None
     why = f"/dev/shm has {human_bytes(f.shm_bytes)}, the memory {human_bytes(f.memory_bytes)}: a cache needs no tmpfs"
-    return Found(why, 'reader = readers.cached(reader, backend="memfd")')
+    return Suggestion(why, 'reader = readers.cached(reader, backend="memfd")')
 
 
-def _clean(e: Evidence) -> Found | None:
+def _clean(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.unused_cache_bytes < _CAUTIOUS or f.shm_bytes > f.set_bytes > 0:
         return None
     why = f"{human_bytes(f.unused_cache_bytes)} of /dev/shm are caches that no process uses"
-    return Found(why, "packer cache clean")
+    return Suggestion(why, "packer cache clean")
 
 
-def _nodes(e: Evidence) -> Found | None:
+def _nodes(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.nodes < 2 or not _fetching(e) or f.files not in ("shards", "remote"):
         return None
-    why = f"each of {f.nodes} nodes reads the whole set in a global shuffle; a part each, mixed anew now and then, is "
+    why = f"each of {f.nodes} nodes reads the whole set in a global shuffle; a part each, mixed again now and then, is "
     why += f"{human_bytes(f.set_bytes / f.nodes)} a node"
     lines = f"order = readers.order.NodeLocal(len(reader), {f.nodes}, seed=1)  # packer stage --part node"
-    return Found(why, lines)
+    return Suggestion(why, lines)
 
 
 DATA = (
     Tip("network", "a machine with more bandwidth", ((PART_8, 1),), _bandwidth),
     Tip("stage", "copy the set to faster storage of the node", ((PART_8, 2), (HPC, 4), (HPC, 8)), _stage),
-    Tip("places", "find the best file system", ((HPC, 3),), _best_place),
+    Tip("places", "find the best file system", ((HPC, 3),), _places),
     Tip("node-local", "read where no other job interferes", ((HPC, 4),), _node_local),
     Tip("concurrency", "more requests at a time", ((PART_8, 3), (PART_8, 7)), _concurrency),
     Tip("requests", "fewer, larger reads", ((PART_8, 7),), _fewer_requests),

@@ -7,7 +7,7 @@ import shlex
 from cache.messages import human_bytes, listed
 from readers.diagnosis.evidence import Evidence, Member
 from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Found, Tip, in_ms
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
 from readers.diagnosis.tips.data import code_for_cache
 
 __all__ = ["WORK"]
@@ -19,6 +19,8 @@ _VARIES = 0.1
 _MARGIN = 256 / 224  # a random crop needs more than it gives
 _ROOM = 0.9
 _MUCH_LARGER = 1.3
+_PHOTO_BYTES = 0.35  # of a pixel, in a JPEG of quality 90
+_FIXED_DECODING = 0.05  # of decoding an image of any size
 _GPU_FRIENDLY = (
     "Normalize", "ColorJitter", "GaussianBlur", "ConvertImageDtype", "ToDtype", "RandomErasing", "RandomHorizontalFlip",
     "RandomVerticalFlip", "RandomGrayscale", "RandomRotation", "RandomSolarize", "RandomInvert", "ConvertColor",
@@ -75,7 +77,7 @@ def _predict(e: Evidence, *stages: str, left: float = 0.0) -> float | None:
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
-def _workers(e: Evidence) -> Found | None:
+def _workers(e: Evidence) -> Suggestion | None:
     f, model = e.facts, e.model
     if model is None or f.loader not in ("DataLoader", "ImageLoader"):
         return None
@@ -88,10 +90,10 @@ def _workers(e: Evidence) -> Found | None:
     why += f"the training needs one each {in_ms(model.floor)}; a batch is {in_ms(work)} of work, {in_ms(cpu)} of it on "
     why += f"the CPU, and there are {model.cpus} CPUs"
     name = "threads" if f.loader == "ImageLoader" else "num_workers"
-    return Found(why, f"{name}={wanted}", seconds, Change("workers", wanted, f"{name}={wanted}"))
+    return Suggestion(why, f"{name}={wanted}", seconds, Change("workers", wanted, f"{name}={wanted}"))
 
 
-def _prefetch(e: Evidence) -> Found | None:
+def _prefetch(e: Evidence) -> Suggestion | None:
     f, full, model = e.facts, e.diagnosis.full, e.model
     if model is None or not f.prefetch or f.loader not in ("DataLoader", "ImageLoader"):
         return None
@@ -105,7 +107,7 @@ def _prefetch(e: Evidence) -> Found | None:
     why += f"{in_ms(full.high)}: {f.prefetch} batches ahead do not bridge that"
     wanted = max(4, 2 * f.prefetch // (f.workers or 1)) if f.loader == "DataLoader" else 2 * f.prefetch
     name = "prefetch_factor" if f.loader == "DataLoader" else "prefetch"
-    return Found(why, f"{name}={wanted}", None, Change("prefetch", wanted, f"{name}={wanted}"))
+    return Suggestion(why, f"{name}={wanted}", None, Change("prefetch", wanted, f"{name}={wanted}"))
 
 
 def _short_of_cpus(e: Evidence) -> bool:
@@ -113,26 +115,26 @@ def _short_of_cpus(e: Evidence) -> bool:
     return needed is not None and needed > _TOO_FEW * e.diagnosis.cpus and bool(e.diagnosis.culprit)
 
 
-def _more_cpus(e: Evidence) -> Found | None:
+def _more_cpus(e: Evidence) -> Suggestion | None:
     d = e.diagnosis
     if not _short_of_cpus(e) or d.cpus_needed is None:
         return None
     why = f"to keep up the loader needs {d.cpus_needed:.1f} CPUs for this GPU, and this process may use {d.cpus}; a "
     why += "machine with more CPUs for each GPU, or less work for them"
-    return Found(why, f"sbatch --cpus-per-task={round(d.cpus_needed + 0.5)} job.sh")
+    return Suggestion(why, f"sbatch --cpus-per-task={round(d.cpus_needed + 0.5)} job.sh")
 
 
-def _data_servers(e: Evidence) -> Found | None:
+def _data_servers(e: Evidence) -> Suggestion | None:
     d = e.diagnosis
     if not _short_of_cpus(e) or d.payload is None:
         return None
     rate = d.payload.bytes / d.step.seconds
     why = f"{d.cpus_needed:.1f} CPUs are needed and {d.cpus} are there; other machines could prepare batches, if the "
     why += f"network brings {human_bytes(rate)}/s from them"
-    return Found(why, "Another service must do that (as tf.data service or Ray Data); packer has none.")
+    return Suggestion(why, "Another service must do that (as tf.data service or Ray Data); packer has none.")
 
 
-def _threads(e: Evidence) -> Found | None:
+def _threads(e: Evidence) -> Suggestion | None:
     f, busy = e.facts, e.diagnosis.full.cpu_busy
     if f.loader != "DataLoader" or f.workers < 2 or f.omp_threads == "1" or busy is None or busy < _BUSY:
         return None
@@ -141,33 +143,32 @@ def _threads(e: Evidence) -> Found | None:
     why = f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for "
     why += "each of "
     why += f"the {e.diagnosis.cpus} CPUs; one each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)"
-    return Found(why, "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENCV_FOR_THREADS_NUM=1 python train.py")
+    return Suggestion(why, "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENCV_FOR_THREADS_NUM=1 python train.py")
 
 
 # --- before training --------------------------------------------------------------------------------------------------
-def _shrink(e: Evidence) -> Found | None:
+def _shrink(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     wanted = round(f.crop * _MARGIN)
-    if (
-        not f.crop
-        or f.short_side < 1.3 * wanted
-        or not decoding
-        or not e.costs(*decoding)
-        or f.cached.startswith("rec")
-    ):
+    larger = f.crop and f.short_side > _MUCH_LARGER * wanted
+    if not larger or f.cached or not decoding or not e.costs(*decoding):
         return None
     left = (wanted / f.short_side) ** 2
+    if f.mean_bytes and f.long_side:  # of many bytes for a pixel, the smaller image has fewer, too
+        left = min(left, wanted * wanted * f.long_side / f.short_side * _PHOTO_BYTES / f.mean_bytes)
+    left = _FIXED_DECODING + (1 - _FIXED_DECODING) * left
     why = f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
-    why += f"{_per_sample(e, *decoding)}; {wanted} pixels are {left:.0%} of that"
-    command = f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --resize-short {wanted}"
+    why += f"{_per_sample(e, *decoding)}; with {wanted} pixels that is about {left:.0%}"
+    place = shlex.quote(f.place or "SET")
+    command = f"packer convert {place} --to hdf5 --resize-short {wanted}\npacker advise {place}  # other sizes"
     change = None
     if f.ours and "decode" in decoding:
         keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))
         change = Change("cache", keep, f"images of {wanted} pixels, in a cache", share=share)
-    return Found(why, command, _predict(e, *decoding, left=left), change)
+    return Suggestion(why, command, _predict(e, *decoding, left=left), change)
 
 
-def _decoded(e: Evidence) -> Found | None:
+def _decoded(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     if not f.ours or f.cached or "decode" not in decoding or not e.costs("decode"):
         return None
@@ -182,10 +183,10 @@ def _decoded(e: Evidence) -> Found | None:
     stages = [stage for stage in ("storage", "read", "decode") if stage in e.names]
     free = tuple((stage, 0.0) for stage in stages)
     change = Change("cache", keep, f"readers.cached, {keep}, from the second epoch", share=free)
-    return Found(why, code_for_cache(keep), _predict(e, *stages), change)
+    return Suggestion(why, code_for_cache(keep), _predict(e, *stages), change)
 
 
-def _prepare(e: Evidence) -> Found | None:
+def _prepare(e: Evidence) -> Suggestion | None:
     """Members that draw nothing, before the first that does: their result is the same in each epoch."""
     fixed = list[Member]()
     for member in e.facts.members:
@@ -198,10 +199,10 @@ def _prepare(e: Evidence) -> Found | None:
     stages = [member.stage for member in fixed]
     why = f"{names} give the same in each epoch and take {_per_sample(e, *stages)}"
     lines = f"packer convert {shlex.quote(e.facts.place or 'FOLDER')} --to hdf5 --resize-short {e.facts.crop or 256}"
-    return Found(why, lines, _predict(e, *stages))
+    return Suggestion(why, lines, _predict(e, *stages))
 
 
-def _order(e: Evidence) -> Found | None:
+def _order(e: Evidence) -> Suggestion | None:
     members = e.facts.members
     for number, member in enumerate(members):
         later = next((m for m in members[number + 1 :] if any(word in m.name for word in _CROPS)), None)
@@ -210,12 +211,12 @@ def _order(e: Evidence) -> Found | None:
             why += "leaves a part: crop and resize first"
             left = min(1.0, (e.facts.crop / e.facts.short_side) ** 2) if e.facts.crop and e.facts.short_side else None
             seconds = None if left is None else _predict(e, member.stage, left=left)
-            return Found(why, f"transform = Compose([{later.name}(size), {member.name}(), *others])", seconds)
+            return Suggestion(why, f"transform = Compose([{later.name}(size), {member.name}(), *others])", seconds)
     return None
 
 
 # --- with what --------------------------------------------------------------------------------------------------------
-def _compile(e: Evidence) -> Found | None:
+def _compile(e: Evidence) -> Suggestion | None:
     for member in _costly_members(e):
         own = member.module.partition(".")[0] not in _LIBRARIES
         if own and not e.waits(member.stage):
@@ -224,20 +225,20 @@ def _compile(e: Evidence) -> Found | None:
             why += "are 10 to 100 times as fast when they are compiled"
             lines = "@numba.njit(nogil=True)\ndef work(image): ...\n"
             lines += "op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"
-            return Found(why, lines)
+            return Suggestion(why, lines)
     return None
 
 
-def _library(e: Evidence) -> Found | None:
+def _library(e: Evidence) -> Suggestion | None:
     for member in _costly_members(e):
         if member.module.startswith("torchvision") and not e.waits(member.stage):
             why = f"{member.name} of torchvision takes {_per_sample(e, member.stage)} on the CPU; a recipe of "
             why += "readers.augment decodes, crops and resizes in one pass, and albumentations is often faster, too"
-            return Found(why, "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])")
+            return Suggestion(why, "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])")
     return None
 
 
-def _decoder(e: Evidence) -> Found | None:
+def _decoder(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.decoder != "pillow" or f.media != "jpeg" or not e.costs("read") or e.waits("read"):
         return None
@@ -245,20 +246,22 @@ def _decoder(e: Evidence) -> Found | None:
         f"the data set reads and decodes {_per_sample(e, 'read')}; libjpeg-turbo without Pillow, at the scale and for "
     )
     why += "the part that a crop needs, takes about half"
-    return Found(why, f"reader = readers.open_folder({f.place!r})\nloader = ImageLoader(reader, {f.batch_size or 64})")
+    return Suggestion(
+        why, f"reader = readers.open_folder({f.place!r})\nloader = ImageLoader(reader, {f.batch_size or 64})"
+    )
 
 
-def _balance(e: Evidence) -> Found | None:
+def _balance(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     if f.media not in ("png", "webp", "tiff", "gif") or not decoding or not e.costs(*decoding):
         return None
     why = f"the images are {f.media}, and decoding one takes {_per_sample(e, *decoding)}; a JPEG of quality 95 takes a "
     why += "fraction of it, and loses little"
-    return Found(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg --quality 95")
+    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg --quality 95")
 
 
 # --- on the GPU -------------------------------------------------------------------------------------------------------
-def _gpu_decode(e: Evidence) -> Found | None:
+def _gpu_decode(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     if not f.gpus or (f.device.startswith("cuda") and f.decoder == "torchcodec") or f.media not in ("jpeg", ""):
         return None
@@ -268,10 +271,10 @@ def _gpu_decode(e: Evidence) -> Found | None:
     lines = "loader = ImageLoader(reader, 256, augment=ops, device='cuda', decoder='torchcodec')\n"
     lines += "loader = DaliLoader(reader, 256, augment=ops)  # or by DALI"
     change = Change("device", "cuda", "decoding on the GPU") if f.loader == "ImageLoader" else None
-    return Found(why, lines, None, change)
+    return Suggestion(why, lines, None, change)
 
 
-def _gpu_transforms(e: Evidence) -> Found | None:
+def _gpu_transforms(e: Evidence) -> Suggestion | None:
     f = e.facts
     names = [member.name for member in _costly_members(e) if member.name in _GPU_FRIENDLY]
     if "augment" in e.names and e.costs("augment") and not f.device.startswith("cuda"):
@@ -282,10 +285,10 @@ def _gpu_transforms(e: Evidence) -> Found | None:
     why += "whole "
     why += "batches on the GPU they cost little"
     change = Change("device", "cuda", "augmenting on the GPU") if f.loader == "ImageLoader" else None
-    return Found(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')", None, change)
+    return Suggestion(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')", None, change)
 
 
-def _gpu_decompress(e: Evidence) -> Found | None:
+def _gpu_decompress(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     if not f.gpus or f.media in ("jpeg", "") or not decoding or not e.costs(*decoding):
         return None
@@ -293,17 +296,17 @@ def _gpu_decompress(e: Evidence) -> Found | None:
         f"the CPUs decompress {f.media}, {_per_sample(e, *decoding)}; GPUs decompress JPEG, which torchcodec and DALI "
     )
     why += "use, and with nvCOMP data of one's own"
-    return Found(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg")
+    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg")
 
 
-def _generate(e: Evidence) -> Found | None:
+def _generate(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.files != "none" or not e.costs("read") or e.waits("read"):
         return None
     why = f"{f.dataset} reads no file and computes {_per_sample(e, 'read')}: if samples are generated, the GPU can do "
     why += "that "
     why += "without a copy; good enough ones may do at first, and the data set at the end"
-    return Found(why, "images = torch.rand(256, 3, 224, 224, device='cuda')  # the generator, on whole batches")
+    return Suggestion(why, "images = torch.rand(256, 3, 224, 224, device='cuda')  # the generator, on whole batches")
 
 
 WORK = (

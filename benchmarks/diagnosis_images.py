@@ -1,0 +1,155 @@
+"""Real images: does the ladder of a loader say what a plain loop over the same loader measures?
+
+    python benchmarks/diagnosis_images.py TREE [--step 100ms] [--runs 3]
+
+TREE has a folder of JPEGs for each class. Two loaders make batches of 64 random boxes of 224 x 224, flipped, as uint8:
+a torch DataLoader over a data set of Pillow images, written as those of torchvision are, and an ImageLoader. Of each:
+
+images/s         of the loader's own line in the ladder, of a step that takes no time
+plain loop       images/s of a loop over the loader without the tool, run before and after the diagnosis
+culprit, bound   at --step
+
+The same loaders are rows of `pipeline.py`, whose rates are those of the plain loop. As functions without arguments,
+they can also be given to the command:
+
+    PACKER_TREE=TREE packer diagnose benchmarks/diagnosis_images.py:folder_loader --simulate-step 100ms
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+import readers
+from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.loader import ImageLoader
+
+__all__ = ["folder_loader", "image_loader"]
+
+BATCH, SIDE, WORKERS = 64, 224, 2
+_LOOP_BATCHES, _WARM_BATCHES = 24, 8
+
+
+class Compose:
+    def __init__(self, members: Sequence[Callable[[Any], Any]]) -> None:
+        self.transforms = members
+
+    def __call__(self, image: Any) -> Any:
+        for member in self.transforms:
+            image = member(image)
+        return image
+
+
+class RandomBox:
+    """A box of 8 to 100 % of the area and a ratio of 3/4 to 4/3, resized to SIDE x SIDE with antialiasing."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        width, height = image.size
+        for _ in range(10):
+            area = width * height * random.uniform(0.08, 1.0)
+            ratio = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
+            w, h = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+            if 0 < w <= width and 0 < h <= height:
+                break
+        else:
+            w = h = min(width, height)
+        x, y = random.randint(0, width - w), random.randint(0, height - h)
+        return image.crop((x, y, x + w, y + h)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+
+
+class RandomFlip:
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image
+
+
+class ToTensor:
+    """uint8 [3, h, w]."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+class Folder(Dataset[Any]):
+    def __init__(self, tree: Path, transform: Callable[[Any], Any]) -> None:
+        classes = sorted(each for each in tree.iterdir() if each.is_dir())
+        self.samples = [(path, label) for label, each in enumerate(classes) for path in sorted(each.iterdir())]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.samples[index]
+        with path.open("rb") as file:
+            image = Image.open(file).convert("RGB")
+        return self.transform(image), label
+
+
+def _tree() -> Path:
+    return Path(os.environ["PACKER_TREE"])
+
+
+def folder_loader() -> Any:
+    data = Folder(_tree(), Compose([RandomBox(), RandomFlip(), ToTensor()]))
+    return DataLoader(data, BATCH, shuffle=True, num_workers=WORKERS, drop_last=True)
+
+
+def image_loader() -> Any:
+    reader = readers.open_folder(_tree(), None)
+    return ImageLoader(reader, BATCH, augment=[RandomResizedCrop(SIDE), RandomHorizontalFlip()], threads=WORKERS)
+
+
+def plain_loop(loader: Any) -> float:
+    """Images/s of a loop over a loader, epoch after epoch, once it is under way."""
+    batches = (batch for _ in range(1 << 20) for batch in loader)
+    for _ in range(_WARM_BATCHES):
+        next(batches)
+    start = time.perf_counter()
+    for _ in range(_LOOP_BATCHES):
+        next(batches)
+    seconds = time.perf_counter() - start
+    batches.close()
+    return _LOOP_BATCHES * BATCH / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tree", type=Path)
+    parser.add_argument("--step", type=lambda text: float(text.removesuffix("ms")) / 1e3, default=0.1, metavar="100ms")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a diagnosis")
+    arguments = parser.parse_args()
+    os.environ["PACKER_TREE"] = str(arguments.tree)
+    print("| loader | images/s, the tool | plain loop | ratio | culprit at the step | ms a step | bound |")
+    print("|---|---|---|---|---|---|---|")
+    for make in (folder_loader, image_loader):
+        told, looped, named, full, bounds = [], [], [], [], []
+        for _ in range(arguments.runs):
+            before = plain_loop(make())
+            told.append(BATCH / readers.diagnose(make(), simulate_step=0.0, seconds=arguments.seconds).full.seconds)
+            looped.append((before + plain_loop(make())) / 2)
+            result = readers.diagnose(make(), simulate_step=arguments.step, seconds=arguments.seconds)
+            named.append(result.culprit or "nothing")
+            full.append(1e3 * result.full.seconds)
+            bounds.append(1e3 * result.bound)
+        ratio = median(mine / loop for mine, loop in zip(told, looped, strict=True))
+        print(
+            f"| {make.__name__} | {median(told):.0f} | {median(looped):.0f} | {ratio:.2f} "
+            f"| {', '.join(sorted(set(named)))} | {median(full):.1f} | {median(bounds):.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Batches of any loader, copied to a device while the training step runs.
+
+    loader's thread: next batch ──► pin ──► copy, on a stream of its own ──► queue of `prefetch` batches ──► training
+
+Pinned memory makes the copy asynchronous; a batch that is not in it is put there by the thread. An event marks the end
+of the copy: the training's stream waits for it on the device, and every tensor is recorded on that stream, so that its
+memory is not given out again too early (`readers.decode.device`). What is copied from is kept until the copy is done.
+
+The idea is that of TorchTNT's CudaDataPrefetcher.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from readers.decode.device import DecodeStream, Ready, find_device
+from readers.loop import Ahead, Stopped
+
+__all__ = ["DevicePrefetcher"]
+
+_ENDLESS = sys.maxsize
+
+
+class DevicePrefetcher:
+    """Iterate over the batches of a loader on a device, the next ones copied meanwhile.
+
+        loader = DevicePrefetcher(DataLoader(dataset, 256, num_workers=8, pin_memory=True), "cuda")
+        for images, labels in loader:       # on the GPU
+            ...
+
+    loader: any iterable of batches. Tensors in tuples, lists, mappings, named tuples, dataclasses and PackedSequences
+        are copied; everything else is handed out as it is.
+    device: where batches go. On the CPU and other devices than CUDA's a thread makes batches ahead and copies them as
+        usual; a loader without workers then works while the step runs.
+    prefetch: batches that wait on the device, besides the one in use.
+
+    `len`, `set_epoch` and all other attributes are the loader's: `sampler`, `dataset`, `batch_size`, …. A loader that
+    has `state_dict` and `load_state_dict`, such as torchdata's StatefulDataLoader, is resumed exactly: the state is
+    the one that it had after the batch that was handed out last, not after those made ahead. The state is taken after
+    each batch. A plain DataLoader has none; there use `EpochSampler.state_after`.
+
+    A loop begins with its first batch. Leaving it ends the thread, after the batch that it is at, and another loop ends
+    the one before, which then raises RuntimeError. What the loader raises comes after the batches before it.
+    """
+
+    def __new__(cls, loader: Iterable[Any], *args: Any, **options: Any) -> DevicePrefetcher:
+        # Frameworks look for the methods on the class, so only over a loader with a state there are such methods.
+        stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        return super().__new__(_Stateful if stateful and cls is DevicePrefetcher else cls)
+
+    def __init__(self, loader: Iterable[Any], device: torch.device | str, *, prefetch: int = 2) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch is at least 1, not {prefetch}")
+        self.loader, self.device, self.prefetch = loader, find_device(device), prefetch
+        self._running: weakref.ref[_Iteration] | None = None
+        self._handed_out: Any = None  # the state after the last batch, while the loader may be ahead of it
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Iteration(self)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader" or name.startswith("__"):  # where it is unpickled or copied, there is none yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader, or else of its samplers, for the next loop; a loop under way ends."""
+        self._end()
+        self._handed_out = None
+        loader: Any = self.loader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+            return
+        batches = getattr(loader, "batch_sampler", None)
+        samplers: list[Any] = [getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+                return
+
+    def _begin(self, iteration: _Iteration) -> None:
+        self._end()
+        self._running = weakref.ref(iteration)
+
+    def _end(self) -> None:
+        """End the loop under way."""
+        running = self._running() if self._running is not None else None
+        if running is not None:
+            running.close()
+
+
+class _Stateful(DevicePrefetcher):
+    """Over a loader with a state."""
+
+    def state_dict(self) -> Any:
+        """The loader's state after the last batch that was handed out."""
+        return self.loader.state_dict() if self._handed_out is None else copy.deepcopy(self._handed_out)  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next loop begin there; a loop under way ends."""
+        self._end()
+        self._handed_out = None
+        self.loader.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+class _Prepared(NamedTuple):
+    """A batch on the device. tensors: of it, to be used after `ready`. state: of the loader, after this batch."""
+
+    batch: Any
+    tensors: list[torch.Tensor]
+    ready: Ready
+    state: Any
+
+
+class _Source:
+    """What the thread does. It knows neither the prefetcher nor the iterator, so dropping those stops it."""
+
+    def __init__(self, loader: Any, device: torch.device, stateful: bool) -> None:
+        self._iterator, self._device = iter(loader), device
+        self._state: Callable[[], Any] | None = loader.state_dict if stateful else None
+        self._stream = DecodeStream(device)
+        self._copied: list[torch.Tensor] = []  # what the copies under way read
+        self._first = [self._next()]
+
+    def make(self, step: int) -> _Prepared:
+        """The next batch. The first one was taken by the training's thread, which waits for it anyway: a loader whose
+        loop begins sees who calls it. Raises what the loader raises."""
+        batch, state = self._first.pop() if self._first else self._next()
+        tensors: list[torch.Tensor] = []
+        copied: list[torch.Tensor] = []
+
+        def move(tensor: Any) -> Any:
+            copied.append(tensor)
+            tensors.append(tensor.to(self._device, non_blocking=self._stream.stream is not None))
+            return tensors[-1]
+
+        with self._on_device():
+            if self._stream.stream is not None:
+                batch = _mapped(batch, _pinned)
+            with self._stream.decoding():
+                moved = _mapped(batch, move)
+                self._copied = copied
+                return _Prepared(moved, tensors, self._stream.mark(), state)
+
+    def close(self) -> None:
+        """The thread has ended: wait for the copies, and drop the loader's iterator."""
+        self._stream.finish()
+        self._copied, self._iterator, self._state = [], iter(()), None
+        self._first.clear()
+
+    def _next(self) -> tuple[Any, Any]:
+        batch = next(self._iterator)
+        return batch, None if self._state is None else copy.deepcopy(self._state())
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Pinning memory makes a context on the current device of the thread, which is not always this one."""
+        return nullcontext() if self._stream.stream is None else torch.cuda.device(self._device)
+
+
+class _Iteration(Iterator[Any]):
+    """One loop; it begins with its first batch."""
+
+    def __init__(self, prefetcher: DevicePrefetcher) -> None:
+        self._prefetcher = prefetcher
+        self._ahead: Ahead[_Prepared] | None = None
+        self._begun = self._finished = False
+
+    def __next__(self) -> Any:
+        if self._finished:
+            raise StopIteration
+        prefetcher = self._prefetcher
+        try:
+            if not self._begun:
+                self._begin()
+            if self._ahead is None:
+                raise Stopped("another loop over this loader has begun, or its state was set, which ended this one")
+            made = self._ahead.take()
+        except StopIteration:
+            self._finished, prefetcher._handed_out = True, None
+            self.close()
+            raise
+        except BaseException as error:
+            self._finished = not isinstance(error, Stopped)
+            self.close()
+            raise
+        DecodeStream.hand_over(made.tensors, made.ready)
+        prefetcher._handed_out = made.state
+        return made.batch
+
+    def close(self) -> None:
+        """End the thread."""
+        self._begun = True
+        if self._ahead is not None:
+            self._ahead = None
+            self._finalizer()
+
+    def _begin(self) -> None:
+        prefetcher = self._prefetcher
+        self._begun = True
+        prefetcher._begin(self)
+        source = _Source(prefetcher.loader, prefetcher.device, isinstance(prefetcher, _Stateful))
+        self._ahead = Ahead(source.make, _ENDLESS, prefetcher.prefetch, "packer-prefetcher")
+        self._finalizer = weakref.finalize(self, _end, self._ahead, source)
+
+
+def _end(ahead: Ahead[_Prepared], source: _Source) -> None:
+    ahead.stop()
+    source.close()
+
+
+def _pinned(tensor: Any) -> Any:
+    """The tensor in page-locked memory, if it can be there and is not."""
+    ordinary = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.pin_memory() if ordinary and not tensor.is_pinned() else tensor
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A batch with `function` of each tensor in place of the tensor, in containers of the same kinds."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, PackedSequence):  # batch_sizes stay on the CPU
+        orders = (value.sorted_indices, value.unsorted_indices)
+        indices = [None if order is None else function(order) for order in orders]
+        return PackedSequence(function(value.data), value.batch_sizes, *indices)
+    if isinstance(value, tuple):
+        items = [_mapped(item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return type(value)(_mapped(item, function) for item in value)
+    if isinstance(value, Mapping):
+        return _with(value, {key: _mapped(item, function) for key, item in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(copied, field.name, _mapped(getattr(value, field.name), function))
+        return copied
+    return value
+
+
+def _with(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind with other values."""
+    if type(mapping) is dict:
+        return items
+    copied: Any = copy.copy(mapping)
+    if hasattr(copied, "update"):  # keeps what a subclass has besides, such as a default factory
+        copied.update(items)
+        return copied
+    return type(mapping)(items)  # type: ignore[call-arg]
