@@ -198,3 +198,4 @@ def test_the_code_of_the_documentation(reader: readers.Reader) -> None:
     exec(code, names)
     assert {*seen} == {(8, 3, 224, 224, 8, 4), (8, 3, 24, 24, 8, 3, 24, 24)}
     assert len(next(iter(names["crops"]))[0]) == 8 and Recipe(names["cifar"]).out_size == (32, 32)
+    assert next(iter(loader(reader, 8, augment=names["heavy"])))[0].shape == (8, 3, 224, 224)
