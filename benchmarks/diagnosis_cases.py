@@ -181,7 +181,9 @@ def our_cases(folder: Path) -> dict[str, Case]:
             if wait:
                 reader = Reader(reader.table, SlowStore(reader.store, wait, first=options.get("first", False)))
             if options.get("decoded"):
-                reader = readers.cached(reader, keep="decoded", backend="memfd")
+                pixels = readers.cached(reader, keep="decoded", backend="memfd")
+                pixels.prefill()
+                reader = pixels
             batch, threads = options.get("batch", BATCH), options.get("threads", 2)
             return ImageLoader(reader, batch, augment=list(ops), threads=threads, seed=1)
 
