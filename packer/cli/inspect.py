@@ -150,7 +150,7 @@ def parity_command(
     path: str, split: str | None, samples: int, size: int, seed: int, device: str, as_json: bool
 ) -> None:
     """Show how far the pixels of each decoder and resizer are from Pillow's, on images of DIR."""
-    from readers.decode.device import find_device
+    from readers.loader.loader import find_device
     from readers.parity import compare_with_pillow
 
     with readers.open(path, split) as reader:

@@ -27,7 +27,7 @@ import torch
 
 from readers.headers.base import upright_size
 
-__all__ = ["DecodeStream", "Layout", "Picture", "Ready", "find_device", "layout", "upright_tensor"]
+__all__ = ["DecodeStream", "Layout", "Picture", "Ready", "layout", "upright_tensor"]
 
 Ready: TypeAlias = torch.cuda.Event | None
 
@@ -76,16 +76,6 @@ def upright_tensor(picture: Picture) -> torch.Tensor:
         pixels = pixels.transpose(1, 2)
     axes = [axis for axis, turned in ((1, (3, 4, 7, 8)), (2, (2, 3, 6, 7))) if orientation in turned]
     return pixels.flip(axes) if axes else pixels
-
-
-def find_device(device: torch.device | str) -> torch.device:
-    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
-    named = torch.device(device)
-    if named.type != "cuda":
-        return named
-    if not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
-    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)
 
 
 class DecodeStream:

@@ -16,7 +16,6 @@ from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
 from readers.decode import DECODER
-from readers.decode.device import find_device
 from readers.feed import (
     BadSample,
     Feed,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from readers.decode.batch import DecoderName
     from readers.loader.device import DevicePath, DeviceStage
 
-__all__ = ["ImageLoader", "Layout"]
+__all__ = ["ImageLoader", "Layout", "find_device"]
 
 Layout: TypeAlias = Literal["channels_last", "NCHW", "NHWC"]
 _LAYOUTS = ("channels_last", "NCHW", "NHWC")
@@ -345,3 +344,13 @@ def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:
     if dtype == torch.uint8 and recipe.normalize is not None:
         raise ValueError("normalised values do not fit into uint8; leave Normalize out, or ask for a float dtype")
     return dtype
+
+
+def find_device(device: torch.device | str) -> torch.device:
+    """The device; a CUDA device with its number. Raises ValueError where there is no GPU."""
+    named = torch.device(device)
+    if named.type != "cuda":
+        return named
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: torch {torch.__version__} finds no GPU here; leave device= out")
+    return torch.device("cuda", torch.cuda.current_device() if named.index is None else named.index)

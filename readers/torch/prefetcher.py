@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from readers.decode.device import DecodeStream, Ready, find_device
+from readers.decode.device import DecodeStream, Ready
 from readers.loop import Ahead, Stopped
 
 __all__ = ["DevicePrefetcher"]
@@ -60,6 +60,8 @@ class DevicePrefetcher:
     def __init__(self, loader: Iterable[Any], device: torch.device | str, *, prefetch: int = 2) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch is at least 1, not {prefetch}")
+        from readers.loader.loader import find_device
+
         self.loader, self.device, self.prefetch = loader, find_device(device), prefetch
         self._running: weakref.ref[_Iteration] | None = None
         self._handed_out: Any = None  # the state after the last batch, while the loader may be ahead of it
