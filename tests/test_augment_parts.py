@@ -207,7 +207,7 @@ def test_loaders_make_the_same_of_any_file(reader: readers.Reader, monkeypatch: 
         expected = step_by_step(OPS, decode_image(reader.read(position)), position, seed=3)
         assert np.array_equal(expected, image.permute(1, 2, 0).numpy())
     assert torch.equal(torch.cat(batches(ImageLoader(reader, 3, threads=3, **options))), made)
-    install(monkeypatch, "torchcodec")  # a double: whole pictures, which the renderer for devices goes on with
+    install(monkeypatch, "torchcodec")  # a double: whole pictures, which the renderer for devices continues with
     assert torch.equal(torch.cat(batches(ImageLoader(reader, 5, decoder="torchcodec", **options))), made)
     order = Shuffled(len(reader), 3)
     dataset = ImageDataset(reader, transform=OPS)
