@@ -332,11 +332,12 @@ def test_samples_one_by_one(reader: readers.Reader, conditionals: bool) -> None:
 
 
 def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
+    before = set(multiprocessing.active_children())  # a pool that other tests share
     loader = DaliLoader(reader, 8, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     for _ in loader:
-        assert len(multiprocessing.active_children()) == 2
+        assert len(set(multiprocessing.active_children()) - before) == 2
         break
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
     assert len(labels_of(loader)) == 5
 
 

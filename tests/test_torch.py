@@ -129,7 +129,7 @@ def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader)
         ({"output": "list"}, "output is one of"),
         ({"on_error": "ignore"}, "on_error is one of raise, skip, substitute"),
         ({"transform": CROP, "decode": None}, "ops need 8-bit RGB"),
-        ({"transform": [RandomHorizontalFlip(), Resize(3)]}, "put crops and the resize first"),
+        ({"transform": [Normalize((0.5,) * 3, (0.5,) * 3), Resize(3)]}, "Resize comes after Normalize"),
     ],
 )
 def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message: str) -> None:
