@@ -1,6 +1,6 @@
 """A toy training with two planted bottlenecks: diagnosed, repaired, diagnosed again.
 
-    python examples/toy_pipeline.py [--seconds 15] [--workers N] [--train DEVICE]
+    python examples/toy_pipeline.py [--seconds 20] [--workers N] [--train DEVICE]
 
 Random images stand for raw data. Five transforms follow: to a tensor, a random crop, a random mask that is dilated by a
 convolution, a change of the colour space, a scale. Three diagnoses of the same loop:
@@ -34,7 +34,8 @@ from cache.node import usable_cpus
 from readers.diagnosis import Diagnosis
 from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
-RAW_SIDE, SMALL_RAW_SIDE, SIDE = 900, 256, 256
+RAW_SIDE, SMALL_RAW_SIDE, SIDE = 1024, 192, 160
+RADIUS = 3
 CLASSES = 10
 STEP_PER_RAW = 0.9
 # To YCbCr, as in JPEG (ITU-T T.871).
@@ -94,17 +95,18 @@ class RandomCrop:
 
 
 class RandomMask:
-    """Blacks out a quarter of the pixels, and the four neighbours of each."""
+    """Blacks out one pixel in 64, and those around it that are at most RADIUS steps away."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        mask = np.random.uniform(size=image.shape[1:]) < 0.25
+        mask = np.random.uniform(size=image.shape[1:]) < 1 / 64
         image = image.clone()
         image[torch.from_numpy(self.dilate(mask)).expand(3, -1, -1)] = 0
         return image
 
     def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        kernel = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])
-        windows = sliding_window_view(np.pad(mask.astype(float), 1), kernel.shape)
+        steps = np.abs(np.arange(-RADIUS, RADIUS + 1))
+        kernel = (steps[:, None] + steps <= RADIUS).astype(float)
+        windows = sliding_window_view(np.pad(mask.astype(float), RADIUS), kernel.shape)
         return np.asarray(np.einsum("ijkl,kl->ij", windows, kernel) > 0)
 
 
@@ -132,15 +134,17 @@ class QuickMask(RandomMask):
     """One byte of chance for a pixel, the neighbours by `or`, and the pixels by a product."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        mask = self.dilate(np.random.randint(0, 256, image.shape[1:], np.uint8) < 64)
+        mask = self.dilate(np.random.randint(0, 256, image.shape[1:], np.uint8) < 4)
         return image * torch.from_numpy(~mask)
 
     def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        dilated = mask.copy()
-        for target, source in ((np.s_[1:], np.s_[:-1]), (np.s_[:-1], np.s_[1:])):
-            dilated[target] |= mask[source]
-            dilated[:, target] |= mask[:, source]
-        return dilated
+        for _ in range(RADIUS):
+            dilated = mask.copy()
+            for target, source in ((np.s_[1:], np.s_[:-1]), (np.s_[:-1], np.s_[1:])):
+                dilated[target] |= mask[source]
+                dilated[:, target] |= mask[:, source]
+            mask = dilated
+        return mask
 
 
 class ScaledColor:
@@ -193,7 +197,7 @@ def rate(result: Diagnosis, stage: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each diagnosis; default 15")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each diagnosis; default 20")
     parser.add_argument("--workers", type=int, default=usable_cpus(), help="default: the CPUs that may be used")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--train", metavar="DEVICE", help="train a small network there; default: a simulated step")

@@ -24,7 +24,7 @@ from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
 from readers.diagnosis.random_data import random_batches
 from readers.diagnosis.timing import StepTime, time_steps
 from readers.diagnosis.tracing import RUNGS, trace_waits
-from readers.diagnosis.verdict import SAME, costs_of, explained, judge, warm_seconds
+from readers.diagnosis.verdict import BUSY, SAME, costs_of, explained, judge, warm_seconds
 from readers.trace import Trace
 
 __all__ = ["Training", "climb"]
@@ -34,6 +34,7 @@ _PATIENCE = 1.3  # budgets that all lines may take together before some are left
 _DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
 _ROUNDS, _COMPARED = 7, 4  # rounds in which so many of the cached batches are timed by themselves
 _ROUND_SECONDS = 3.0
+_CONFIRM_SECONDS = 5.0  # of warming up: lines of slower loaders are not measured twice
 
 _Use = Callable[[Any], object]
 
@@ -113,6 +114,7 @@ class _Climb:
         else:
             for number in range(1, last):
                 notes += self._time_between(number)
+        notes += self._confirm(last)
         rungs = self._rungs()
         costs = costs_of(rungs, pipeline)
         for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[
@@ -127,7 +129,6 @@ class _Climb:
         pinned = None
         if training.copy is not None and training.pin is not None:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
-        notes += self._drift(last)
         if not training.simulated:
             dynamic = self._uneven(on_device, in_place)
             again = self._measure("step again", _again(on_device, copies=in_place), training.step, count_wait=False)
@@ -205,13 +206,28 @@ class _Climb:
             rungs.append(Rung(level.stage, level.what, measured or rungs[-1].time, measured is not None))
         return rungs
 
-    def _drift(self, last: int) -> list[str]:
-        """The whole loader once more, and a note if it takes another time than at first."""
+    def _confirm(self, last: int) -> list[str]:
+        """Measure the whole loader once more, and the line below it where the two differ.
+
+        What storage costs is the difference of two lines that were measured at different times, so that other
+        processes, which can only make a line longer, would be taken for storage. Of busy CPUs the shorter times count;
+        where the CPUs wait, the first one of the whole loader does, since what was read is in memory now. Returns a
+        note where the whole loader takes another time than at first.
+        """
         first, step = self._times[last], self._times[0]
-        if self._slow or first.seconds - step.seconds <= SAME * first.seconds:
+        warmup = self._pipeline.warmup + 2 * self._pipeline.workers
+        too_long = self._slow and warmup * first.seconds > _CONFIRM_SECONDS
+        if too_long or first.seconds - step.seconds <= SAME * first.seconds:
             return []
-        stages = self._pipeline.stages
-        now = self._measure(f"{stages[0].name} again", self._pipeline.cached(0), self._training.run)
+        below = self._times.get(last - 1)
+        if last > 1 and below is not None and abs(first.seconds - below.seconds) > SAME * first.seconds:
+            level = self._levels[last - 1]
+            batches = self._pipeline.cached(level.cached or 0)
+            again = self._measure(f"{level.stage} again", batches, self._training.run)
+            self._times[last - 1] = min(below, again, key=lambda time: time.seconds)
+        now = self._measure(f"{self._levels[last].stage} again", self._pipeline.cached(0), self._training.run)
+        if (first.cpu_busy or 0.0) >= BUSY:
+            self._times[last] = min(first, now, key=lambda time: time.seconds)
         return _drifted("the whole loader", first, now)
 
     def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:

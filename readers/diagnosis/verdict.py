@@ -32,7 +32,7 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
         added = max(0.0, rung.time.seconds - below.time.seconds)
         stage = known.get(rung.stage, Stage(rung.stage))
         freed, measured = added, stage.seconds is None or not pipeline.concurrent
-        if rung.stage == "read":  # nothing is before it but what it waits for
+        if rung.stage == "read" and (measured or not work):  # nothing is before it but what it waits for
             freed, measured = max(0.0, warm - below.time.seconds), True
         elif work > 0 and not measured:
             freed = max(0.0, warm - max(floor, warm - warm * _work(stage) / work))
