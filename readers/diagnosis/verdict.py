@@ -36,6 +36,8 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
             freed, measured = max(0.0, warm - below.time.seconds), True
         elif work > 0 and not measured:
             freed = max(0.0, warm - max(floor, warm - warm * _work(stage) / work))
+        elif rung.time.low <= below.time.high:  # a difference that may be chance
+            freed = 0.0
         costs.append(StageCost(rung.stage, rung.what, added, freed, measured, stage.seconds, stage.cpu_seconds))
     return costs
 
@@ -112,4 +114,15 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
         waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute"
     verdict = f"{worst.stage} ({worst.what}) starves the training{waits}; {gain}"
-    return replace(result, culprit=worst.stage, verdict=verdict, bound=max(step.seconds, full.seconds - worst.freed))
+    return replace(result, culprit=worst.stage, verdict=verdict, bound=max(step.seconds, _bound(worst, rungs)))
+
+
+def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
+    """Seconds of a step of the whole loader if a stage cost nothing.
+
+    What storage adds is added to the rest where a worker waits for it; on busy CPUs all work takes so much longer.
+    """
+    full, warm = rungs[-1].time, warm_seconds(list(rungs))
+    if cost.stage in _UNTIMED or full.cpu_busy is None or full.cpu_busy < BUSY:
+        return full.seconds - cost.freed
+    return (warm - cost.freed) * full.seconds / warm
