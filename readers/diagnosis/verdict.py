@@ -14,6 +14,7 @@ from readers.diagnosis.pipeline import Pipeline, Stage
 __all__ = ["BUSY", "SAME", "costs_of", "explained", "judge", "warm_seconds"]
 
 SAME = 0.1  # times that differ by less are taken as equal
+_KEEPS_UP = 0.15  # of the time of a step: a training that waits less is not starved
 BUSY = 0.95  # of the CPUs: no room for more work
 _UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
 _FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
@@ -94,8 +95,11 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
     gap = (full.seconds - step.seconds) / full.seconds
-    if gap <= SAME or (gap <= _UNSURE and full.low < step.high):
-        return replace(result, verdict="the data keep up: the training step itself is the limit", bound=full.seconds)
+    if gap <= _KEEPS_UP or (gap <= _UNSURE and full.low < step.high):
+        verdict = "the data keep up: the training step itself is the limit"
+        if gap > SAME:
+            verdict += f", but for {1e3 * (full.seconds - step.seconds):.1f} ms of {1e3 * full.seconds:.1f} ms"
+        return replace(result, verdict=verdict, bound=full.seconds)
     if full.low < step.high:
         note = "the times vary so much that the verdict may be wrong: measure longer (seconds=), on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
