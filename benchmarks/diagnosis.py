@@ -41,11 +41,12 @@ def main() -> None:
 def _row(case: Case, runs: int, seconds: float) -> str:
     found, steps, bounds, without, taken = [], [], [], [], []
     for _ in range(runs):
+        step = STEP if case.step is None else case.step()
         start = time.perf_counter()
-        result = readers.diagnose(case.make(), seconds=seconds, **{"simulate_step": STEP, **case.options})
+        result = readers.diagnose(case.make(), seconds=seconds, **{"simulate_step": step, **case.options})
         taken.append(time.perf_counter() - start)
         mended = readers.diagnose(
-            case.without(), seconds=seconds / 2, **{"simulate_step": STEP, **case.options_without}
+            case.without(), seconds=seconds / 2, **{"simulate_step": step, **case.options_without}
         )
         found.append(result.culprit)
         steps.append(result.full.seconds)

@@ -28,13 +28,14 @@ FAST, SLOW, STEP, BATCH = 0.0005, 0.008, 0.02, 8
 @dataclass(frozen=True)
 class Case:
     """make, options: the arguments of a diagnosis. culprit: that it must name. without, options_without: the same
-    without the culprit."""
+    without the culprit. step: seconds of the simulated step, asked for before each run; None: the usual ones."""
 
     make: Callable[[], Any]
     culprit: str
     without: Callable[[], Any]
     options: dict[str, Any] = field(default_factory=dict)
     options_without: dict[str, Any] = field(default_factory=dict)
+    step: Callable[[], float] | None = None
 
 
 def slow_copy(batch: Any) -> Any:
@@ -195,13 +196,13 @@ def our_cases(folder: Path) -> dict[str, Case]:
         return make
 
     fast = make()
-    tight = {"simulate_step": _alone(make(threads=1, batch=32)()) / 1.5}
+    one = make(threads=1, batch=32)
     return {
         "ours: slow storage": Case(make(wait=SLOW, first=True), "storage", fast),
         "ours: slow reading": Case(make(wait=SLOW), "read", fast),
         "ours: slow decoding": Case(make(large), "decode", make(large, decoded=True)),
         "ours: slow augmenting": Case(make(ops=heavy, batch=48), "augment", make(batch=48)),
-        "ours: a thread too few": Case(make(threads=1, batch=32), "workers", make(batch=32), tight, tight),
+        "ours: a thread too few": Case(one, "workers", make(batch=32), step=lambda: _alone(one()) / 1.5),
         "ours: slow copy": Case(fast, "copy", fast, {"copy": slow_copy}, {"copy": free_copy}),
         "ours: slow training": Case(fast, "", fast, {"simulate_step": 0.1}, {"simulate_step": 0.1}),
         "ours: nothing": Case(fast, "", fast),
