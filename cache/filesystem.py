@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 from cache.errors import CacheDirectoryError
 from cache.node import available_memory_bytes
 
@@ -200,19 +198,17 @@ def cached_share(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]]
             return None
         cached = total = 0
         try:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # ctypes asks for memory that may be written
         except OSError:  # a filesystem without maps
             return None
         with mapped:
-            pages = np.frombuffer(mapped, np.uint8)  # for its address alone
-            states = np.zeros(-(-len(pages) // _PAGE_BYTES), np.uint8)
-            failed = _libc().mincore(
-                ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(len(pages)), ctypes.c_void_p(states.ctypes.data)
-            )
-            del pages
+            states = (ctypes.c_ubyte * -(-len(mapped) // _PAGE_BYTES))()
+            first = ctypes.c_ubyte.from_buffer(mapped)  # for its address alone
+            failed = _libc().mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), states)
+            del first
         for offset, length in ranges:
-            part = states[offset // _PAGE_BYTES : -(-(offset + length) // _PAGE_BYTES)] & 1
-            cached, total = cached + int(part.sum()), total + len(part)
+            part = bytes(states[offset // _PAGE_BYTES : -(-(offset + length) // _PAGE_BYTES)])
+            cached, total = cached + sum(state & 1 for state in part), total + len(part)
         return None if failed or not total else cached / total
 
 
