@@ -4,10 +4,10 @@ Each thread adds to a `ThreadClock` of its own, without a lock; the sums are mer
 
     read, cache, plan, collate, copy    once a batch
     decode, resize, augment             between the stages of each image, where images take more than 50 µs. Of faster
-                                        ones in every eighth task of a thread only (a task is 8 to 64 rows of a batch):
+                                        ones in every 32nd task of a thread only (a task is 8 to 64 rows of a batch):
                                         the time of all tasks is measured, and divided as in those
 
-so the sum of the stages is exact, and for fast images their shares are an estimate from an eighth of the images.
+so the sum of the stages is exact, and for fast images their shares are an estimate from one image in 32.
 Clock: time.perf_counter_ns; CPU time: time.thread_time_ns of the loader's threads.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["LoopTimers", "ThreadClock"]
 
 _RENDERED = ("decode", "resize", "augment")
 _SLOW_NS = 50_000
-_EVERY = 8
+_EVERY = 32
 
 
 class ThreadClock:
