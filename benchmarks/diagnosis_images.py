@@ -134,18 +134,18 @@ def main() -> None:
     print("| loader | images/s, the tool | plain loop | ratio | culprit at the step | ms a step | bound |")
     print("|---|---|---|---|---|---|---|")
     for make in (folder_loader, image_loader):
-        told, looped, named, full, bounds = [], [], [], [], []
+        rates, looped, named, full, bounds = [], [], [], [], []
         for _ in range(arguments.runs):
             before = plain_loop(make())
-            told.append(BATCH / readers.diagnose(make(), simulate_step=0.0, seconds=arguments.seconds).full.seconds)
+            rates.append(BATCH / readers.diagnose(make(), simulate_step=0.0, seconds=arguments.seconds).full.seconds)
             looped.append((before + plain_loop(make())) / 2)
             result = readers.diagnose(make(), simulate_step=arguments.step, seconds=arguments.seconds)
             named.append(result.culprit or "nothing")
             full.append(1e3 * result.full.seconds)
             bounds.append(1e3 * result.bound)
-        ratio = median(mine / loop for mine, loop in zip(told, looped, strict=True))
+        ratio = median(mine / loop for mine, loop in zip(rates, looped, strict=True))
         print(
-            f"| {make.__name__} | {median(told):.0f} | {median(looped):.0f} | {ratio:.2f} "
+            f"| {make.__name__} | {median(rates):.0f} | {median(looped):.0f} | {ratio:.2f} "
             f"| {', '.join(sorted(set(named)))} | {median(full):.1f} | {median(bounds):.1f} |",
             flush=True,
         )

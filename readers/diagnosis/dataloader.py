@@ -26,7 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 from cache.errors import PipelineError
 from readers.diagnosis.changed_dataloader import change_dataloader
 from readers.diagnosis.findings import Change
-from readers.diagnosis.pipeline import Pipeline, Stage, map_tree
+from readers.diagnosis.pipeline import Pipeline, Stage, endless, map_tree
 from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
 from readers.diagnosis.streams import StreamCuts
 from readers.diagnosis.tiers import TierCuts
@@ -79,7 +79,7 @@ class DataLoaderPipeline(Pipeline):
     def cached(self, count: int) -> Iterator[Any]:
         count -= self._wrapped
         if count < 0 or (count == 0 and self._stream):
-            return self._whole_epochs()
+            return endless(self._loader)
         if count == 0:
             return self._batches(self._loader.dataset, self._epochs, self._loader.collate_fn)
         if count + self._wrapped == len(self.stages):
@@ -152,16 +152,6 @@ class DataLoaderPipeline(Pipeline):
         kind = DataLoader if self._wrapped else type(loader)
         return batches_of(kind, loader, data, collate_fn=collate, **options)
 
-    def _whole_epochs(self) -> Iterator[Any]:
-        """The loader itself, epoch after epoch."""
-        while True:
-            empty = True
-            for batch in self._loader:
-                empty = False
-                yield batch
-            if empty:
-                raise PipelineError(f"{type(self._loader).__name__}: gave no batch; a diagnosis needs at least one")
-
     def _replayed(self) -> list[Any]:
         if not self._kept:
             batches = self._over(self._cuts.data(len(self._cuts.stages)))
@@ -226,20 +216,10 @@ class _Endless:
     """
 
     def __init__(self, sampler: Any) -> None:
-        self._given = self._generate(sampler)
+        self._given = endless(sampler)
 
     def __iter__(self) -> Iterator[Any]:
         return self._given
-
-    @staticmethod
-    def _generate(sampler: Any) -> Iterator[Any]:
-        while True:
-            empty = True
-            for batch in sampler:
-                empty = False
-                yield batch
-            if empty:
-                raise PipelineError("the sampler gave no batch; a diagnosis needs at least one")
 
 
 def _known_loaders() -> tuple[type, ...]:

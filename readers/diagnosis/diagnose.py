@@ -60,7 +60,7 @@ def diagnose(
     seconds: about how long to measure; some seconds more are spent on starting workers.
     apply: also make those changes of the advice that are the loader's own, one at a time on a copy of the loader, and
         measure them, which takes about as long again. Ids of advice: only of these.
-    watcher: told the time of each line as soon as it is known.
+    watcher: shows the time of each line as soon as it is known.
     trace: gets each line and its waits, copies and steps, and of an `ImageLoader` what its threads do.
 
     Raises PipelineError if the loader gives no batch, ValueError for arguments that contradict each other. What the

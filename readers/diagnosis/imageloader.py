@@ -20,7 +20,7 @@ import numpy as np
 from cache.errors import PipelineError
 from readers.diagnosis.changed_imageloader import change_imageloader
 from readers.diagnosis.findings import Change
-from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.diagnosis.pipeline import Pipeline, Stage, endless
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
@@ -83,8 +83,8 @@ class ImageLoaderPipeline(Pipeline):
                 batches.close()  # type: ignore[attr-defined]
             return map(own_container, itertools.cycle(self._kept))
         if count:
-            return self._loop(self._over(count, self._loader.threads))
-        return self._loop(self._whole)  # a second time its next epoch
+            return endless(self._over(count, self._loader.threads))
+        return endless(self._whole)  # a second time its next epoch
 
     def changed(self, change: Change) -> Pipeline | None:
         made = change_imageloader(self._loader, change, self.distinct)
@@ -104,19 +104,9 @@ class ImageLoaderPipeline(Pipeline):
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         return self._loader.record(trace)
 
-    @staticmethod
-    def _loop(loader: ImageLoader) -> Iterator[Any]:
-        while True:
-            empty = True
-            for batch in loader:
-                empty = False
-                yield batch
-            if empty:
-                raise PipelineError("the loader gave no batch; a diagnosis needs at least one")
-
     def _alone(self, cut: int) -> tuple[float, float]:
         """Seconds and CPU seconds of a batch by one thread, without a step."""
-        batches = self._loop(self._over(cut, 1))
+        batches = endless(self._over(cut, 1))
         try:
             next(batches)
             start, cpu, steps = time.perf_counter(), time.process_time(), 0

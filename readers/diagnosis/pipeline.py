@@ -22,7 +22,17 @@ from cache.errors import PipelineError
 from readers.diagnosis.findings import Change
 from readers.trace import Trace
 
-__all__ = ["CHANGES", "IterablePipeline", "Pipeline", "Stage", "leaves", "map_tree", "to_device", "tree_bytes"]
+__all__ = [
+    "CHANGES",
+    "IterablePipeline",
+    "Pipeline",
+    "Stage",
+    "endless",
+    "leaves",
+    "map_tree",
+    "to_device",
+    "tree_bytes",
+]
 
 # What `Pipeline.changed` may be asked for.
 CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
@@ -94,19 +104,21 @@ class IterablePipeline(Pipeline):
 
     def cached(self, count: int) -> Iterator[Any]:
         if count == 0:
-            return self._epochs()
+            return endless(self._loader)
         if not self._batches:
-            self._batches = list(itertools.islice(self._epochs(), self.distinct))
+            self._batches = list(itertools.islice(endless(self._loader), self.distinct))
         return itertools.cycle(self._batches)
 
-    def _epochs(self) -> Iterator[Any]:
-        while True:
-            empty = True
-            for batch in self._loader:
-                empty = False
-                yield batch
-            if empty:
-                raise PipelineError(f"{type(self._loader).__name__}: gave no batch; a diagnosis needs at least one")
+
+def endless(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader or a sampler, epoch after epoch. Raises PipelineError for an epoch without any."""
+    while True:
+        empty = True
+        for batch in batches:
+            empty = False
+            yield batch
+        if empty:
+            raise PipelineError(f"{type(batches).__name__}: gave no batch; a diagnosis needs at least one")
 
 
 def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:

@@ -147,7 +147,7 @@ def measure_places(
         for form in forms:
             note(f"reading copies of them in {os.fspath(place)}, as {form}")
             rows.append(_measure_copy(os.fspath(place), form, sample, batch_size, share, total))
-            if not rows[-1].filesystem:  # it is no directory, for no form
+            if not rows[-1].filesystem:  # not a directory, for either form
                 break
     return _advise(tuple(rows), batch_size, here, loose, total)
 
