@@ -29,7 +29,8 @@ from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline"]
 
-_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
+_ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # of one thread over each tier, in turns
+_LONG_ROUND_SECONDS = 2.0  # of which one must do
 _ENDLESS = 1 << 40
 
 
@@ -66,7 +67,7 @@ class ImageLoaderPipeline(Pipeline):
         for reader in tiers.readers[1:]:
             reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
-        alone = [self._alone(cut) for cut in (1, 2, 3)]
+        alone = self._alone()
         less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
         self.stages = (
             Stage("storage", "what a cold read adds"),
@@ -104,8 +105,18 @@ class ImageLoaderPipeline(Pipeline):
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         return self._loader.record(trace)
 
-    def _alone(self, cut: int) -> tuple[float, float]:
-        """Seconds and CPU seconds of a batch by one thread, without a step."""
+    def _alone(self) -> list[tuple[float, float]]:
+        """For each tier, seconds and CPU seconds of a batch by one thread, without a step.
+
+        The tiers take turns, and of each the shortest time counts: other processes, and a CPU that runs slower for a
+        while, only make one longer.
+        """
+        start, rounds = time.perf_counter(), []
+        while len(rounds) < _ALONE_ROUNDS and (not rounds or time.perf_counter() - start < _LONG_ROUND_SECONDS):
+            rounds.append([self._by_one_thread(cut) for cut in (1, 2, 3)])
+        return [min(times) for times in zip(*rounds, strict=True)]
+
+    def _by_one_thread(self, cut: int) -> tuple[float, float]:
         batches = endless(self._over(cut, 1))
         try:
             next(batches)
