@@ -60,20 +60,16 @@ def _bytes(builder, low, high):
     return call(builder, "llvm.x86.avx2.packuswb", vector(I8, 32), low, high)
 
 
-def _swapped(builder, pairs):
-    return shuffle(builder, pairs, pairs, [lane ^ 1 for lane in range(16)])
-
-
 def _loaded(builder, block, steps):
-    """The coefficients times their multipliers, as pairs of lines (0, 4), (2, 6), (1, 7), (5, 3)."""
-    vectors = [
-        builder.mul(load(builder, _WORDS, block, 32 * k), load(builder, _WORDS, steps, 32 * k)) for k in range(4)
-    ]
-    even, middle, one_five, three_seven = vectors
+    """The coefficients times their multipliers, as pairs of lines (0, 4), (2, 6), (1, 5), (3, 7)."""
+    return [builder.mul(load(builder, _WORDS, block, 32 * k), load(builder, _WORDS, steps, 32 * k)) for k in range(4)]
+
+
+def _regrouped(builder, pairs):
+    """Pairs (0, 4), (2, 6), (1, 7), (5, 3)."""
+    even, middle, one_five, three_seven = pairs
     one_seven = shuffle(builder, one_five, three_seven, [lane + 16 * (lane & 1) for lane in range(16)])
-    five_three = shuffle(
-        builder, one_five, three_seven, [lane + 1 if lane % 2 == 0 else lane + 15 for lane in range(16)]
-    )
+    five_three = shuffle(builder, one_five, three_seven, [lane + 15 if lane & 1 else lane + 1 for lane in range(16)])
     return even, middle, one_seven, five_three
 
 
@@ -96,22 +92,55 @@ def _across(builder, halves):
     return [builder.bitcast(shuffle(builder, *one), _WORDS) for one in chosen]
 
 
-def _pass_8(builder, pairs, shift, centre=0):
-    """One pass: eight vectors of eight int32. Sums of two inputs are of 16 bits and wrap, as in libjpeg-turbo."""
+def _even_8(builder, total, difference, inner):
+    """The even halves of four pairs of results, from the sum and the difference of lines 0 and 4."""
+    second = _products(builder, inner, _0_541, _0_541 - _1_847)
+    third = _products(builder, inner, _0_541 + _0_765, _0_541)
+    return [
+        builder.add(total, third),
+        builder.add(difference, second),
+        builder.sub(difference, second),
+        builder.sub(total, third),
+    ]
+
+
+def _results_8(builder, even, odd, shift):
+    """Eight vectors of int32, in order."""
+    shifts = splat(I32, 8, shift)
+    upper = [builder.ashr(builder.add(even[k], odd[k]), shifts) for k in range(4)]
+    return [*upper, *(builder.ashr(builder.sub(even[k], odd[k]), shifts) for k in (3, 2, 1, 0))]
+
+
+def _first_pass_8(builder, pairs):
+    """Of lines (0, 4), (2, 6), (1, 5), (3, 7). The encoder has seen that no sum of two of them leaves 16 bits, so the
+    odd half is taken apart by lines."""
+    outer, inner, one_five, three_seven = pairs
+    shift = _FRACTION - _BETWEEN
+    rounding = splat(I32, 8, 1 << (shift - 1))
+    total = builder.add(_products(builder, outer, 1 << _FRACTION, 1 << _FRACTION), rounding)
+    difference = builder.add(_products(builder, outer, 1 << _FRACTION, -(1 << _FRACTION)), rounding)
+    factors = (  # of lines 1, 5, 3 and 7
+        (_1_501 - _0_899 + _1_175 - _0_390, _1_175 - _0_390, _1_175, _1_175 - _0_899),
+        (_1_175, _1_175 - _2_562, _3_072 - _2_562 + _1_175 - _1_961, _1_175 - _1_961),
+        (_1_175 - _0_390, _2_053 - _2_562 + _1_175 - _0_390, _1_175 - _2_562, _1_175),
+        (_1_175 - _0_899, _1_175, _1_175 - _1_961, _0_298 - _0_899 + _1_175 - _1_961),
+    )
+    odd = [
+        builder.add(_products(builder, one_five, *four[:2]), _products(builder, three_seven, *four[2:]))
+        for four in factors
+    ]
+    return _results_8(builder, _even_8(builder, total, difference, inner), odd, shift)
+
+
+def _second_pass_8(builder, pairs):
+    """Of columns (0, 4), (2, 6), (1, 7), (5, 3). Sums of two of them are of 16 bits and wrap, as in libjpeg-turbo."""
     outer, inner, one_seven, five_three = pairs
-    swapped = _swapped(builder, outer)
-    rounding = splat(I32, 8, (1 << (shift - 1)) + (centre << shift))
+    shift = _FRACTION + _BETWEEN + 3
+    swapped = shuffle(builder, outer, outer, [lane ^ 1 for lane in range(16)])
+    rounding = splat(I32, 8, (1 << (shift - 1)) + (_CENTRE << shift))
     total = builder.add(_products(builder, builder.add(outer, swapped), 1 << _FRACTION, 0), rounding)
     difference = builder.add(_products(builder, builder.sub(outer, swapped), 1 << _FRACTION, 0), rounding)
-    even_2 = _products(builder, inner, _0_541, _0_541 - _1_847)
-    even_3 = _products(builder, inner, _0_541 + _0_765, _0_541)
-    even = [
-        builder.add(total, even_3),
-        builder.add(difference, even_2),
-        builder.sub(difference, even_2),
-        builder.sub(total, even_3),
-    ]
-    both = builder.add(one_seven, five_three)  # lines (1 + 5, 7 + 3)
+    both = builder.add(one_seven, five_three)  # 1 + 5, 7 + 3
     z3 = _products(builder, both, _1_175, _1_175 - _1_961)
     z4 = _products(builder, both, _1_175 - _0_390, _1_175)
     odd = [
@@ -120,9 +149,7 @@ def _pass_8(builder, pairs, shift, centre=0):
         builder.add(_products(builder, five_three, _2_053 - _2_562, -_2_562), z4),
         builder.add(_products(builder, one_seven, -_0_899, _0_298 - _0_899), z3),
     ]
-    shifts = splat(I32, 8, shift)
-    upper = [builder.ashr(builder.add(even[k], odd[k]), shifts) for k in range(4)]
-    return [*upper, *(builder.ashr(builder.sub(even[k], odd[k]), shifts) for k in (3, 2, 1, 0))]
+    return _results_8(builder, _even_8(builder, total, difference, inner), odd, shift)
 
 
 @intrinsic
@@ -131,9 +158,9 @@ def inverse_8(typing, block, steps, target, stride):
 
     def generate(context, builder, signature, arguments):
         block, steps, target, stride = arguments
-        lines = _pass_8(builder, _loaded(builder, block, steps), _FRACTION - _BETWEEN)
+        lines = _first_pass_8(builder, _loaded(builder, block, steps))
         pairs = _across(builder, [_saturated(builder, lines[k], lines[k + 4]) for k in range(4)])
-        columns = _pass_8(builder, pairs, _FRACTION + _BETWEEN + 3, _CENTRE)
+        columns = _second_pass_8(builder, pairs)
         c04, c15, c26, c37 = (_saturated(builder, columns[k], columns[k + 4]) for k in range(4))
         order = [base + 4 * column + line for base in (0, 16) for line in range(4) for column in (0, 2, 1, 3)]
         left, right = _bytes(builder, c04, c15), _bytes(builder, c26, c37)  # columns 0 4 1 5, columns 2 6 3 7
@@ -174,7 +201,7 @@ def inverse_4(typing, block, steps, target, stride):
 
     def generate(context, builder, signature, arguments):
         block, steps, target, stride = arguments
-        lines = _pass_4(builder, _loaded(builder, block, steps), _FRACTION - _BETWEEN + 1)
+        lines = _pass_4(builder, _regrouped(builder, _loaded(builder, block, steps)), _FRACTION - _BETWEEN + 1)
         pairs = _across(builder, [_saturated(builder, line, line) for line in lines])
         columns = _pass_4(builder, pairs, _FRACTION + _BETWEEN + 4)
         left, right = (
@@ -199,7 +226,7 @@ def inverse_2(typing, block, steps, target, stride):
 
     def generate(context, builder, signature, arguments):
         block, steps, target, stride = arguments
-        outer, _, one_seven, five_three = _loaded(builder, block, steps)
+        outer, _, one_seven, five_three = _regrouped(builder, _loaded(builder, block, steps))
         shift = _FRACTION - _BETWEEN + 2
         rounding = splat(I32, 8, 1 << (shift - 1))
         total = builder.shl(_products(builder, outer, 1 << _FRACTION, 0), splat(I32, 8, 2))
