@@ -28,6 +28,7 @@ from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import routes
 from readers.decode.device import DecodeStream
 from readers.decode.share import Share, Spent
+from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 
@@ -168,6 +169,11 @@ def test_states_name_the_share(reader: readers.Reader, double: Double, share: An
             loader.with_options(cpu_share=other).load_state_dict(state)
         began = [f"began with the decoder 'torchcodec/cpu{name}'" in str(warning.message) for warning in warned]
         assert began == ([] if other == share else [True])
+
+
+def test_a_diagnosis_names_the_share(reader: readers.Reader, double: Double) -> None:
+    pipeline = ImageLoaderPipeline(ImageLoader(reader, 8, cpu_share="auto", **OPTIONS), distinct=1)
+    assert [stage.what for stage in pipeline.stages if stage.name == "decode"] == ["torchcodec/cpu, cpu_share=auto"]
 
 
 def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
