@@ -24,6 +24,7 @@ from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
 
+from coefficient_cases import compiled  # noqa: E402, F401
 from remote_suite import address, packed, proxy, s3, web  # noqa: E402, F401
 from suites.samples import Samples, make_jpeg, turned_image  # noqa: E402
 

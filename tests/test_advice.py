@@ -172,6 +172,11 @@ def test_a_tip_is_given_for_its_evidence_alone(tip: Any) -> None:
     assert advice.gain >= 0 and (advice.seconds is None or advice.gain == yes.diagnosis.full.seconds - advice.seconds)
 
 
+def test_what_a_gpu_decodes_is_not_advised_to_be_decoded_there() -> None:
+    for decoder in ("torchcodec/cuda", "torchcodec/cuda, cpu_share=auto", "torchvision/cuda"):
+        assert "gpu-decode" not in found(of(OURS, gpus=1, **OUR_JOB, device="cuda:0", decoder=decoder))
+
+
 def test_every_tip_of_every_source_is_in_a_row() -> None:
     assert [len(SOURCES[source]) for source in (PART_8, DALI, HPC)] == [24, 13, 20]
     cited = {citation for tip in TIPS for citation in tip.sources}

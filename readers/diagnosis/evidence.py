@@ -59,7 +59,7 @@ class Facts:
     side of the images in a batch. members: of the transform. ops: the ops of one of our recipes, by class name.
     cached: the form that a cache keeps already.
     workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
-    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec", ….
+    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec/cuda", ….
     gpus; gpu_bytes, gpu_free_bytes: memory of the first one. copies: whether batches are copied to a device.
     memory_bytes, shm_bytes: free. faster: (directory, free bytes) to which the data could be staged. nodes: of the job.
     unused_cache_bytes: of caches in /dev/shm that no process uses. simulated: the step only waits.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PipelineError
+from readers.augment.ops import Stage as OpStage
 from readers.diagnosis.changed_imageloader import Repeated, change_imageloader
 from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless
@@ -27,7 +28,8 @@ from readers.trace import Trace
 
 __all__ = ["ImageLoaderPipeline", "make_pipeline", "resized"]
 
-_ALONE_SECONDS, _ALONE_BATCHES = 0.5, 4
+_ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # of one thread over each tier, in turns
+_LONG_ROUND_SECONDS = 2.0  # of which one must do
 
 
 class ImageLoaderPipeline(Pipeline):
@@ -46,9 +48,10 @@ class ImageLoaderPipeline(Pipeline):
         for reader in tiers.readers[1:]:
             reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
-        alone = [self._alone(cut) for cut in (1, 2, 3)]
-        stages = tiers.stages(alone, loader.decoder, loader.recipe.ops)
-        self.stages = (Stage("storage", "what a cold read adds"), *stages)
+        self.stages = (
+            Stage("storage", "what a cold read adds"),
+            *tiers.stages(self._alone(), loader.decoder, loader.recipe.ops),
+        )
 
     def cached(self, count: int) -> Iterator[Any]:
         if count == len(self.stages):
@@ -59,6 +62,15 @@ class ImageLoaderPipeline(Pipeline):
         if count:
             return endless(self._over(count, self._loader.threads))
         return endless(self._whole)  # a second time its next epoch
+
+    def without(self, number: int) -> Iterator[Any] | None:
+        """Of "augment", its ops on pixels are left out; the resize is not, without which there is no batch."""
+        ops = self._loader.recipe.ops
+        others = [op for op in ops if op.stage is not OpStage.PIXELS]
+        if self.stages[number].name != "augment" or len(others) == len(ops):
+            return None
+        loader, reader = self._loader.with_options(augment=others), self._tiers[0]
+        return endless(loader.over(reader, Repeated(np.arange(len(reader)))))
 
     def changed(self, change: Change) -> Pipeline | None:
         made = change_imageloader(self._loader, change, self.distinct)
@@ -77,8 +89,18 @@ class ImageLoaderPipeline(Pipeline):
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         return self._loader.record(trace)
 
-    def _alone(self, cut: int) -> tuple[float, float]:
-        """Seconds and CPU seconds of a batch by one thread, without a step."""
+    def _alone(self) -> list[tuple[float, float]]:
+        """For each tier, seconds and CPU seconds of a batch by one thread, without a step.
+
+        The tiers take turns, and of each the shortest time counts: other processes, and a CPU that runs slower for a
+        while, only make one longer.
+        """
+        start, rounds = time.perf_counter(), list[list[tuple[float, float]]]()
+        while len(rounds) < _ALONE_ROUNDS and (not rounds or time.perf_counter() - start < _LONG_ROUND_SECONDS):
+            rounds.append([self._by_one_thread(cut) for cut in (1, 2, 3)])
+        return [min(times) for times in zip(*rounds, strict=True)]
+
+    def _by_one_thread(self, cut: int) -> tuple[float, float]:
         with ending(endless(self._over(cut, 1))) as batches:
             next(batches)
             start, cpu, steps = time.perf_counter(), time.process_time(), 0

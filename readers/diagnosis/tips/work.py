@@ -263,7 +263,8 @@ def _balance(e: Evidence) -> Suggestion | None:
 # --- on the GPU -------------------------------------------------------------------------------------------------------
 def _gpu_decode(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
-    if not f.gpus or (f.device.startswith("cuda") and f.decoder == "torchcodec") or f.media not in ("jpeg", ""):
+    on_gpu = f.device.startswith("cuda") and f.decoder.startswith(("torchcodec", "torchvision"))
+    if not f.gpus or on_gpu or f.media not in ("jpeg", ""):
         return None
     if not decoding or not e.costs(*decoding):
         return None
