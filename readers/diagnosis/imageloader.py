@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PipelineError
+from readers.augment.ops import Stage as OpStage
 from readers.diagnosis.changed_imageloader import change_imageloader
 from readers.diagnosis.findings import Change
 from readers.diagnosis.pipeline import Pipeline, Stage, endless
@@ -87,6 +88,15 @@ class ImageLoaderPipeline(Pipeline):
             return endless(self._over(count, self._loader.threads))
         return endless(self._whole)  # a second time its next epoch
 
+    def without(self, number: int) -> Iterator[Any] | None:
+        """Of "augment", its ops on pixels are left out; the resize is not, without which there is no batch."""
+        ops = self._loader.recipe.ops
+        resized = [op for op in ops if op.stage is not OpStage.PIXELS]
+        if self.stages[number].name != "augment" or len(resized) == len(ops):
+            return None
+        loader = self._loader.with_options(augment=resized)
+        return endless(loader.over(self._tiers[0], _Again(len(self._tiers[0]))))
+
     def changed(self, change: Change) -> Pipeline | None:
         made = change_imageloader(self._loader, change, self.distinct)
         if made is None:
@@ -111,7 +121,7 @@ class ImageLoaderPipeline(Pipeline):
         The tiers take turns, and of each the shortest time counts: other processes, and a CPU that runs slower for a
         while, only make one longer.
         """
-        start, rounds = time.perf_counter(), []
+        start, rounds = time.perf_counter(), list[list[tuple[float, float]]]()
         while len(rounds) < _ALONE_ROUNDS and (not rounds or time.perf_counter() - start < _LONG_ROUND_SECONDS):
             rounds.append([self._by_one_thread(cut) for cut in (1, 2, 3)])
         return [min(times) for times in zip(*rounds, strict=True)]
