@@ -91,7 +91,7 @@ def jax_alone(job: Job) -> dict[str, float]:
 
     made = example("generate_jax")
     make, task = jax.jit(made.make_batch, static_argnums=(0, 2)), made.Task(batch=job.batch)
-    return _rate(job, job.batch, lambda call: jax.block_until_ready(make(task, jax.random.key(call), job.batch)))
+    return _rate(job, job.batch, lambda call: jax.block_until_ready(make(task, made.new_key(call), job.batch)))
 
 
 @contender("JAX: made and trained on", imports="jax", kind="own", note="`examples/generate_jax.py`, two steps a call")
@@ -100,11 +100,11 @@ def jax_trained(job: Job) -> dict[str, float]:
 
     made = example("generate_jax")
     task, steps = made.Task(batch=job.batch), 2
-    state = made.begin(task, jax.random.key(0))
+    state = made.begin(task, 0)
     return _rate(
         job,
         steps * job.batch,
-        lambda call: jax.block_until_ready(made.train(task, state, jax.random.key(call), steps)),
+        lambda call: jax.block_until_ready(made.train(task, state, made.new_key(call), steps)),
     )
 
 
@@ -117,7 +117,7 @@ def jax_loaded(job: Job) -> dict[str, float]:
 
     made = example("generate_jax")
     task = made.Task(batch=job.batch)
-    step, state = jax.jit(made.step, static_argnums=0), made.begin(task, jax.random.key(0))
+    step, state = jax.jit(made.step, static_argnums=0), made.begin(task, 0)
     with readers.open(job.place.packed) as reader:
         batches = image_loader(job, reader, layout="NHWC")
 
