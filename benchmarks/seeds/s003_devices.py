@@ -73,20 +73,21 @@ for _name in GPU_ROWS[3:]:
 
 
 # --- JAX ------------------------------------------------------------------------------------------------------------
-def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, float]:
+def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, Any]:
     """call: makes or uses `count` images; the first call compiles."""
+    import jax
+
     call(0)
     cpu, started, calls = cpu_seconds_of_tree(), time.perf_counter(), 0
     while not calls or time.perf_counter() - started < job.seconds:
         calls += 1
         call(calls)
-    done = calls * count
-    cpu = cpu_seconds_of_tree() - cpu
-    return {"images_s": done / (time.perf_counter() - started), "cpu_us": 1e6 * cpu / done}
+    seconds, cpu, done = time.perf_counter() - started, cpu_seconds_of_tree() - cpu, calls * count
+    return {"images_s": done / seconds, "cpu_us": 1e6 * cpu / done, "jax": jax.default_backend()}
 
 
 @contender("JAX: made on the device", imports="jax", kind="own", smoke=True)
-def jax_alone(job: Job) -> dict[str, float]:
+def jax_alone(job: Job) -> dict[str, Any]:
     import jax
 
     made = example("generate_jax")
@@ -95,7 +96,7 @@ def jax_alone(job: Job) -> dict[str, float]:
 
 
 @contender("JAX: made and trained on", imports="jax", kind="own", note="`examples/generate_jax.py`, two steps a call")
-def jax_trained(job: Job) -> dict[str, float]:
+def jax_trained(job: Job) -> dict[str, Any]:
     import jax
 
     made = example("generate_jax")
@@ -109,7 +110,7 @@ def jax_trained(job: Job) -> dict[str, float]:
 
 
 @contender("ours: packed set, trained on in JAX", imports="torch readers.loader jax", kind="own", note="the same step")
-def jax_loaded(job: Job) -> dict[str, float]:
+def jax_loaded(job: Job) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
