@@ -28,6 +28,7 @@ __all__ = [
     "MEAN",
     "OURS",
     "OURS_GPU",
+    "OURS_NEAREST",
     "PYTORCH",
     "PYTORCH_LINEAR",
     "SIZE",
@@ -41,7 +42,8 @@ LOADS = (1, 4, 8, 12)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PYTORCH, PYTORCH_LINEAR = "PyTorch DataLoader", "PyTorch DataLoader, bilinear rotation"
 DALI, DALI_GPU = "DALI, CPU operators", "DALI, GPU operators"
-OURS, DALI_LOADER = "ours: ImageLoader", "ours: DaliLoader, CPU"
+OURS, OURS_NEAREST = "ours: ImageLoader", "ours: ImageLoader, nearest pixel"
+DALI_LOADER = "ours: DaliLoader, CPU"
 OURS_GPU, DALI_LOADER_GPU = "ours: ImageLoader, GPU", "ours: DaliLoader, GPU"
 _MANY_EPOCHS = 1000
 _PREFETCH = 2
@@ -144,13 +146,13 @@ def _dali(job: Job, device: str) -> Iterator[Any]:
 
 # --- ours -------------------------------------------------------------------------------------------------------------
 _OURS_NOTE = (
-    "every turn is made by itself, bilinearly in float32, and rounded after the last one; of the flips only the two "
-    "before the first turn are made at once"
+    "every turn is made by itself, in float32, and rounded after the last one; of the flips only the two before the "
+    "first turn are made at once"
 )
 
 
-def ops(load: int) -> list[Any]:
-    """The list of a row of ours."""
+def ops(load: int, *, bilinear: bool = True) -> list[Any]:
+    """The list of a row of ours. bilinear: how it turns."""
     from readers.augment import (
         Normalize,
         RandomHorizontalFlip,
@@ -161,13 +163,21 @@ def ops(load: int) -> list[Any]:
     )
 
     box = RandomResizedCrop(SIZE) if load else Resize((SIZE, SIZE))
-    turns = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(DEGREES)] * load
+    rotation = RandomRotation(DEGREES, "bilinear" if bilinear else "nearest")
+    turns = [RandomHorizontalFlip(), RandomVerticalFlip(), rotation] * load
     return [*turns, box, Normalize(MEAN, STD)]
 
 
-@contender(OURS, imports="torch readers.loader", note=f"a packed set; {_OURS_NOTE}", watched=True)
+@contender(OURS, imports="torch readers.loader", note=f"a packed set; turns are bilinear; {_OURS_NOTE}", watched=True)
 def image_loader(job: Job) -> Iterable[Any]:
     return _image_loader(job)
+
+
+@contender(
+    OURS_NEAREST, imports="torch readers.loader", note="the same; turns as PyTorch does by default", watched=True
+)
+def image_loader_nearest(job: Job) -> Iterable[Any]:
+    return _image_loader(job, bilinear=False)
 
 
 @contender(OURS_GPU, note="a packed set; decoded and augmented there, as far as its decoder can", watched=True)
@@ -176,14 +186,14 @@ def image_loader_gpu(job: Job) -> Iterable[Any]:
     return _image_loader(job, device="cuda")
 
 
-def _image_loader(job: Job, **options: Any) -> Iterator[Any]:
+def _image_loader(job: Job, *, bilinear: bool = True, **options: Any) -> Iterator[Any]:
     import readers
     from readers.loader import ImageLoader
 
     loader = ImageLoader(
         readers.open(job.packed),
         job.batch,
-        augment=ops(job.load),
+        augment=ops(job.load, bilinear=bilinear),
         shuffle=not job.ordered,
         seed=1,
         threads=job.threads,
