@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("compiled")
+TRIALS = int(os.environ.get("TRIALS", "100000"))
 ROOT = Path(__file__).resolve().parent.parent
 ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
 COLOUR = [(2, 2), (1, 1), (1, 1)]
@@ -39,6 +42,13 @@ def check(data: bytes, expected: np.ndarray | None = None) -> bytes:
     kept = encode_strictly(data, max_ratio=200)
     assert np.array_equal(decode(kept), exact(data) if expected is None else expected)
     return kept
+
+
+def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple[int, ...], factor: int) -> Region:
+    """A box of an image of the size `full`, of at least a pixel at the scale where that is `scaled`."""
+    (top, bottom), (left, right) = (np.sort(rng.choice(side + 1, 2, replace=False)) for side in scaled)
+    height, width = min(bottom * factor, full[0]) - top * factor, min(right * factor, full[1]) - left * factor
+    return Region(*map(int, (top * factor, left * factor, height, width)), factor)
 
 
 # --- pixels -------------------------------------------------------------------------------------------------------
@@ -208,6 +218,38 @@ def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
             decode(kept, out=out)
 
 
+@pytest.mark.corpora
+def test_boxes_of_the_corpora_have_their_pixels() -> None:
+    """Every JPEG of the folders in CORPORA; TRIALS (default 100,000) boxes at all scales, shared among them."""
+    folders = os.environ.get("CORPORA", "").split()
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
+    jpegs = [path for path in paths if path.open("rb").read(3) == b"\xff\xd8\xff"]
+    assert jpegs, "CORPORA='DIR DIR' names no folders of JPEGs"
+    rng, counts, boxes = np.random.default_rng(1), Counter[str](), 0
+    for path in jpegs:
+        data = path.read_bytes()
+        try:
+            kept = encode_strictly(data, max_ratio=20)
+        except Refused as error:
+            counts[re.sub(r"\d+", "N", str(error))] += 1
+            continue
+        height, width = parse_coefficients(kept).header.upright_size
+        scaled = {
+            n: decode_image(data, Region(0, 0, height, width, n)) for n in (1, 2, 4, 8) if min(height, width) >= n
+        }
+        for factor, pixels in scaled.items():
+            assert np.array_equal(decode(kept, Region(0, 0, height, width, factor)), pixels), (path, factor)
+        for _ in range(-(-TRIALS // len(jpegs))):
+            factor = int(rng.choice(list(scaled)))
+            region = random_region(rng, (height, width), scaled[factor].shape[:2], factor)
+            top, left = region.top // factor, region.left // factor
+            found = decode(kept, region)
+            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
+            boxes += 1
+        counts["the same pixels"] += 1
+    print(f"\n{len(jpegs)} JPEGs, {boxes:,} boxes: {dict(counts)}")
+
+
 # --- what is kept, and what is not --------------------------------------------------------------------------------
 def test_the_bytes_are_as_documented() -> None:
     """An independent reader of the layout finds the coefficients that the JPEG was written from."""
@@ -276,7 +318,7 @@ REFUSED = {
     "YCCK's transform": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\2")), "colours other"),
     "an incomplete progressive": (lambda: _part(3), "not complete"),
     "a scan is missing": (lambda: _part(1), "not complete"),
-    "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated"),
+    "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated|a code that"),
     "without an end": (lambda: _jpeg()[:-2], "truncated|expected"),
     "bytes left over": (lambda: _jpeg()[:-2] + b"\0\0\0\xff\xd9", "left over"),
     "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of turn"),
