@@ -196,13 +196,16 @@ def our_cases(folder: Path) -> dict[str, Case]:
         return make
 
     fast = make()
-    one = make(threads=1, batch=32)
+    one, waiting = make(threads=1, batch=32), make(threads=1, batch=32, wait=FAST)
     return {
         "ours: slow storage": Case(make(wait=SLOW, first=True), "storage", fast),
         "ours: slow reading": Case(make(wait=SLOW), "read", fast),
         "ours: slow decoding": Case(make(large), "decode", make(large, decoded=True)),
         "ours: slow augmenting": Case(make(ops=heavy, batch=48), "augment", make(batch=48)),
-        "ours: a thread too few": Case(one, "workers", make(batch=32), step=lambda: _alone(one()) / 1.5),
+        "ours: a thread too few": Case(
+            waiting, "workers", make(batch=32, wait=FAST), step=lambda: _alone(waiting()) / 1.5
+        ),
+        "ours: a thread too few, computing": Case(one, "workers", make(batch=32), step=lambda: _alone(one()) / 1.5),
         "ours: slow copy": Case(fast, "copy", fast, {"copy": slow_copy}, {"copy": free_copy}),
         "ours: slow training": Case(fast, "", fast, {"simulate_step": 0.1}, {"simulate_step": 0.1}),
         "ours: nothing": Case(fast, "", fast),

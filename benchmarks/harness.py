@@ -43,7 +43,9 @@ __all__ = [
     "Results",
     "base_parser",
     "contender",
+    "drive",
     "main",
+    "run_one_and_exit",
     "slug",
 ]
 
@@ -108,15 +110,15 @@ def slug(name: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in name).split())
 
 
-def base_parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+def base_parser(description: str | None, out: str = "append all figures to this JSON file") -> argparse.ArgumentParser:
+    """The options that all benchmarks have. out: what --out says of itself."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="run contenders whose name contains one of these (comma between)")
     parser.add_argument("--skip", help="leave out contenders whose name contains one of these (comma between)")
     parser.add_argument("--python", action="append", default=[], metavar="KEY=PATH", help="interpreter of a peer")
     parser.add_argument("--timeout", type=float, default=300, help="seconds a contender may take in a round")
-    parser.add_argument("--out", type=Path, help="append all figures to this JSON file")
+    parser.add_argument("--out", type=Path, help=out)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -125,15 +127,20 @@ def base_parser(description: str | None) -> argparse.ArgumentParser:
 def main(benchmark: Benchmark, parser: argparse.ArgumentParser) -> None:
     """Drive the rounds and print the report; in a contender's process, run that contender."""
     arguments = parser.parse_args()
-    if arguments.one:
-        arguments.result.write_text(json.dumps(_run_one(benchmark, arguments)))
-        sys.stdout.flush()
-        os._exit(0)  # some peers leave threads behind that would wait for ever
-    results = _drive(benchmark, arguments, _chosen(arguments))
+    run_one_and_exit(benchmark, arguments)
+    results = drive(benchmark, arguments)
     print_report(benchmark, CONTENDERS, results)
     if arguments.out:
         settings = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         save(arguments.out, benchmark.title, settings, results)
+
+
+def run_one_and_exit(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
+    """In a contender's process: run it and end. Elsewhere: nothing."""
+    if arguments.one:
+        arguments.result.write_text(json.dumps(_run_one(benchmark, arguments)))
+        sys.stdout.flush()
+        os._exit(0)  # some peers leave threads behind that would wait for ever
 
 
 def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -169,8 +176,12 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def _drive(benchmark: Benchmark, arguments: argparse.Namespace, names: list[str]) -> Results:
-    """results[name][round]: what each run gave; a contender that failed is not run again."""
+def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
+    """Run the chosen contenders, each in a process of its own, for all rounds.
+
+    Returns results[name][round]: what each run gave; a contender that failed is not run again.
+    """
+    names = _chosen(arguments)
     interpreters = {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
     results: Results = {name: [] for name in names}
     for number in range(arguments.rounds):

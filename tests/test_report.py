@@ -11,13 +11,14 @@ from html.parser import HTMLParser
 from math import inf, nan
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from suites.programs import run_packer, run_python
 
 import readers
-from packer.report import Page, charts, write_page
+from packer.report import Page, charts, svg_image, write_page
 from packer.report.diagnosis import diagnosis_page
 from readers.diagnosis.batch_sizes import BatchSize, BatchSizes
 from readers.diagnosis.findings import Advice, Applied, Change, Payload, PayloadFact, PayloadField
@@ -147,6 +148,20 @@ def test_charts_draw_any_values(values: list[float | None]) -> None:
         for svg in (chart.wide, chart.narrow):
             Elements(svg)
             assert "nan" not in svg and "inf" not in re.sub("inherit", "", svg) and 'role="img"' in svg
+
+
+def test_a_chart_as_a_file_has_its_legend_and_its_colours() -> None:
+    names = ["<b>training</b>", "loading " * 9, "x" * 50, "the rest"]
+    bars = charts.stacked_bars(["a"], {name: [1.0] for name in names})
+    root = ElementTree.fromstring(svg_image(bars))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "<b>training</b>" in texts and "the rest" in texts
+    height, width = (float(root.attrib["viewBox"].split()[i]) for i in (3, 2))
+    keys = [element.attrib for element in root.findall("{http://www.w3.org/2000/svg}rect")][1:]
+    assert len(keys) == 4 and all(float(key["x"]) < width and float(key["y"]) < height for key in keys)
+    used = set(re.findall(r"var\((--[\w-]+)\)", svg_image(bars)))
+    assert used and all(f"{name}: #" in svg_image(bars) for name in used)
+    assert "100 %" in svg_image(charts.heat_map(["a"], [0, 1], [[0.0, 1.0]]))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ Charts need matplotlib, the extra `report`; `require_charts()` says so before th
 from __future__ import annotations
 
 from packer.report import charts
+from packer.report.image import svg_image
 from packer.report.page import Page, write_page
 from packer.report.svg import Chart, require_charts
 
-__all__ = ["Chart", "Page", "charts", "require_charts", "write_page"]
+__all__ = ["Chart", "Page", "charts", "require_charts", "svg_image", "write_page"]

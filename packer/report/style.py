@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["POLICY", "STYLE"]
+__all__ = ["COLOURS", "FONT", "POLICY", "RAMP", "STYLE"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif'
+RAMP = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")  # of heat maps: viridis of matplotlib
 # Colours of series: see packer.report.charts. Each has a contrast of 3:1 or more to the surface of its mode.
-STYLE = """
+COLOURS = """
 :root {
   --surface: #ffffff; --raised: #f4f6f8; --ink: #1a2027; --muted: #56616d; --grid: #dfe4e9; --strong: #c2410c;
   --series-1: #0072b2; --series-2: #c77700; --series-3: #00875f; --series-4: #b0548b; --series-5: #5b6b7b;
@@ -19,9 +21,16 @@ STYLE = """
     --series-6: #8f9df0; --series-7: #d0b84a;
   }
 }
+"""
+STYLE = (
+    f"""{COLOURS}
+body {{ font: 16px/1.5 {FONT}; }}
+.ramp {{ width: 140px; height: 12px; border-radius: 2px; background: linear-gradient(90deg, {", ".join(RAMP)}); }}
+"""
+    + """
 * { box-sizing: border-box; }
 html { background: var(--surface); color: var(--ink); -webkit-text-size-adjust: 100%; }
-body { margin: 0; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif; }
+body { margin: 0; }
 main { max-width: 860px; margin: 0 auto; padding: 24px 20px 64px; overflow-wrap: anywhere; }
 h1 { font-size: 1.05rem; font-weight: 600; color: var(--muted); margin: 0 0 .4rem; }
 h2 { font-size: 1.25rem; margin: 0 0 .6rem; }
@@ -49,8 +58,6 @@ figcaption { margin-top: .5rem; }
 .k4 { background: var(--series-4); } .k5 { background: var(--series-5); } .k6 { background: var(--series-6); }
 .k7 { background: var(--series-7); }
 .scale { display: flex; align-items: center; gap: 8px; font-size: .9rem; color: var(--muted); margin-bottom: .4rem; }
-.ramp { width: 140px; height: 12px; border-radius: 2px;
-  background: linear-gradient(90deg, #440154, #414487, #2a788e, #22a884, #7ad151, #fde725); }
 .table { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; line-height: 1.4; }
 caption { text-align: left; padding-bottom: .4rem; }
@@ -89,3 +96,4 @@ details > :nth-child(2) { margin-top: 1rem; }
   figure, tr { break-inside: avoid; }
 }
 """
+)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from cache.node import usable_cpus
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 from readers.diagnosis.pipeline import Pipeline, Stage
+from readers.diagnosis.timing import StepTime
 
 __all__ = ["BUSY", "SAME", "costs_of", "explained", "judge", "warm_seconds"]
 
@@ -56,7 +57,11 @@ def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
 def warm_seconds(rungs: list[Rung]) -> float:
     """Seconds of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
     with, so that its gain is not that of a warm page cache."""
-    return next((rung.time.seconds for rung in rungs if rung.stage == "read"), rungs[-1].time.seconds)
+    return _warm(rungs).seconds
+
+
+def _warm(rungs: Sequence[Rung]) -> StepTime:
+    return next((rung.time for rung in rungs if rung.stage == "read"), rungs[-1].time)
 
 
 def _work(stage: Stage) -> float:
@@ -124,9 +129,11 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
 def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
     """Seconds of a step of the whole loader if a stage cost nothing.
 
-    What storage adds is added to the rest where a worker waits for it; on busy CPUs all work takes so much longer.
+    What storage adds is added to the rest where a worker waits for it. On busy CPUs all work takes so much longer; so
+    it does where the two lines differ by chance.
     """
-    full, warm = rungs[-1].time, warm_seconds(list(rungs))
-    if cost.stage in _UNTIMED or full.cpu_busy is None or full.cpu_busy < BUSY:
+    full, warm = rungs[-1].time, _warm(rungs)
+    waits = full.low > warm.high and (full.cpu_busy is None or full.cpu_busy < BUSY)
+    if cost.stage in _UNTIMED or waits:
         return full.seconds - cost.freed
-    return (warm - cost.freed) * full.seconds / warm
+    return (warm.seconds - cost.freed) * full.seconds / warm.seconds

@@ -44,7 +44,9 @@ class Batch:
     data: the encoded images, or why one could not be read.
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
-    routed: which images a device may decode; headers: of those that it will decode, by row.
+    routed: which images a device is to decode; headers: of those that it will decode, by row.
+    shared: the rows of images that the CPU decodes though the device could.
+    spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
     pending: tasks that are not done yet.
     """
@@ -60,6 +62,8 @@ class Batch:
     labels: torch.Tensor | None = None
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
+    shared: frozenset[int] = frozenset()
+    spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None
     pending: int = 0
     skipped: list[int] = field(default_factory=list)

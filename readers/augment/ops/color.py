@@ -72,23 +72,24 @@ class ColorJitter(Op):
 
 
 def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
-    """Turn the hue of each pixel, from 0 to 6 around the circle; the largest value and the chroma stay as they are.
+    """Turn the hue of each pixel; the largest and the smallest value stay as they are.
 
     turns: a number, or float32 [n, 1, 1, 1].
     """
     import torch
 
     red, green, blue = images.split(1, 1)
-    largest, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
-    divisor = chroma.clamp(min=1e-6)
-    hue = (red - green) / divisor + 4
-    hue = ((blue - red) / divisor + 2).where(largest == green, hue)
-    hue = ((green - blue) / divisor).where(largest == red, hue) + 6 * turns
-    parts = []
-    for start in (5, 3, 1):
-        place = (hue + start) % 6
-        parts.append(largest - chroma * place.minimum(4 - place).clamp(0, 1))
-    return torch.cat(parts, 1)
+    largest = torch.maximum(torch.maximum(red, green), blue)
+    smallest = torch.minimum(torch.minimum(red, green), blue)
+    chroma = largest - smallest
+    sixth = chroma.clamp(min=1e-6).mul_(6).reciprocal_()
+    hue = (red - green).mul_(sixth).add_(4 / 6)  # in turns
+    hue = ((blue - red).mul_(sixth).add_(2 / 6)).where(largest == green, hue)
+    hue = ((green - blue).mul_(sixth)).where(largest == red, hue)
+    places = images.new_tensor([5 / 6, 3 / 6, 1 / 6]).view(3, 1, 1) + hue.add_(turns + 1)
+    # How far each channel is from the smallest value: 0 for a third of the circle, 1 for a third, rising or falling.
+    share = places.frac_().mul_(6).sub_(2).abs_().sub_(1).clamp_(0, 1)
+    return torch.addcmul(smallest, chroma, share)
 
 
 def _turned_hue_node(dali: Any, images: Any, turns: Any) -> Any:
