@@ -32,6 +32,7 @@ _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
 _FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
 
 _number = types.int64
+_two = types.UniTuple(_number, 2)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -59,8 +60,9 @@ def _begin(plan, state, top, left, columns, memory):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _decode_rows(data, total, plan, state, component, wanted, block, places):
+def _decode_rows(image, plan, state, component, wanted, block, places):
     """Decode the rows of blocks up to `wanted`; 1 where the bytes are damaged."""
+    data, total = image
     bits, width = plan[component, _SIZE_BITS], plan[component, _WIDTH]
     first, last = state[component, _FIRST], state[component, _LAST]
     stride = state[component, _STRIDE]
@@ -72,7 +74,8 @@ def _decode_rows(data, total, plan, state, component, wanted, block, places):
             return 1
         target = _line(plan, state, component, row << bits)
         steps = data + plan[component, _STEPS]
-        if read_row(data + begin, data + end, width, first, last, steps, 1 << bits, target, stride, block, places):
+        blocks, samples = (width, first, last), (target, stride)
+        if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
             return 1
         if plan[component, _ACROSS]:
             # the filter sees the outermost samples again beyond the edges
@@ -150,22 +153,25 @@ def _write_grey(luma, columns, target, spare):
 
 @njit(
     _number(
-        *(_number, _number, types.int64[:, ::1], _number, _number, _number, _number),
-        *(types.boolean, _number, _number, _number, types.int64[::1]),
+        *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
+        *(_two, _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def decode_box(data, total, plan, top, left, lines, columns, is_fancy, target, stride, memory, places):
-    """RGB of a box, in pixels at the scale that `plan` is for, to `target`, `stride` bytes from line to line.
+def decode_box(image, plan, box, is_fancy, pixels, memory, places):
+    """RGB of a box.
 
-    data: the address of a whole image of `total` bytes, whose header was checked. plan: for each component the byte at
+    image: its address and bytes; its header was checked. box: top, left, height and width, at the scale that `plan` is
+    for. pixels: the address for them, and the bytes from line to line. plan: for each component the byte at
     which its index begins, blocks in a row, the byte at which its multipliers begin, log2 of the samples that a block
     gives in a line, whether it is still subsampled across and down (0 or 1), samples in a line, and lines. memory: the
     address of as many bytes as `memory_bytes` says. Returns 0, or 1 where the bytes are damaged; then nothing outside
     of them was read, and the pixels are not valid.
     """
+    top, left, lines, columns = box
+    target, stride = pixels
     components = plan.shape[0]
     block, spare = memory, memory + 128
     blue = spare + 128
@@ -178,7 +184,7 @@ def decode_box(data, total, plan, top, left, lines, columns, is_fancy, target, s
             if plan[component, _DOWN]:
                 last = min((line >> 1) + 1, plan[component, _LINES] - 1)
             wanted = (last >> plan[component, _SIZE_BITS]) + 1
-            if _decode_rows(data, total, plan, state, component, wanted, block, places):
+            if _decode_rows(image, plan, state, component, wanted, block, places):
                 return 1
         luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
         if components == 1:
