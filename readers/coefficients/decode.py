@@ -137,7 +137,7 @@ def box_plan(shape: Shape, size: int) -> npt.NDArray[np.int64]:
 def memory_bytes(columns: int) -> int:
     """What the compiled function needs for a box of so many columns: lines of blocks, two rows of three components at
     most, two lines of chroma, and room at their ends."""
-    return 512 + 50 * (columns + 192)
+    return 512 + 50 * (columns + 256)
 
 
 def _memory(columns: int) -> npt.NDArray[np.uint8]:

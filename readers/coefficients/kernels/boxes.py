@@ -36,6 +36,12 @@ _two = types.UniTuple(_number, 2)
 
 
 @njit(forceinline=True, error_model="numpy")
+def _aligned(number):
+    """The next number of whole cache lines."""
+    return (number + 63) & ~63
+
+
+@njit(forceinline=True, error_model="numpy")
 def _line(plan, state, component, line):
     """The address of the first sample that was decoded of a line."""
     bits = plan[component, _SIZE_BITS]
@@ -54,7 +60,8 @@ def _begin(plan, state, top, left, columns, memory):
         state[component, _FIRST] = first >> bits
         state[component, _LAST] = (last >> bits) + 1
         state[component, _NEXT] = max((top >> down) - down, 0) >> bits
-        state[component, _STRIDE] = ((state[component, _LAST] - state[component, _FIRST]) << bits) + 2 * _MARGIN
+        samples = (state[component, _LAST] - state[component, _FIRST]) << bits
+        state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
         state[component, _RING] = memory + _MARGIN
         memory += (state[component, _STRIDE] << bits) * (1 + down)
 
@@ -127,7 +134,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     return wide
 
 
-@njit(forceinline=True, error_model="numpy")
+@njit(error_model="numpy")
 def _write_pixels(luma, blue, red, columns, target, spare):
     """A line of RGB; nothing is written behind it."""
     for x in range(0, columns - 31, 32):
@@ -141,7 +148,7 @@ def _write_pixels(luma, blue, red, columns, target, spare):
             copy_bytes(spare, target, 3 * columns)
 
 
-@njit(forceinline=True, error_model="numpy")
+@njit(error_model="numpy")
 def _write_grey(luma, columns, target, spare):
     for x in range(0, columns - 15, 16):
         grey_16(luma + x, target + 3 * x)
@@ -173,11 +180,12 @@ def decode_box(image, plan, box, is_fancy, pixels, memory, places):
     top, left, lines, columns = box
     target, stride = pixels
     components = plan.shape[0]
-    block, spare = memory, memory + 128
+    block = _aligned(memory)
+    spare = block + 128
     blue = spare + 128
-    red = blue + columns + 2 * _MARGIN
+    red = blue + _aligned(columns + 2 * _MARGIN)
     state = np.zeros((3, 5), np.int64)
-    _begin(plan, state, top, left, columns, red + columns + 2 * _MARGIN)
+    _begin(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
     for line in range(top, top + lines):
         for component in range(components):
             last = line
