@@ -35,6 +35,7 @@ __all__ = [
     "checked_name",
     "checked_numbers",
     "checked_series",
+    "importance",
 ]
 
 UNITS = ("share", "bytes", "bytes/s", "cores", "watts", "1/s", "1")
@@ -181,7 +182,7 @@ class Usage:
         series = [
             one for one in self.series if not _CORE.fullmatch(one.name) and np.nansum(np.abs(self.column(one.name))) > 0
         ]
-        series.sort(key=_rank)
+        series.sort(key=importance)
         columns = [self.column(one.name) for one in series]
         for start in range(0, len(cores) if most_cores else 0, together):
             some = cores[start : start + together]
@@ -256,8 +257,8 @@ class Usage:
         return HeatRow(one.name, one.unit, full, tuple(means))
 
 
-def _rank(one: Series) -> int:
-    """The place of a series among those of a summary."""
+def importance(one: Series) -> int:
+    """The place of a series among those of a summary, from 0."""
     kind = one.name.split()[0].rstrip("0123456789")
     if one.unit == "1/s":
         return 0
