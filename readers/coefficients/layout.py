@@ -161,7 +161,7 @@ def parse_coefficients(data: Buffer) -> Shape:
         raise bad(MEDIUM, 18, f"a subsampling of {components} components", sampling)
     if not 1 <= orientation <= 8:
         raise bad(MEDIUM, 19, "an orientation of 1 to 8", orientation)
-    shape = Shape(height, width, components, *divmod(sampling, 16), orientation, total)
+    shape = Shape(height, width, components, sampling >> 4, sampling & 15, orientation, total)
     if total < shape.rows_at + TAIL_BYTES:
         raise bad(MEDIUM, 20, f"{shape.rows_at + TAIL_BYTES} bytes or more", total)
     if total > len(data):
