@@ -90,7 +90,7 @@ def torchcodec(task: Task) -> MakeBatches:
 
 
 def _shared(cpu_share: Any) -> None:
-    @contender(f"{CODEC}, cpu_share={cpu_share}", imports="torch", data=[HDF5], note="CPU and GPU decode at once")
+    @contender(f"{CODEC} with cpu_share={cpu_share}", imports="torch", data=[HDF5], note="CPU and GPU decode at once")
     def shared(task: Task) -> MakeBatches:
         return _ours(task, _packed(task), "torchcodec", cpu_share)
 

@@ -28,6 +28,7 @@ from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
 from readers.decode.batch import routes
 from readers.decode.device import DecodeStream
 from readers.decode.share import Share, Spent
+from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 
@@ -168,6 +169,11 @@ def test_states_name_the_share(reader: readers.Reader, double: Double, share: An
             loader.with_options(cpu_share=other).load_state_dict(state)
         began = [f"began with the decoder 'torchcodec/cpu{name}'" in str(warning.message) for warning in warned]
         assert began == ([] if other == share else [True])
+
+
+def test_a_diagnosis_names_the_share(reader: readers.Reader, double: Double) -> None:
+    pipeline = ImageLoaderPipeline(ImageLoader(reader, 8, cpu_share="auto", **OPTIONS), distinct=1)
+    assert [stage.what for stage in pipeline.stages if stage.name == "decode"] == ["torchcodec/cpu, cpu_share=auto"]
 
 
 def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
@@ -362,7 +368,9 @@ def test_a_loader_finds_the_share(
     for _ in range(16):
         list(loader)
     assert loader.stats().cpu_share == pytest.approx(expected(rates, threads), abs=0.06)
-    assert loader.over(reader, loader.order, threads=1).stats().cpu_share is None
+    other = loader.over(reader, loader.order, threads=1)
+    list(other)
+    assert other.stats().cpu_share == 0.25, "what was measured of one loader says nothing of another"
 
 
 def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(

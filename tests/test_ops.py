@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from augment_cases import Pixels, photo
-from conftest import make_jpeg
+from conftest import make_jpeg, tree_of
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 import readers
@@ -102,11 +102,8 @@ def changed(op: Op, images: Pixels) -> tuple[Pixels, Pixels]:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> readers.Reader:
-    for i in range(COUNT):
-        folder = tmp_path / "images" / "abc"[i % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i:02d}.jpg").write_bytes(make_jpeg(i, (SIZE[1], SIZE[0])))
-    return readers.open_folder(tmp_path / "images")
+    files = {f"{'abc'[i % 3]}/{i:02d}.jpg": make_jpeg(i, (SIZE[1], SIZE[0])) for i in range(COUNT)}
+    return readers.open_folder(tree_of(tmp_path / "images", files))
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ _DONE = b"all functions are compiled\n"
 class Functions(NamedTuple):
     """See `readers.coefficients.kernels`."""
 
+    find_marker: Callable[..., int]
     unstuff: Callable[..., int]
     build_table: Callable[..., None]
     read_sequential: Callable[..., int]
@@ -155,10 +156,16 @@ def _import_functions(folder: Path) -> Functions:
     """The functions; importing their modules compiles them, or loads them from the directory."""
     with _numba_caches_in(folder):
         from readers.coefficients.kernels.boxes import decode_box
-        from readers.coefficients.kernels.entropy import build_table, read_progressive, read_sequential, unstuff
+        from readers.coefficients.kernels.entropy import (
+            build_table,
+            find_marker,
+            read_progressive,
+            read_sequential,
+            unstuff,
+        )
         from readers.coefficients.kernels.packing import pack_rows
 
-    return Functions(unstuff, build_table, read_sequential, read_progressive, pack_rows, decode_box)
+    return Functions(find_marker, unstuff, build_table, read_sequential, read_progressive, pack_rows, decode_box)
 
 
 @contextmanager

@@ -76,7 +76,9 @@ def encode_strictly(data: Buffer, max_ratio: float = MAX_RATIO) -> bytes:
         header = parse_header(data)
     except BadSampleError as error:
         raise Refused(str(error)) from error
-    frame = read_markers(data)
+    source = np.frombuffer(data, np.uint8)
+    address = source.ctypes.data
+    frame = read_markers(data, lambda at: functions.find_marker(address + at, address + len(data)) - address)
     shape = Shape(frame.height, frame.width, frame.components, frame.across, frame.down, header.orientation, 0)
     blocks = sum(math.prod(blocks_of(shape, component)) for component in range(shape.components))
     room = int(max_ratio * len(data))
@@ -85,11 +87,10 @@ def encode_strictly(data: Buffer, max_ratio: float = MAX_RATIO) -> bytes:
     if not hasattr(_local, "memory"):
         _local.memory = _Memory()
     memory: _Memory = _local.memory
-    source = np.frombuffer(data, np.uint8)
     planes = _Planes(frame, shape, memory)
     for scan in frame.scans:
-        _read_scan(functions, frame, scan, source, planes, memory)
-    return _pack(functions, frame, shape, planes, room)
+        _read_scan(functions, frame, scan, address, planes, memory)
+    return _pack(functions, frame, shape, planes, memory.bytes_of(room))
 
 
 class _Memory:
@@ -104,23 +105,21 @@ class _Memory:
         self.offsets = np.zeros((_TABLES, 18), np.int64)
         self.symbols = np.zeros((_TABLES, 256), np.uint8)
 
-    def clean_bytes(self, size: int) -> npt.NDArray[np.uint8]:
-        if len(self.bytes) >= size:
-            return self.bytes
-        found = np.empty(size + (size >> 2), np.uint8)
-        if found.nbytes <= _KEPT_BYTES:
-            self.bytes = found
-        return found
+    def bytes_of(self, size: int) -> npt.NDArray[np.uint8]:
+        found = self.bytes
+        if len(found) < size:
+            found = np.empty(size + (size >> 2), np.uint8)
+            if found.nbytes <= _KEPT_BYTES:
+                self.bytes = found
+        return found[:size]
 
-    def zero_blocks(self, count: int) -> npt.NDArray[np.int16]:
+    def blocks_of(self, count: int) -> npt.NDArray[np.int16]:
         found = self.blocks
         if len(found) < count:
-            found = np.zeros((count + (count >> 2), 64), np.int16)
+            found = np.empty((count + (count >> 2), 64), np.int16)
             if found.nbytes <= _KEPT_BYTES:
                 self.blocks = found
-        else:
-            found[:count] = 0
-        return found
+        return found[:count]
 
     def place_tables(self, functions: Functions, tables: list[HuffmanTable]) -> None:
         """Put the tables of a scan into the rows of `look` and the others."""
@@ -159,21 +158,21 @@ class _Planes:
             self.firsts.append(count)
             self.strides.append(self.mcus[1] * across)
             count += self.mcus[0] * down * self.mcus[1] * across
-        self.blocks = memory.zero_blocks(count)
+        self.blocks = memory.blocks_of(count)
+        if frame.is_progressive:
+            self.blocks[:] = 0
 
 
-def _read_scan(
-    functions: Functions, frame: Frame, scan: Scan, source: npt.NDArray[np.uint8], planes: _Planes, memory: _Memory
-) -> None:
+def _read_scan(functions: Functions, frame: Frame, scan: Scan, address: int, planes: _Planes, memory: _Memory) -> None:
     """Decode a scan into the blocks. Raises Refused."""
     is_single = len(scan.components) == 1
     lines, across = planes.needed[scan.components[0]] if is_single else planes.mcus
     restarts = (lines * across - 1) // scan.restart if scan.restart else 0
     if restarts > scan.stop - scan.start:
         raise Refused(_REASONS[3])
-    clean = memory.clean_bytes(scan.stop - scan.start + _SPARE_BYTES)
+    clean = memory.bytes_of(scan.stop - scan.start + _SPARE_BYTES)
     starts, stops = np.zeros(restarts + 1, np.int64), np.zeros(restarts + 1, np.int64)
-    address, target = source.ctypes.data, clean.ctypes.data
+    target = clean.ctypes.data
     _check(functions.unstuff(address + scan.start, address + scan.stop, target, starts, stops, restarts))
     tables = list(dict.fromkeys(table for table in (*scan.dc, *scan.ac) if table is not None))
     memory.place_tables(functions, tables)
@@ -197,15 +196,15 @@ def _check(result: int) -> None:
         raise Refused(_REASONS[result])
 
 
-def _pack(functions: Functions, frame: Frame, shape: Shape, planes: _Planes, room: int) -> bytes:
-    """The whole image in at most `room` bytes. Raises Refused."""
+def _pack(functions: Functions, frame: Frame, shape: Shape, planes: _Planes, out: npt.NDArray[np.uint8]) -> bytes:
+    """The whole image, made in `out`. Raises Refused."""
+    room = len(out)
     widest = planes.needed[0][1]
     sizes = [size * widest + 32 for size in (8, 8, 32, 32, 256)]
     memory = np.empty(sum(sizes), np.uint8)
     parts = memory.ctypes.data + np.cumsum([0, *sizes[:-1]])
     if room < shape.rows_at + TAIL_BYTES:
         raise Refused(_REASONS[-1])
-    out = np.empty(room, np.uint8)
     ends = [np.array([shape.rows_at], np.int64)]
     at = shape.rows_at
     for component, (rows, width) in enumerate(planes.needed):
@@ -226,6 +225,6 @@ def _pack(functions: Functions, frame: Frame, shape: Shape, planes: _Planes, roo
     out[shape.index_at : shape.index_at + INDEX_BYTES * len(index)] = index.view(np.uint8)
     total = at + TAIL_BYTES
     out[at:total] = 0
-    whole = memoryview(out)[:total]
+    whole = memoryview(out.data)[:total]
     whole[:TABLES_AT] = pack_header(shape._replace(total_bytes=total), whole[TABLES_AT:])
     return whole.tobytes()

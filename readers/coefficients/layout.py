@@ -146,8 +146,9 @@ def parse_coefficients(data: Buffer) -> Shape:
     *_, sampling, _, total = HEADER.unpack_from(data)
     if divmod(sampling, 16) not in (SUBSAMPLINGS if header.components == 3 else ((1, 1),)):
         raise bad(MEDIUM, 18, f"a subsampling of {header.components} components", sampling)
-    across, down = divmod(sampling, 16)
-    shape = Shape(header.height, header.width, header.components, across, down, header.orientation, total)
+    shape = Shape(
+        header.height, header.width, header.components, sampling >> 4, sampling & 15, header.orientation, total
+    )
     if total < shape.rows_at + TAIL_BYTES:
         raise bad(MEDIUM, 20, f"{shape.rows_at + TAIL_BYTES} bytes or more", total)
     if total > len(data):

@@ -8,8 +8,8 @@ raises `Refused` with the reason; such an image keeps its bytes.
 
 from __future__ import annotations
 
-import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,8 +31,6 @@ _LARGEST_STEP = 32_767  # libjpeg multiplies by 16 bits with a sign
 _MOST_SEGMENTS = 1 << 16
 
 _segment = struct.Struct(">HH").unpack_from
-# Entropy-coded data ends at a marker other than a restart; FF 00 is a byte FF of the data.
-_next_marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]").search
 
 
 class Refused(ValueError):
@@ -96,8 +94,11 @@ class _State:
     adobe: int = -1  # the transform that Adobe's segment names
 
 
-def read_markers(data: Buffer) -> Frame:
-    """The frame and the scans of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF. Raises Refused."""
+def read_markers(data: Buffer, find_marker: Callable[[int], int]) -> Frame:
+    """The frame and the scans of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF. Raises Refused.
+
+    find_marker: the first marker other than a restart at or behind a byte; the length of `data` where there is none.
+    """
     state, frame, at = _State(), None, 2
     try:
         for _ in range(_MOST_SEGMENTS):
@@ -117,7 +118,8 @@ def read_markers(data: Buffer) -> Frame:
             elif marker == _SCAN:
                 if frame is None:
                     raise Refused("a scan before the frame")
-                at = _read_scan(frame, state, data, body, end)
+                at = find_marker(end)
+                _read_scan(frame, state, data, body, end, at)
                 continue
             else:
                 _define(state, frame, marker, bytes(data[body:end]) if marker < 0xE1 or marker == _ADOBE else b"")
@@ -186,8 +188,8 @@ def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> Non
         raise Refused(f"a segment FF{marker:02X}")
 
 
-def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int) -> int:
-    """Add the scan whose header is at `body` to `end`; the byte behind its data."""
+def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, stop: int) -> None:
+    """Add the scan whose header is from `body` to `end` and whose data ends at `stop`."""
     header = bytes(data[body:end])
     count = header[0]
     if not 1 <= count <= frame.components or len(header) != 4 + 2 * count:
@@ -210,16 +212,13 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int) -
     needs_ac = is_band or not frame.is_progressive
     dc = tuple(_table(state, 0, one[0]) if needs_dc else None for one in selectors)
     ac = tuple(_table(state, 1, one[1]) if needs_ac else None for one in selectors)
-    match = _next_marker(data, end)
-    if match is None:
+    if stop == len(data):
         raise Refused("it is truncated")
-    if not frame.scans:
-        frame.steps = [_steps(state, number) for number in frame.tables]
-    stop = match.start()
     while stop > end and data[stop - 1] == 0xFF:  # any number of them may come before a marker
         stop -= 1
+    if not frame.scans:
+        frame.steps = [_steps(state, number) for number in frame.tables]
     frame.scans.append(Scan(components, dc, ac, first, last, high, low, state.restart, end, stop))
-    return match.start()
 
 
 def _table(state: _State, kind: int, number: int) -> HuffmanTable:

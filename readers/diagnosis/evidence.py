@@ -7,6 +7,7 @@ found out stays None, 0 or "".
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,21 @@ class Facts:
         """Bytes of the whole set as pixels; 0 if unknown."""
         return 3.0 * self.samples * self.short_side * self.long_side
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the data come from a server."""
+        return self.files == "remote" or self.local is False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the options of the loader are known."""
+        return self.loader in ("DataLoader", "ImageLoader")
+
+    @property
+    def source(self) -> str:
+        """The set, as a command takes it."""
+        return shlex.quote(self.place or "SET")
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -139,9 +155,13 @@ class Evidence:
         """Whether a step gains a tenth if these stages are free, alone or together."""
         full = self.diagnosis.full.seconds
         gain = max(map(self.freed, stages), default=0.0)
-        if self.model is not None:
-            gain = max(gain, full - max(self.model.floor, self.model.seconds(share=dict.fromkeys(stages, 0.0))))
+        if (left := self.predict(*stages)) is not None:
+            gain = max(gain, full - left)
         return any(map(self.freed, stages)) and gain > _WORTHWHILE * full
+
+    def predict(self, *stages: str, left: float = 0.0) -> float | None:
+        """Seconds of a step with so much left of the work of these stages; None if that cannot be said."""
+        return None if self.model is None else self.model.seconds(share=dict.fromkeys(stages, left))
 
     @property
     def names(self) -> tuple[str, ...]:

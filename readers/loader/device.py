@@ -218,7 +218,6 @@ class DeviceStage(Ahead[Batch]):
             spent, began, decoded, ended = self._before
             took = {"device": _between(began, ended), "decoded": _between(began, decoded)}
             self._path.share.add(spent._replace(**took))
-            self._before = None
 
     def _moment(self) -> _Moment:
         return time.perf_counter_ns(), self._stream.tick()

@@ -22,9 +22,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.errors import FormatError, OutputError
 from cache.files import PathError, open_regular
@@ -49,11 +50,11 @@ _VERSION = 1
 _NEITHER = "neither a record of  packer monitor --output FILE  nor what  packer diagnose --json  prints"
 _LINE_BYTES = 1 << 20
 _DOCUMENT_BYTES = 256 << 20
-_ROWS_AT_ONCE = 1024
+_Row: TypeAlias = tuple[float, float, npt.NDArray[Any]]  # end, duration, values
 
 
 class Buffer:
-    """Rows of samples; see the module. columns: how many there are, may grow."""
+    """Rows of samples; see the module. columns: of the widest row so far."""
 
     def __init__(self, capacity: int = 8192) -> None:
         if capacity < 2 or capacity % 2:
@@ -61,64 +62,48 @@ class Buffer:
         self.columns = 0
         self._capacity = capacity
         self._samples_a_row = 1
-        self._times, self._durations = np.empty(0), np.empty(0)
-        self._values = np.empty((0, 0), np.float32)
-        self._rows = 0
+        self._rows: list[_Row] = []
         self._open = _OpenRow()
 
-    def add(self, end: float, duration: float, values: Sequence[float]) -> tuple[float, float, Floats] | None:
+    def add(self, end: float, duration: float, values: Sequence[float]) -> _Row | None:
         """Take a sample; the row (end, duration, values) that it completes, if it does."""
         self._open.add(end, duration, np.asarray(values, np.float64))
         return self.flush() if self._open.samples >= self._samples_a_row else None
 
-    def flush(self) -> tuple[float, float, Floats] | None:
+    def flush(self) -> _Row | None:
         """Complete the row that is open, if there is one."""
         if not self._open.samples:
             return None
         row, self._open = self._open.row(), _OpenRow()
-        self._make_room(len(row[2]))
-        self._times[self._rows], self._durations[self._rows], self._values[self._rows, : len(row[2])] = row
-        self._rows += 1
-        if self._rows == self._capacity:
+        self.columns = max(self.columns, len(row[2]))
+        self._rows.append((*row[:2], row[2].astype(np.float32)))
+        if len(self._rows) == self._capacity:
             self._merge()
         return row
 
     def arrays(self) -> tuple[Floats, Floats, Floats]:
         """Copies of times, durations and values, with the row that is open."""
-        times, durations = self._times[: self._rows].copy(), self._durations[: self._rows].copy()
-        values = np.full((self._rows, self.columns), np.nan)
-        values[:, : self._values.shape[1]] = self._values[: self._rows]
-        if self._open.samples:
-            end, duration, last = self._open.row()
-            whole = np.full((1, self.columns), np.nan)
-            whole[0, : len(last)] = last
-            times, durations = np.append(times, end), np.append(durations, duration)
-            values = np.concatenate([values, whole])
-        return times, durations, values
-
-    def _make_room(self, columns: int) -> None:
-        rows, before = self._values.shape
-        self.columns = max(self.columns, columns)
-        more = min(self._capacity, rows + _ROWS_AT_ONCE) if self._rows == rows else rows
-        if more > rows or self.columns > before:
-            grown = np.full((more, max(before, self.columns)), np.nan, np.float32)
-            grown[:rows, :before] = self._values
-            self._values = grown
-            self._times = np.resize(self._times, more) if rows else np.empty(more)
-            self._durations = np.resize(self._durations, more) if rows else np.empty(more)
+        rows = [*self._rows, *([self._open.row()] if self._open.samples else [])]
+        return _arrays_of(rows, max([self.columns, *(len(row[2]) for row in rows[-1:])]))
 
     def _merge(self) -> None:
         """Rows 0 and 1 become one, and so on."""
-        weights = self._durations.reshape(-1, 2, 1)
-        pairs = self._values.reshape(-1, 2, self._values.shape[1])
-        known = np.where(np.isnan(pairs), 0.0, weights)
-        total = known.sum(1)
-        means = np.nansum(pairs * known, 1) / np.where(total > 0, total, np.nan)
-        self._rows = self._capacity // 2
-        self._values[: self._rows], self._values[self._rows :] = means, np.nan
-        self._times[: self._rows] = self._times[1::2].copy()
-        self._durations[: self._rows] = weights.sum((1, 2))
+        times, durations, values = _arrays_of(self._rows, self.columns)
+        weights = np.where(np.isnan(values), 0.0, durations[:, None]).reshape(-1, 2, self.columns)
+        total = weights.sum(1)
+        means = np.nansum(values.reshape(weights.shape) * weights, 1) / np.where(total > 0, total, np.nan)
+        pairs = zip(times[1::2].tolist(), durations.reshape(-1, 2).sum(1).tolist(), means, strict=True)
+        self._rows = [(end, duration, row.astype(np.float32)) for end, duration, row in pairs]
         self._samples_a_row *= 2
+
+
+def _arrays_of(rows: Sequence[_Row], columns: int) -> tuple[Floats, Floats, Floats]:
+    """Times [n], durations [n] and values [n, columns] of rows, NaN where one is shorter."""
+    values = np.full((len(rows), columns), np.nan)
+    for number, (_, _, row) in enumerate(rows):
+        values[number, : len(row)] = row
+    times, durations = (np.array([row[column] for row in rows], np.float64) for column in (0, 1))
+    return times, durations, values
 
 
 class _OpenRow:
@@ -138,7 +123,7 @@ class _OpenRow:
         self._known[: len(values)] += known * duration
         self.samples, self._end, self._duration = self.samples + 1, end, self._duration + duration
 
-    def row(self) -> tuple[float, float, Floats]:
+    def row(self) -> _Row:
         known = np.where(self._known > 0, self._known, np.nan)
         return self._end, self._duration, self._sums / known
 
@@ -238,7 +223,7 @@ class _Reading:
             [head.get("started"), head.get("interval")], "started, interval"
         )
         self._series: list[Series] = []
-        self._rows: list[tuple[float, float, Floats]] = []
+        self._rows: list[_Row] = []
         self._marks: list[Mark] = []
 
     def take(self, document: Any) -> None:
@@ -263,15 +248,9 @@ class _Reading:
             raise FormatError(f"more than {Limits.VALUES:,} values")
 
     def usage(self) -> Usage:
-        values = np.full((len(self._rows), len(self._series)), np.nan)
-        for row, (_, _, numbers) in enumerate(self._rows):
-            values[row, : len(numbers)] = numbers
-        times, durations = (np.array([row[column] for row in self._rows], np.float64) for column in (0, 1))
-        marks = sorted(self._marks, key=lambda mark: mark.seconds)
-        return Usage(
-            self._host, self._started, self._interval, tuple(self._series), times, durations, values,
-            tuple(marks),
-        )  # fmt: skip
+        arrays = _arrays_of(self._rows, len(self._series))
+        marks = tuple(sorted(self._marks, key=lambda mark: mark.seconds))
+        return Usage(self._host, self._started, self._interval, tuple(self._series), *arrays, marks)
 
 
 def _of_diagnosis(text: bytes) -> Usage:

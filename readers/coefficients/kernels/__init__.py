@@ -12,3 +12,5 @@ try:
     import numba  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("numba", "coefficients", "the cache of DCT coefficients") from error
+
+__all__: list[str] = []

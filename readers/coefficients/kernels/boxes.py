@@ -34,7 +34,7 @@ _FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
 _number = types.int64
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _line(plan, state, component, line):
     """The address of the first sample that was decoded of a line."""
     bits = plan[component, _SIZE_BITS]
@@ -43,7 +43,7 @@ def _line(plan, state, component, line):
     return state[component, _RING] + ((slot << bits) + inner) * state[component, _STRIDE]
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _begin(plan, state, top, left, columns, memory):
     """Which blocks of each component the box needs, and where their samples go."""
     for component in range(plan.shape[0]):
@@ -58,7 +58,7 @@ def _begin(plan, state, top, left, columns, memory):
         memory += (state[component, _STRIDE] << bits) * (1 + down)
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _decode_rows(data, total, plan, state, component, wanted, block, places):
     """Decode the rows of blocks up to `wanted`; 1 where the bytes are damaged."""
     bits, width = plan[component, _SIZE_BITS], plan[component, _WIDTH]
@@ -87,7 +87,7 @@ def _decode_rows(data, total, plan, state, component, wanted, block, places):
     return 0
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     """The address of the chroma of a line from the pixel `left` on; where it is subsampled, it is made at `wide`."""
     across, down = plan[component, _ACROSS], plan[component, _DOWN]
@@ -124,7 +124,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     return wide
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _write_pixels(luma, blue, red, columns, target, spare):
     """A line of RGB; nothing is written behind it."""
     for x in range(0, columns - 31, 32):
@@ -138,7 +138,7 @@ def _write_pixels(luma, blue, red, columns, target, spare):
             copy_bytes(spare, target, 3 * columns)
 
 
-@njit(error_model="numpy")
+@njit(forceinline=True, error_model="numpy")
 def _write_grey(luma, columns, target, spare):
     for x in range(0, columns - 15, 16):
         grey_16(luma + x, target + 3 * x)

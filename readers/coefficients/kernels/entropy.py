@@ -1,8 +1,9 @@
 """Entropy-coded data of a JPEG to coefficients: sequential and progressive scans of Huffman codes (T.81, F.2 and G.2).
 
-`unstuff` copies the bytes of a scan without what markers need, cut at restarts; `build_table` makes a table with which
-one look finds most codes together with the bits behind them; `read_sequential` and `read_progressive` decode a scan.
-All return 0, or the number of a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
+`find_marker` finds the end of a scan; `unstuff` copies its bytes without what markers need, cut at restarts;
+`build_table` makes a table with which one look finds most codes together with the bits behind them; `read_sequential`
+and `read_progressive` decode a scan. `unstuff` and these two return 0, or the number of a reason why the JPEG keeps its
+bytes: what libjpeg would warn of is such a reason.
 
 Reading is bounded: a block takes at most MOST_BYTES, and before each block what was read is compared with the end.
 """
@@ -14,7 +15,7 @@ from numba import njit, types
 
 from readers.coefficients.kernels.vectors import byte_swapped, load_u8, load_u64, store_u8, store_u64
 
-__all__ = ["LOOK_BITS", "MOST_BYTES", "build_table", "read_progressive", "read_sequential", "unstuff"]
+__all__ = ["LOOK_BITS", "MOST_BYTES", "build_table", "find_marker", "read_progressive", "read_sequential", "unstuff"]
 
 LOOK_BITS = 11
 MOST_BYTES = 1024
@@ -28,6 +29,28 @@ _scan_tables = (types.int32[:, ::1], types.int64[:, ::1], types.int64[:, ::1], t
 _options = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
+@njit(forceinline=True, error_model="numpy")
+def _has_no_ff(word):
+    """Whether none of eight bytes is FF."""
+    inverse = ~word
+    return (inverse - np.uint64(0x0101010101010101)) & word & np.uint64(0x8080808080808080) == 0
+
+
+@njit(_number(_number, _number), **_options)
+def find_marker(source, stop):
+    """The address of the first marker but restarts from source to stop; `stop` where there is none."""
+    while source + 1 < stop:
+        if source + 8 <= stop and _has_no_ff(load_u64(source)):
+            source += 8
+            continue
+        if load_u8(source) == 0xFF:
+            marker = load_u8(source + 1)
+            if marker != 0 and marker != 0xFF and not 0xD0 <= marker <= 0xD7:
+                return source
+        source += 1
+    return stop
+
+
 @njit(_number(_number, _number, _number, _numbers, _numbers, _number), **_options)
 def unstuff(source, stop, target, starts, stops, restarts):
     """Copy bytes from source to stop; starts, stops: of each interval in `target`, which has room for all and 8 more.
@@ -38,12 +61,8 @@ def unstuff(source, stop, target, starts, stops, restarts):
     out = target
     starts[0] = 0
     while source < stop:
-        while source + 8 <= stop:
-            word = load_u64(source)
-            inverse = ~word
-            if (inverse - np.uint64(0x0101010101010101)) & word & np.uint64(0x8080808080808080):
-                break
-            store_u64(out, word)
+        while source + 8 <= stop and _has_no_ff(load_u64(source)):
+            store_u64(out, load_u64(source))
             source += 8
             out += 8
         if source == stop:
@@ -141,7 +160,7 @@ _SCAN = (_number, _numbers, _numbers, _number, _number, _number, types.int64[:, 
 
 @njit(_number(*_SCAN, types.int16[:, ::1], _numbers), **_options)
 def read_sequential(data, starts, stops, mcus, across, restart, plan, look, largest, offsets, symbols, blocks, places):
-    """Decode a scan of `mcus` MCUs, `across` in a line, into blocks that are 0.
+    """Decode a scan of `mcus` MCUs, `across` in a line, into blocks.
 
     plan: for each component in the scan its first block, blocks in a row, blocks of an MCU across and down, and the
     tables for DC and AC. places: where the coefficients go in a block.
@@ -172,6 +191,7 @@ def read_sequential(data, starts, stops, mcus, across, restart, plan, look, larg
                     return 5
                 word <<= np.uint64(used)
                 bits -= used
+                block[:] = 0
                 previous[component] += value
                 block[0] = previous[component]
                 table = plan[component, 5]
@@ -213,8 +233,9 @@ def _corrected(block, at, step, word, bits, place):
 def read_progressive(
     data, starts, stops, mcus, across, restart, plan, look, largest, offsets, symbols, blocks, places, band
 ):
-    """Decode one scan of several into blocks. band: first and last coefficient, and the bits above and below: see Scan.
+    """Decode one scan of several into blocks, which are 0 before the first one.
 
+    band: first and last coefficient of the scan, and the bits above and below, see `markers.Scan`.
     The other arguments are those of `read_sequential`.
     """
     first, last, above, low = band[0], band[1], band[2], band[3]
