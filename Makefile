@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DECODERS := .venv-decoders
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py
 
-.PHONY: demo test test-faults test-timing test-pages test-decoders test-corpora test-slurm lint format clean
+.PHONY: demo test seeds test-faults test-timing test-pages test-decoders test-corpora test-slurm lint format clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -39,6 +39,14 @@ test-corpora: $(VENV)/.ready-test
 test-slurm: $(VENV)/.ready-test
 	$(BIN)/python tests/cluster/two_nodes.py --check
 	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
+
+# The experiments of five documents, one after the other: pages in docs/seeds. About half an hour on a machine that does
+# nothing else. SEEDS="s001 s004" runs some of them, IMAGES=FOLDER takes JPEGs of yours, OPTIONS="--smoke" goes to each.
+SEEDS ?= s000 s001 s002 s003 s004
+seeds: $(VENV)/.ready-test
+	failed=; for name in $(SEEDS); do \
+	  $(BIN)/python benchmarks/seeds/$$name.py $(if $(IMAGES),--images '$(IMAGES)') $(OPTIONS) || failed="$$failed $$name"; \
+	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

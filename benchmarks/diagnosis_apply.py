@@ -3,8 +3,9 @@
     python benchmarks/diagnosis_apply.py --runs 5
 
 Each case is a loader with one planted culprit. A run diagnoses it, makes the change that the case is about, and
-compares the time of a step that was predicted with the one that is measured then. --scale makes all planted times
-longer, for a machine that others use, too. The images of "decoding" are made at first, in a temporary directory.
+compares the time of a step that was predicted with the one that is measured then, for as many samples as before.
+--scale makes all planted times longer, for a machine that others use, too. The images of "decoding" are made first, in
+--work, which must not be in memory: "slow files" stages them there.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from slow_source import SlowSource
 from torch.utils.data import DataLoader, Dataset
 
 import packer
 import readers
 from cache.stores import Buffer, StoreOver
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from readers.diagnosis.findings_text import findings_lines
-from readers.diagnosis.text import diagnosis_lines
+from readers.diagnosis.text import diagnosis_lines, findings_lines
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
@@ -96,23 +99,59 @@ def image_loader(path: Path) -> ImageLoader:
     return ImageLoader(readers.open(path, "train"), 32, augment=CROP)
 
 
-# Name: (the loader of the sets "small" and "large", options, ids of the advice to apply).
-CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[str, Any], str]] = {
-    "a worker too few": (lambda *_: DataLoader(Waits(), BATCH, num_workers=1), {}, "workers"),
-    "no workers": (lambda *_: DataLoader(Waits(), BATCH), {}, "workers"),
-    "slow reading, DataLoader": (
-        lambda small, _: DataLoader(ImageDataset(slow_reader(small), SMALL), BATCH, num_workers=1), {}, "cache",
+def fixed_copy(batch: Any) -> Any:
+    """30 ms, however small the batch is."""
+    time.sleep(0.03 * scale)
+    return batch
+
+
+def by_sample(batch: Any) -> None:
+    """A step of 20 ms for a batch of 8."""
+    time.sleep(STEP * scale * len(batch[1]) / BATCH)
+
+
+def slow_files(small: Path) -> SlowSource:
+    """A batch takes 50 ms to read."""
+    batch_bytes = BATCH * float(np.mean(readers.open(small, "train").sizes()))
+    return SlowSource(small, batch_bytes / (0.05 * scale), latency_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """make: the loader, of the sets "small" and "large". advice: the id of what is applied. options: of the diagnosis.
+
+    around: where the loader runs, of the set "small".
+    """
+
+    make: Callable[[Path, Path], Any]
+    advice: str
+    options: dict[str, Any] = field(default_factory=dict)
+    around: Callable[[Path], AbstractContextManager[Any]] = lambda small: nullcontext()
+
+
+CASES = {
+    "a worker too few": Case(lambda *_: DataLoader(Waits(), BATCH, num_workers=1), "workers"),
+    "no workers": Case(lambda *_: DataLoader(Waits(), BATCH), "workers"),
+    "slow reading, DataLoader": Case(
+        lambda small, _: DataLoader(ImageDataset(slow_reader(small), SMALL), BATCH, num_workers=1), "cache"
     ),
-    "slow reading, ImageLoader": (
-        lambda small, _: ImageLoader(slow_reader(small), BATCH, augment=SMALL, threads=2), {}, "cache",
+    "slow reading, ImageLoader": Case(
+        lambda small, _: ImageLoader(slow_reader(small), BATCH, augment=SMALL, threads=2), "cache"
     ),
-    "slow copy": (lambda *_: DataLoader(Normalized(), BATCH, num_workers=2), {"copy": per_byte}, "uint8"),
-    "decoding, pixels": (lambda _, large: image_loader(large), UNSCALED, "decoded"),
-    "decoding, smaller": (lambda _, large: image_loader(large), UNSCALED, "shrink"),
-    "decoding, DataLoader": (
-        lambda _, large: DataLoader(ImageDataset(readers.open(large, "train"), CROP), 32, num_workers=2),
+    "slow files": Case(
+        lambda small, _: ImageLoader(readers.open(small, "train"), BATCH, augment=SMALL, threads=2), "stage",
+        around=slow_files,
+    ),
+    "slow copy": Case(lambda *_: DataLoader(Normalized(), BATCH, num_workers=2), "uint8", {"copy": per_byte}),
+    "small batches": Case(
+        lambda *_: DataLoader(Normalized(), BATCH, num_workers=2), "batch-size",
+        {"copy": fixed_copy, "step": by_sample, "simulate_step": None},
+    ),
+    "decoding, pixels": Case(lambda _, large: image_loader(large), "decoded", UNSCALED),
+    "decoding, smaller": Case(lambda _, large: image_loader(large), "shrink", UNSCALED),
+    "decoding, DataLoader": Case(
+        lambda _, large: DataLoader(ImageDataset(readers.open(large, "train"), CROP), 32, num_workers=2), "decoded",
         UNSCALED,
-        "decoded",
     ),
 }  # fmt: skip
 
@@ -139,37 +178,35 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the planted times")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--verbose", action="store_true", help="also print the diagnoses")
+    parser.add_argument("--work", type=Path, help="where images are made; default: a temporary directory")
     arguments = parser.parse_args()
     scale = arguments.scale
     warnings.filterwarnings("ignore", "This DataLoader will create")
     print("| planted | change | applied | ms a step | predicted | measured | error: median | largest |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
         sets = make_sets(Path(folder))
         for name in arguments.cases:
-            make, options, wanted = CASES[name]
-            found = []
-            for _ in range(arguments.runs):
-                given = {"simulate_step": STEP * scale, **options}
-                result = readers.diagnose(make(*sets), seconds=arguments.seconds, apply=(wanted,), **given)
-                found += [each for each in result.applied if each.error is not None]
-                if arguments.verbose:
-                    print("\n".join(diagnosis_lines(result) + findings_lines(result)))
-            if not found:
-                print(f"| {name} | {wanted} | 0 of {arguments.runs} | | | | | |", flush=True)
-                continue
-            errors = [abs(each.error or 0.0) for each in found]
-            columns = [
-                [each.before for each in found],
-                [each.predicted for each in found],
-                [each.measured for each in found],
-            ]
-            times = " | ".join(f"{1e3 * statistics.median(map(float, each)):.1f}" for each in columns)
-            print(
-                f"| {name} | {found[0].change.what} | {len(found)} of {arguments.runs} | {times} | "
-                f"{statistics.median(errors):.0%} | {max(errors):.0%} |",
-                flush=True,
-            )
+            print(f"| {name} | {_row(CASES[name], sets, arguments)} |", flush=True)
+
+
+def _row(case: Case, sets: tuple[Path, Path], arguments: argparse.Namespace) -> str:
+    found = []
+    for _ in range(arguments.runs):
+        given = {"simulate_step": STEP * scale, **case.options}
+        with case.around(sets[0]):
+            result = readers.diagnose(case.make(*sets), seconds=arguments.seconds, apply=(case.advice,), **given)
+        found += [each for each in result.applied if each.measured is not None]
+        if arguments.verbose:
+            print("\n".join(diagnosis_lines(result) + findings_lines(result)))
+    if not found:
+        return f"{case.advice} | 0 of {arguments.runs} | | | | |"
+    errors = [abs(each.error) for each in found if each.error is not None]
+    columns = ([each.before for each in found], [each.predicted for each in found], [each.measured for each in found])
+    known = [[1e3 * each for each in column if each is not None] for column in columns]
+    times = " | ".join(f"{statistics.median(column):.1f}" if column else "–" for column in known)
+    off = f"{statistics.median(errors):.0%} | {max(errors):.0%}" if errors else "– | –"
+    return f"{found[0].change.what} | {len(found)} of {arguments.runs} | {times} | {off}"
 
 
 if __name__ == "__main__":

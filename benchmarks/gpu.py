@@ -4,9 +4,9 @@
 
 TREE holds class folders of JPEG files; sets are made from it below DIR, once and outside the clock. Batches are
 float16, a random box of 224 x 224, flipped, normalised. The ladder rows differ in where bytes come from (files, or
-our cache in shared memory) and in who decodes. --trace writes a profile of our first loader row for chrome://tracing,
-in which decode, kernels and the consumer's work can be seen to overlap. Without a GPU every row says why it did not
-run; `--device cpu` runs ours.
+our cache in shared memory) and in who decodes; those with a `cpu_share` divide decoding between CPU and GPU. --trace
+writes a profile of our first loader row for chrome://tracing, in which decode, kernels and the consumer's work can be
+seen to overlap. Without a GPU every row says why it did not run; `--device cpu` runs ours.
 """
 
 from __future__ import annotations
@@ -63,7 +63,14 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         "cpus": cpu / seconds,
         "device_mb": _device_mb(task) - before,
         "images": count,
-    }
+    } | _shares(make)
+
+
+def _shares(make: MakeBatches) -> dict[str, Any]:
+    """Of the images that the device could decode, the share that the CPU does in the end: of our loaders."""
+    loader = make()
+    share = getattr(loader.stats(), "cpu_share", None) if hasattr(loader, "stats") else None
+    return {} if share is None else {"cpu_share": share}
 
 
 def _endless(make: MakeBatches) -> Iterator[Any]:
@@ -147,6 +154,7 @@ BENCHMARK = Benchmark(
         Column("first_s", "first batch s", "{:.2f}"),
         Column("cpu_us", "CPU µs/image"),
         Column("cpus", "CPUs busy", "{:.1f}"),
+        Column("cpu_share", "CPU's share", "{:.2f}"),
         Column("device_mb", "GPU MB"),
     ),
     key="images_s",

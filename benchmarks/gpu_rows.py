@@ -22,6 +22,7 @@ __all__ = ["CODEC", "LADDER", "SIZE", "V2", "MakeBatches", "Task", "index_of"]
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CODEC, V2 = "ours: torchcodec", "torchvision decode + v2 transforms"
+SHARES = (0.25, "auto")  # of what the GPU can decode, by the CPU; 0 is the row before
 MakeBatches: TypeAlias = Callable[[], Iterable[Any]]
 
 
@@ -52,7 +53,7 @@ class Task:
 
 
 # --- ours -----------------------------------------------------------------------------------------------------------
-def _ours(task: Task, reader: Any, decoder: Any) -> MakeBatches:
+def _ours(task: Task, reader: Any, decoder: Any, cpu_share: Any = 0) -> MakeBatches:
     import torch
 
     from cache.errors import MissingExtraError
@@ -70,6 +71,7 @@ def _ours(task: Task, reader: Any, decoder: Any) -> MakeBatches:
             threads=task.threads,
             device=task.device,
             decoder=decoder,
+            cpu_share=cpu_share,
         )
     except MissingExtraError as error:
         raise NotHere(str(error)) from error
@@ -85,6 +87,16 @@ def _packed(task: Task) -> Any:
 @contender(CODEC, imports="torch", data=[HDF5], note="readers.loader, one fused kernel")
 def torchcodec(task: Task) -> MakeBatches:
     return _ours(task, _packed(task), "torchcodec")
+
+
+def _shared(cpu_share: Any) -> None:
+    @contender(f"{CODEC} with cpu_share={cpu_share}", imports="torch", data=[HDF5], note="CPU and GPU decode at once")
+    def shared(task: Task) -> MakeBatches:
+        return _ours(task, _packed(task), "torchcodec", cpu_share)
+
+
+for _share in SHARES:
+    _shared(_share)
 
 
 @contender("ours: torchvision", imports="torch", data=[HDF5], note="readers.loader, one fused kernel")

@@ -19,6 +19,7 @@ __all__ = [
     "cpu_seconds_of_tree",
     "files_below",
     "folder_bytes",
+    "has_gpu",
     "list_tree",
     "memory_of_self",
     "peak_memory",
@@ -37,7 +38,7 @@ _MB = 1e6
 def list_tree(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """(path, label) of every file of `root/<class>/`, sorted; what a contender without a lister of its own calls."""
     found = []
-    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     for label, name in enumerate(classes):
         folder = os.path.join(root, name)
         found += [(os.path.join(folder, file), label) for file in sorted(os.listdir(folder))]
@@ -49,6 +50,15 @@ def files_below(root: str | os.PathLike[str]) -> list[str]:
     if os.path.isfile(root):
         return [os.fspath(root)]
     return sorted(os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU; known without importing it where the machine has no device of that kind."""
+    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def folder_bytes(root: str | os.PathLike[str]) -> int:

@@ -90,6 +90,7 @@ __all__ = [
     "TrainerError",
     "TruncatedError",
     "UnknownNameError",
+    "UnsupportedCpuError",
     "UnsupportedError",
     "WorkerError",
     "install_command",
@@ -244,6 +245,10 @@ class WorkerError(PackerError, RuntimeError):
 
 class PipelineError(PackerError, RuntimeError):
     """A pipeline of another library cannot be built, does not give what it was fed, or does not end."""
+
+
+class UnsupportedCpuError(PackerError, RuntimeError):
+    """The CPU lacks instructions that are needed; the message names them."""
 
 
 class MissingExtraError(PackerError, ImportError):

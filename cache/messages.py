@@ -1,4 +1,4 @@
-"""What users read and write: the progress of work, counts, sizes, and foreign text made safe for a terminal.
+"""What users read and write: the progress of work, counts, sizes, tables, and foreign text made safe for a terminal.
 
 >>> plural(1, "shard"), plural(1200, "class"), plural(0, "directory")
 ('1 shard', '1,200 classes', '0 directories')
@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+import textwrap
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -27,6 +28,8 @@ __all__ = [
     "plural",
     "printable",
     "shortened",
+    "table",
+    "wrapped",
 ]
 
 Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
@@ -34,6 +37,8 @@ Done = Callable[[], tuple[int, int]]  # (samples, bytes) so far
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _UNITS = {"": 1} | {unit: 10 ** (3 * n) for n, unit in enumerate("kmgt", 1)}
 _UNITS |= {f"{unit}i": 1 << 10 * n for n, unit in enumerate("kmgt", 1)}
+_LEAST_NAME, _LEAST_TEXT, _LEAST_WIDTH = 12, 30, 20
+_LEAST_BAR, _MOST_BAR = 8, 40
 
 
 class Watcher(Protocol):
@@ -144,3 +149,58 @@ def shortened(text: str, most: int) -> str:
         return text
     end = (most - 1) // 2
     return f"{text[: most - 1 - end]}…{text[len(text) - end :]}" if most > 2 else text[:most]
+
+
+def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
+    """A sentence as lines of this width, the second and later ones indented. Paths and long words stay whole."""
+    width = max(_LEAST_WIDTH, width)
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left: int = 1,
+    bars: Sequence[float] = (),
+    optional: Sequence[str] = (),
+) -> list[str]:
+    """Rows in columns, as lines of at most `width` characters; the headings are the first line.
+
+    Where the last heading is "", the last cells are texts. A text begins after the last cell of its row that is not
+    empty, and takes as many lines as it needs.
+
+    left: how many columns are aligned left, the others are right.
+    bars: a share, 0 to 1, for each row, drawn after its cells.
+    optional: headings of columns that are left out, in this order, until the others fit. Then the first one is cut.
+    """
+    count = len(headings) - (not headings[-1])
+    bar_room = _LEAST_BAR + 2 if bars else 0
+    widths = [max(len(row[column]) for row in (headings, *rows)) for column in range(count)]
+    columns, waiting = list(range(count)), [headings.index(name) for name in optional if name in headings]
+
+    def missing() -> int:
+        return sum(widths[column] + 2 for column in columns) - 2 + bar_room - width
+
+    while waiting and missing() > 0:
+        columns.remove(waiting.pop(0))
+    widths[0] = min(widths[0], max(_LEAST_NAME, widths[0] - missing()))
+    bar_room = max(0, min(_MOST_BAR, _LEAST_BAR - missing()))
+
+    def line(row: Sequence[str], drawn: str = "") -> list[str]:
+        cells = [shortened(row[column], widths[column]) for column in columns]
+        aligned = [f"{cell:{'<' if n < left else '>'}{widths[n]}}" for n, cell in zip(columns, cells, strict=True)]
+        text = row[count] if len(row) > count else ""
+        while text and not drawn and len(cells) > 1 and not cells[-1]:
+            cells.pop()
+        start = "  ".join([*aligned[: len(cells)], drawn] if drawn else aligned[: len(cells)])
+        if not text:
+            return [start.rstrip()]
+        indent = len(start) + 2 if width - len(start) - 2 >= _LEAST_TEXT else 4
+        return wrapped(f"{start}  {text}", width, " " * indent)
+
+    lines = line([*headings[:count], ""] if count < len(headings) else headings)
+    for number, row in enumerate(rows):
+        lines += line(row, bar(bars[number], bar_room) if bars else "")
+    return lines

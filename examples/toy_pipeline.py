@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,10 +98,13 @@ class RandomMask:
     """Blacks out one pixel in 64, and those around it that are at most RADIUS steps away."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        mask = np.random.uniform(size=image.shape[1:]) < 1 / 64
+        mask = self.draw(image.shape[1:])
         image = image.clone()
         image[torch.from_numpy(self.dilate(mask)).expand(3, -1, -1)] = 0
         return image
+
+    def draw(self, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        return np.random.uniform(size=shape) < 1 / 64
 
     def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         steps = np.abs(np.arange(-RADIUS, RADIUS + 1))
@@ -134,8 +137,10 @@ class QuickMask(RandomMask):
     """One byte of chance for a pixel, the neighbours by `or`, and the pixels by a product."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        mask = self.dilate(np.random.randint(0, 256, image.shape[1:], np.uint8) < 4)
-        return image * torch.from_numpy(~mask)
+        return image * torch.from_numpy(~self.dilate(self.draw(image.shape[1:])))
+
+    def draw(self, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+        return np.random.randint(0, 256, shape, np.uint8) < 4
 
     def dilate(self, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         for _ in range(RADIUS):
@@ -162,7 +167,33 @@ def quick_transform() -> Compose:
     return Compose(CropToTensor(), QuickMask(), ScaledColor())
 
 
+# The pipeline and its repairs: side of the raw images, and what makes the transform.
+VARIANTS: dict[str, tuple[int, Callable[[], Compose]]] = {
+    "as it is": (RAW_SIDE, slow_transform),
+    "fix 1": (RAW_SIDE, quick_transform),
+    "fix 1 and 2": (SMALL_RAW_SIDE, quick_transform),
+}
+# For each of them, the lines of the table that its diagnosis gives: the name in ARTICLE, and the stage that runs last.
+LINES: dict[str, dict[str, str]] = {
+    "as it is": {
+        "the step alone": "step",
+        "batch on the host": "copy",
+        "processed sample in memory": "collate",
+        "raw image in memory": "transform 1",
+        "as it is": "storage",
+    },
+    "fix 1": {"fix 1, raw image in memory": "transform 1", "fix 1": "storage"},
+    "fix 1 and 2": {"fix 1 and 2": "storage"},
+}
+
+
 # --- the loop ---------------------------------------------------------------------------------------------------------
+def make_loader(variant: str, batch_size: int, workers: int, *, pin_memory: bool = False) -> DataLoader[Any]:
+    """The loader of a variant."""
+    side, transform = VARIANTS[variant]
+    return DataLoader(FakeImages(side, transform()), batch_size, num_workers=workers, pin_memory=pin_memory)
+
+
 def make_step(device: str) -> Callable[[Any], object]:
     """The step of a small convolutional network on a device."""
     layers = [nn.Conv2d(3, 16, 5, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
@@ -178,21 +209,24 @@ def make_step(device: str) -> Callable[[Any], object]:
     return step
 
 
-def raw_seconds(images: FakeImages, count: int = 30) -> float:
-    """CPU seconds of loading one raw image: the least of several."""
+def simulated_seconds(batch_size: int, workers: int) -> float:
+    """How long a simulated step takes, from the CPU time of loading a raw image: the least of several."""
+    images = FakeImages(RAW_SIDE, slow_transform())
 
     def times() -> Iterator[float]:
-        for index in range(count):
+        for index in range(30):
             start = time.process_time()
             images.raw(index)
             yield time.process_time() - start
 
-    return min(times())
+    return STEP_PER_RAW * min(times()) * batch_size / workers
 
 
-def rate(result: Diagnosis, stage: str) -> float:
-    """Steps a second of the line of a stage; of the step alone where nothing is copied."""
-    return next((rung.time.per_second for rung in result.rungs if rung.stage == stage), result.step.per_second)
+def steps_per_second(variant: str, result: Diagnosis) -> dict[str, float]:
+    """The lines of the table from the diagnosis of a variant; where nothing is copied, the step alone is that line."""
+    found = {rung.stage: rung.time.per_second for rung in result.rungs}
+    found |= {"storage": result.full.per_second, "copy": found.get("copy", result.step.per_second)}
+    return {line: found[stage] for line, stage in LINES[variant].items()}
 
 
 def main() -> None:
@@ -203,41 +237,26 @@ def main() -> None:
     parser.add_argument("--train", metavar="DEVICE", help="train a small network there; default: a simulated step")
     arguments = parser.parse_args()
 
-    raw = raw_seconds(FakeImages(RAW_SIDE, slow_transform()))
-    seconds = STEP_PER_RAW * raw * arguments.batch_size / arguments.workers
-    how: dict[str, Any] = {"simulate_step": seconds, "seconds": arguments.seconds}
+    how: dict[str, Any] = {"seconds": arguments.seconds}
     if arguments.train:
-        how |= {"simulate_step": None, "step": make_step(arguments.train), "device": arguments.train}
+        how |= {"step": make_step(arguments.train), "device": arguments.train}
+    else:
+        how["simulate_step"] = simulated_seconds(arguments.batch_size, arguments.workers)
 
-    results = []
-    for title, side, transform in (
-        ("as it is", RAW_SIDE, slow_transform()),
-        ("fix 1: the same transform with less work", RAW_SIDE, quick_transform()),
-        ("fix 2: smaller raw images, too", SMALL_RAW_SIDE, quick_transform()),
-    ):
-        data = FakeImages(side, transform)
-        loader = DataLoader(
-            data, arguments.batch_size, num_workers=arguments.workers, pin_memory=bool(how.get("device"))
-        )
-        results.append(readers.diagnose(loader, **how))
-        print(f"--- {title}", *diagnosis_lines(results[-1]), *verdict_lines(results[-1]), "", sep="\n", flush=True)
+    ours: dict[str, float] = {}
+    culprits = []
+    for variant in VARIANTS:
+        loader = make_loader(variant, arguments.batch_size, arguments.workers, pin_memory=bool(arguments.train))
+        result = readers.diagnose(loader, **how)
+        print(f"--- {variant}", *diagnosis_lines(result), *verdict_lines(result), "", sep="\n", flush=True)
+        ours |= steps_per_second(variant, result)
+        culprits.append(result.culprit or "none")
 
-    before, repaired, final = results
-    ours = {
-        "the step alone": rate(before, "step"),
-        "batch on the host": rate(before, "copy"),
-        "processed sample in memory": rate(before, "collate"),
-        "raw image in memory": rate(before, "transform 1"),
-        "as it is": before.full.per_second,
-        "fix 1, raw image in memory": rate(repaired, "transform 1"),
-        "fix 1": repaired.full.per_second,
-        "fix 1 and 2": final.full.per_second,
-    }
     print(f"{'':28s}{'article':>10s}{'here':>10s}   share of the step alone")
     for line, steps in ours.items():
         of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / ours['the step alone']:10.0%}"
         print(f"{line:28s}{ARTICLE[line]:10.2f}{steps:10.2f}{of_step}")
-    print("culprits:", ", ".join(result.culprit or "none" for result in results))
+    print("culprits:", ", ".join(culprits))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from readers.augment import Op, Plan, Recipe
+from readers.augment import Op, Plan, RandomHorizontalFlip, RandomRotation, RandomVerticalFlip, Recipe
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.fused import BatchRenderer
 from readers.decode.device import Picture
 from readers.decode.region import with_header
 
-__all__ = ["CPU", "Pixels", "by_pillow", "on_a_device", "on_the_cpu", "photo", "plan_for"]
+__all__ = ["CPU", "LOAD", "Pixels", "by_pillow", "on_a_device", "on_the_cpu", "photo", "plan_for"]
 
 CPU = torch.device("cpu")
 Pixels = np.ndarray[Any, np.dtype[Any]]
+LOAD: list[Op] = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
 
 
 def photo(seed: int, height: int, width: int, grain: int = 12) -> Pixels:

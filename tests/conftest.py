@@ -24,8 +24,9 @@ from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
 
+from coefficient_cases import compiled  # noqa: E402, F401
 from remote_suite import address, packed, proxy, s3, web  # noqa: E402, F401
-from suites.samples import Samples, make_jpeg  # noqa: E402
+from suites.samples import Samples, make_jpeg, turned_image  # noqa: E402
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
@@ -107,6 +108,32 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     return root
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """42 images of several sizes, upright and turned, in two classes; tests may not write to it."""
+    names = [f"train/{('ant', 'bee')[number % 2]}/{number:02d}.jpg" for number in range(42)]
+    files = {name: turned_image(number, (56 + 4 * (number % 5), 64)) for number, name in enumerate(names)}
+    return tree_of(tmp_path_factory.mktemp("photos") / "images", files)
+
+
+@pytest.fixture
+def processes_end() -> Iterator[None]:
+    """A test leaves no process behind."""
+    before = set(multiprocessing.active_children())
+    yield
+    if set(multiprocessing.active_children()) - before:
+        gc.collect()
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Any:
+    """A fake machine to sample."""
+    from usage_doubles import FakeMachine
+
+    return FakeMachine(tmp_path / "root")
 
 
 def files_of(root: Path) -> dict[str, bytes]:

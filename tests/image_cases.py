@@ -8,7 +8,11 @@ import zlib
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image, ImageOps
+
+from cache.errors import BadSampleError
+from readers.headers import ImageHeader, parse_header, sniff
 
 __all__ = [
     "SIZE",
@@ -16,8 +20,10 @@ __all__ = [
     "chunk",
     "encoded",
     "exif_blob",
+    "outcome",
     "picture",
     "pillow_rgb",
+    "refusal",
     "with_chunks",
     "with_segments",
     "xmp",
@@ -85,3 +91,22 @@ def xmp(orientation: int, *, attribute: bool = True) -> bytes:
     element = f"><tiff:Orientation>{orientation}</tiff:Orientation>"
     written = f' tiff:Orientation="{orientation}"/>' if attribute else element
     return f"<x:xmpmeta><rdf:Description{written}</x:xmpmeta>".encode()
+
+
+def outcome(data: bytes | memoryview) -> ImageHeader | None:
+    """The header, or None for a BadSampleError; any other exception fails the test."""
+    try:
+        header = parse_header(data)
+    except BadSampleError as error:
+        assert "byte" in str(error) or str(error).startswith("bmp image: ")  # which Pillow reads
+        return None
+    assert header.media == sniff(data) != ""
+    assert 1 <= header.height <= 0xFFFFFFFF and 1 <= header.width <= 0xFFFFFFFF
+    assert 1 <= header.components <= 255 and 0 <= header.process <= 255 and 1 <= header.orientation <= 8
+    return header
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(BadSampleError) as caught:
+        parse_header(data)
+    return str(caught.value)

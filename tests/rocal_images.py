@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import numpy.typing as npt
 from PIL import Image
 
 import readers
+from readers.augment import Crop
+from readers.rocal import RocalLoader, celeba, external_source
 
 SIZE = (48, 40)  # width, height
+BATCH = 4
+MIDDLE = Crop(4, 8, 32, 32)  # of SIZE
 
 
 def colour(number: int) -> tuple[int, int, int]:
@@ -67,3 +72,28 @@ def numbers_of(images: npt.NDArray[np.float32], mean: float = 127.5, std: float 
     distances = np.abs(middle[:, None, :] - table[None]).max(axis=2)
     assert (distances.min(axis=1) < 12).all(), f"colours of no image: {middle}"
     return [int(number) for number in distances.argmin(axis=1)]
+
+
+def faces(reader: Any, **options: Any) -> RocalLoader:
+    """A pipeline whose images keep their colours: only flips are drawn."""
+    fields = options.pop("fields", ("image", "label"))
+    source = external_source(reader, BATCH, **{"seed": 3, "world_size": 1, "rank": 0, **options})
+    return RocalLoader(celeba(source, size=16, crop=MIDDLE, threads=1), source, fields=fields)
+
+
+def epoch_of(loader: RocalLoader) -> list[list[int]]:
+    """The images of each batch, which must be those of its labels."""
+    batches = []
+    for images, labels in loader:
+        assert images.dtype == np.float32 and images.shape == (len(labels), 3, 16, 16) and labels.dtype == np.int64
+        assert numbers_of(images) == labels.tolist()
+        batches.append(labels.tolist())
+    return batches
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "packer-rocal-ahead"]

@@ -16,8 +16,8 @@ from packer.cli.group import cli
 from readers.diagnosis import Advice, Diagnosis, Payload, PayloadFact, PayloadField, Rung, StageCost, StepTime
 from readers.diagnosis.advice import advise
 from readers.diagnosis.evidence import Evidence, Facts, Member
-from readers.diagnosis.findings_text import advice_lines, findings_lines
 from readers.diagnosis.model import Model, fit
+from readers.diagnosis.text import advice_lines, findings_lines
 from readers.diagnosis.tips import DALI, HPC, PART_8, SOURCES, TIPS
 
 GB = 1 << 30
@@ -170,6 +170,11 @@ def test_a_tip_is_given_for_its_evidence_alone(tip: Any) -> None:
     advice = found(yes)[tip.id]
     assert re.search(r"\d|no file|crop", advice.why), f"without a figure: {advice.why}"
     assert advice.gain >= 0 and (advice.seconds is None or advice.gain == yes.diagnosis.full.seconds - advice.seconds)
+
+
+def test_what_a_gpu_decodes_is_not_advised_to_be_decoded_there() -> None:
+    for decoder in ("torchcodec/cuda", "torchcodec/cuda, cpu_share=auto", "torchvision/cuda"):
+        assert "gpu-decode" not in found(of(OURS, gpus=1, **OUR_JOB, device="cuda:0", decoder=decoder))
 
 
 def test_every_tip_of_every_source_is_in_a_row() -> None:

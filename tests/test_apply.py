@@ -19,19 +19,19 @@ from suites.samples import Samples
 from torch.utils.data import DataLoader, Dataset
 
 import readers
-from cache.errors import PackerError
+from cache.errors import PackerError, PipelineError
 from cache.stores import Buffer, StoreOver
 from readers.augment import CenterCrop, Normalize, Resize
 from readers.diagnosis import Advice, Change, Diagnosis, Pipeline, Stage
 from readers.diagnosis.apply import apply_advice
 from readers.diagnosis.changed_imageloader import change_imageloader
-from readers.diagnosis.climb import Training
 from readers.diagnosis.dataloader import DataLoaderPipeline
 from readers.diagnosis.evidence import Evidence, gather
-from readers.diagnosis.findings_text import applied_lines
 from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, leaves
+from readers.diagnosis.text import applied_lines
+from readers.diagnosis.training import Training
 from readers.loader import ImageLoader
 from readers.torch import ImageDataset
 
@@ -131,7 +131,8 @@ def test_a_change_that_a_loader_does_not_know_is_none(packed: Path) -> None:
     ours = image_loader(readers.open(packed, "train"))
     assert change_imageloader(ours, Change("uint8", "[0]", ""), 4) is None  # it is that already
     batches = DataLoader(Images(), batch_sampler=[[0, 1]] * 8)
-    assert DataLoaderPipeline(batches).changed(Change("batch_size", 8, "")) is None
+    with pytest.raises(PipelineError, match="batches by list"):
+        DataLoaderPipeline(batches).changed(Change("batch_size", 8, ""))
 
 
 def test_a_copy_without_room_is_an_error_and_leaves_nothing(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from augment_cases import Pixels, on_a_device, on_the_cpu, photo
+from augment_cases import LOAD, Pixels, on_a_device, on_the_cpu, photo
+from conftest import tree_of
 from gpu_doubles import install
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from suites.samples import make_image
+from suites.samples import make_image, turned_image
 from torch.utils.data import DataLoader
 
 import readers
@@ -48,7 +48,6 @@ from readers.torch import EpochSampler, ImageDataset
 
 SEED = 7  # that of augment_cases
 IMAGES = [photo(i, *shape) for i, shape in enumerate([(60, 80), (75, 50), (64, 64), (41, 97)])]
-LOAD: list[Op] = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
 RECIPES: dict[str, list[Op]] = {
     "flips": [RandomHorizontalFlip(), RandomVerticalFlip(), RandomResizedCrop(40, scale=(0.5, 1.0))],
     "flips of crops": [
@@ -189,11 +188,8 @@ OPS: list[Op] = [*LOAD, ColorJitter(0.4, 0.4, 0.4, 0.1), RandomResizedCrop(40, s
 @pytest.fixture
 def reader(tmp_path: Path) -> readers.Reader:
     """13 images of several sizes, upright and turned."""
-    for number in range(13):
-        exif = Image.Exif()
-        exif[0x0112] = 1 + number % 8
-        (tmp_path / f"{number:02d}.jpg").write_bytes(make_image(number, (72 + 4 * (number % 5), 64), exif=exif))
-    return readers.open_folder(tmp_path)
+    files = {f"{number:02d}.jpg": turned_image(number, (72 + 4 * (number % 5), 64)) for number in range(13)}
+    return readers.open_folder(tree_of(tmp_path, files))
 
 
 def batches(loader: ImageLoader) -> list[torch.Tensor]:

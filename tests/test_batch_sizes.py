@@ -137,9 +137,8 @@ def test_the_command_has_a_line_for_each_size(source: Path) -> None:
     given = ("diagnose", script, "--simulate-step", "2ms", "--seconds", "0.5", "--batch-sizes", "4,16,5000")
     shown = CliRunner().invoke(cli, given)
     assert shown.exit_code == 0 and "of a batch of 8" in shown.stdout, shown.stderr
-    table = shown.stdout[shown.stdout.index("the step alone") :]
-    lines = [line.split() for line in table.splitlines()]
-    rows = {int(words[0]): words for words in lines if len(words) > 4 and words[0].isdecimal()}
+    lines = shown.stdout[shown.stdout.index("step images/s") :].splitlines()
+    rows = {int(words[0]): words for words in map(str.split, lines) if len(words) > 4 and words[0].isdecimal()}
     assert set(rows) == {4, 16, 5000} and "full" in rows[5000] and float(rows[16][1]) >= 4
     result = CliRunner().invoke(cli, (*given, "--json"))
     document = json.loads(result.stdout)["batch_sizes"]

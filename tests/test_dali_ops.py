@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from augment_cases import photo
+from augment_cases import LOAD, photo
+from conftest import tree_of
 from image_cases import encoded
 from PIL import Image
 
@@ -41,7 +42,6 @@ try:
 except (ImportError, OSError) as error:
     pytest.skip(f"DALI is not installed: {error}", allow_module_level=True)
 
-LOAD: list[Op] = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
 EVERY_CHANGE = TrivialAugmentWide()
 # (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round where parts end.
 CASES: dict[str, tuple[list[Op], float, float]] = {
@@ -52,6 +52,7 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
     "hue": ([ColorJitter(hue=0.5)], 1, 0.01),
     "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 1, 0.01),
     "rotation": ([RandomRotation(180)], 1, 0.01),
+    "rotation to the nearest pixel": ([RandomRotation(180, "nearest")], 255, 0.2),
     "blur": ([GaussianBlur((0.3, 3.0), p=0.7)], 1, 0.01),
     "erasing": ([RandomErasing(0.8, value=(10, 20, 30))], 0, 0.0),
     "normalize": ([Normalize((0.5,) * 3, (0.2,) * 3)], 0.01, 0.01),
@@ -87,11 +88,9 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> readers.Reader:
     """24 photographs of 72 to 99 pixels a side, upright and turned."""
-    root = tmp_path_factory.mktemp("photos")
-    for i in range(24):
-        image = Image.fromarray(photo(i, 72 + 9 * (i % 4), 75 + 8 * (i % 3)))
-        (root / f"{i:02d}.png").write_bytes(encoded(image, "PNG", 1 + i % 8))
-    return readers.open_folder(root)
+    images = [Image.fromarray(photo(i, 72 + 9 * (i % 4), 75 + 8 * (i % 3))) for i in range(24)]
+    files = {f"{i:02d}.png": encoded(image, "PNG", 1 + i % 8) for i, image in enumerate(images)}
+    return readers.open_folder(tree_of(tmp_path_factory.mktemp("photos"), files))
 
 
 def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float, float]:

@@ -7,10 +7,8 @@ one.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import MagicMock, call
 
@@ -80,33 +78,9 @@ def pixels_of(found: Any) -> torch.Tensor:
 def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
     images = [make() for make, _ in MIXED]
     assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
-    with ThreadPoolExecutor(2) as executor:
-        for pool in (None, executor):
-            found = decode_batch(images, open_decoder(name_of(double), CPU), pool)
-            assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
-    assert double.calls == [5, 5], "the device's images go in one call"
-
-
-def test_the_cpu_decodes_its_share_concurrently(double: Double) -> None:
-    """The device's call returns only when the CPU's image is decoded, which would deadlock without concurrency."""
-    decoder, seen = open_decoder(name_of(double), CPU), threading.Event()
-
-    class Waiting:
-        name, device = decoder.name, decoder.device
-
-        def decode(self, images: Any, headers: Any) -> Any:
-            assert seen.wait(30), "the CPU's image was not begun while the device was at work"
-            return decoder.decode(images, headers)
-
-    class Executor(ThreadPoolExecutor):
-        def submit(self, function: Any, *args: Any, **options: Any) -> Any:
-            future = super().submit(function, *args, **options)
-            future.add_done_callback(lambda _: seen.set())
-            return future
-
-    with Executor(1) as executor:
-        found = decode_batch([jpeg(1), png(2)], Waiting(), executor)
-    assert all(isinstance(one, Picture) for one in found)
+    found = decode_batch(images, open_decoder(name_of(double), CPU))
+    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
+    assert double.calls == [5], "the device's images go in one call"
 
 
 def test_routes_of_an_index_are_those_of_headers() -> None:

@@ -15,9 +15,10 @@ import torch
 import readers
 from readers.diagnosis import Diagnosis, Pipeline, Rung, Stage, StepTime
 from readers.diagnosis.caveats import caveats
-from readers.diagnosis.climb import Training, climb
+from readers.diagnosis.climb import climb
 from readers.diagnosis.ladder import StageCost
 from readers.diagnosis.random_data import random_batches
+from readers.diagnosis.training import Training
 
 
 class Clock:

@@ -9,11 +9,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cached_sources import SlowReader
 from click.testing import CliRunner
 from suites.children import in_child
 from suites.programs import run_packer
@@ -21,27 +21,11 @@ from suites.staging import wait_for
 
 import readers
 from cache.filesystem import Free, cached_share, drop, filesystem_type
-from cache.stores import Buffer, Extents, Store, StoreOver
 from packer.cli.group import cli
 from readers.diagnosis import Places, measure_places
-from readers.reader import Reader
+from readers.diagnosis.text import places_lines
 
 FAST = {"batch_size": 4, "seconds": 0.5}
-
-
-class Slow(StoreOver):
-    """A store whose every read takes 20 ms."""
-
-    def __init__(self, source: Store) -> None:
-        self.source = source
-
-    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        time.sleep(0.02)
-        return self.source.read_one(row, shard, offset, length)
-
-    def read(self, extents: Extents) -> list[Buffer]:
-        time.sleep(0.02)
-        return self.source.read(extents)
 
 
 def left_in(*places: Path) -> list[Path]:
@@ -72,7 +56,7 @@ def test_the_faster_place_is_advised(source: Path, tree: Path, tmp_path: Path) -
     reader = readers.open(source, "train")
     target = tmp_path / "with a space"
     target.mkdir()
-    result = measure_places(Reader(reader.table, Slow(reader.store)), [target, tmp_path / "missing"], **FAST)
+    result = measure_places(SlowReader(reader, 0.02), [target, tmp_path / "missing"], **FAST)
     assert result.best == 1 and result.gain > 0.01 and str(target) in result.advice
     assert result.commands == (f"packer stage {source} --target '{target}'",)
     assert run_packer("stage", source, "--target", target).returncode == 0
@@ -106,7 +90,7 @@ def test_places_that_cannot_be_used_are_rows(source: Path, tmp_path: Path, monke
     monkeypatch.setattr("readers.diagnosis.places.free_space", room)
     names = ["missing", "file", *refusing, "full", "good"]
     rows = measure_places(readers.open(source, "train"), [tmp_path / name for name in names], **FAST).rows[1:]
-    expected = ["no such directory", "not a directory", "read-only", "may not write", "no room", ""]
+    expected = ["No such file", "Not a directory", "Read-only", "Permission denied", "no room", ""]
     assert all(words in row.error for words, row in zip(expected, rows, strict=True)), rows
     assert not rows[-2].warm and rows[-1].warm
 
@@ -144,9 +128,12 @@ def test_the_command_prints_a_table_or_json(source: Path, tmp_path: Path) -> Non
     places = f"{tmp_path},{tmp_path / 'missing'}"
     given = ("diagnose", source, "--split", "train", "--places", places, "--seconds", 1)
     shown = run_packer(*given)
-    assert shown.returncode == 0 and "no such directory" in shown.stdout and "p99" in shown.stdout, shown.stderr
+    assert shown.returncode == 0 and "No such file or directory" in shown.stdout and "p99" in shown.stdout, shown.stderr
     document = json.loads(run_packer(*given, "--json").stdout)["places"]
-    assert [row["error"] for row in document["rows"]] == ["", "", "no such directory"]
+    assert [row["error"] for row in document["rows"]] == ["", "", "No such file or directory"]
+    page = tmp_path / "places.html"
+    assert f"the report is in {page}" in run_packer(*given, "--html", page, check=True).stdout
+    assert "No such file or directory" in page.read_text() and page.read_text().count("<svg") == 2
     whole = CliRunner().invoke(cli, [*map(str, given), "--simulate-step", "1ms", "--image-size", "16", "--json"])
     assert {"rungs", "places"} <= set(json.loads(whole.stdout)), whole.stderr
 
@@ -155,6 +142,13 @@ def test_an_address_is_read_from_its_server(web: Any, packed: Path, tmp_path: Pa
     result: Places = measure_places(readers.open(f"{web.url}/{packed.name}", "train"), [tmp_path], **FAST)
     assert "server" in result.rows[0].note and not result.rows[1].error
     assert all(command.startswith(f"packer stage {web.url}/{packed.name}") for command in result.commands)
+
+
+def test_the_table_fits_a_terminal(source: Path, tmp_path: Path) -> None:
+    places = measure_places(readers.open(source, "train"), [tmp_path, tmp_path / "missing"], **FAST)
+    lines = places_lines(places, 80)
+    table = lines[: lines.index(next(line for line in lines if "No such file" in line)) + 1]
+    assert max(map(len, table)) <= 80 and "batch p50" in "".join(table)
 
 
 @pytest.mark.parametrize("layout", ["file", "a/b/c/file", "set"])

@@ -104,6 +104,61 @@ def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
     assert [sample[1:] for sample in found[1:]] == [sample[1:] for sample in EXPECTED]
 
 
+def faces(*, head_first: bool = True, images: int | None = None) -> list[bytes]:
+    """A set as InsightFace's face2rec2.py makes it: images of several labels, the head, a range for each identity."""
+
+    def without_image(first: float, end: float, number: int = 0) -> bytes:
+        return part(struct.pack("<IfQQff", 2, 0, number, 0, first, end))
+
+    found = [
+        part(struct.pack("<IfQQff", 2, 0, number, 0, label, 1) + data)
+        for number, (label, data) in enumerate(zip(LABELS, IMAGES, strict=True), 1)
+    ]
+    head = without_image(1 + (len(IMAGES) if images is None else images), 9)
+    ranges = [without_image(first, end, 6 + i) for i, (first, end) in enumerate([(1, 2), (2, 3), (3, 5), (5, 6)])]
+    return [head, *found, *ranges] if head_first else [*found, head, *ranges]
+
+
+def write_faces(path: Path, parts: Sequence[bytes], numbers: Sequence[int]) -> Path:
+    write(path, parts)
+    positions = [line.split("\t")[1] for line in path.with_suffix(".idx").read_text().splitlines()]
+    lines = [f"{number}\t{at}\n" for number, at in zip(numbers, positions, strict=True)]
+    path.with_suffix(".idx").write_text("".join(lines))
+    return path
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_set_of_insightface_is_adopted_and_converted(tmp_path: Path, head_first: bool) -> None:
+    numbers = [0, *range(1, 10)] if head_first else [*range(1, 6), 0, *range(6, 10)]
+    folder = tmp_path / "faces"
+    folder.mkdir()
+    shard = write_faces(folder / "train.rec", faces(head_first=head_first), numbers)
+    (folder / "property").write_text("3,112,112")
+    (folder / "lfw.bin").write_bytes(b"\x80\x04")
+    converted = packer.convert(shard, "tar", tmp_path / "out", workers=1).output
+    assert packer.index(folder, workers=1).splits == {"train": 5}
+    assert packer.verify(folder, deep=True, workers=1).ok
+    expected = list(zip(LABELS, IMAGES, strict=True))
+    assert [sample[1:] for sample in contents(folder)] == [sample[1:] for sample in contents(converted)] == expected
+
+
+def test_a_set_of_insightface_without_its_idx(tmp_path: Path) -> None:
+    """Its head is known where it is the first record; elsewhere the labels are refused, and the .idx is named."""
+    recordio, options = format_named("recordio"), LocateOptions()
+    write(tmp_path / "a.rec", faces(), index=False)
+    assert [found.label for found in recordio.locate(tmp_path / "a.rec", options)] == LABELS
+    write(tmp_path / "b.rec", faces(head_first=False), index=False)
+    with pytest.raises(FormatError, match=r"has 2 labels, expected one: .* InsightFace is, with its \.idx"):
+        list(recordio.locate(tmp_path / "b.rec", options))
+
+
+@pytest.mark.parametrize("found", [faces(images=6), faces()[:-5]])
+def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, found: list[bytes]) -> None:
+    write(tmp_path / "train.rec", found, index=False)
+    with pytest.raises(FormatError, match=r"record 0 tells of \d images, the file holds \d: truncated"):
+        packer.index(tmp_path, workers=1)
+
+
 def test_labels(tmp_path: Path) -> None:
     labels = [-1.0, 0.0, 999.0]
     shard = write(tmp_path / "x.rec", [part(image(label, IMAGES[0])) for label in labels])

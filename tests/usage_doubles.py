@@ -8,11 +8,15 @@ exceptions, and what a board lacks is "N/A" or the largest value of its type.
 from __future__ import annotations
 
 import ctypes
+import math
 import types
 from pathlib import Path
 from typing import Any
 
 import pynvml
+import pytest
+
+from readers.usage import Sampler, Usage
 
 STAT = """cpu  300 0 100 1000 60 0 0 40 7 0
 cpu0 {0} 0 50 500 30 0 0 20 7 0
@@ -189,3 +193,13 @@ def amdsmi_module(boards: int = 2) -> types.ModuleType:
     )
     module.amdsmi_get_pcie_info = checked(pcie)
     return module
+
+
+def sampler(machine: FakeMachine, path: Path | None = None, **options: Any) -> Sampler:
+    return Sampler(path, root=machine.root, clock=machine.clock, process=7, **options)
+
+
+def last(usage: Usage) -> dict[str, float]:
+    """The values of the last sample, without those that are not known."""
+    values = dict(zip(usage.names, usage.values[-1].tolist(), strict=True))
+    return {name: pytest.approx(value, rel=1e-5) for name, value in values.items() if not math.isnan(value)}

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
-
-from cache.messages import human_bytes, human_seconds, plural
+from cache.messages import human_bytes, human_seconds, plural, table, wrapped
 from packer.advising import Advice, Estimate, Measured
 
 __all__ = ["HEADINGS", "advice_lines", "described", "row_of"]
 
 HEADINGS = ("variant", "an image", "the set", "images/s", "error", "worst", "PSNR", "encoding")
-_WIDTH = 110
-_BAR = 12
 
 
-def advice_lines(advice: Advice, bar: Callable[[float, int], str]) -> list[str]:
-    """The whole advice. bar: draws a share of a width."""
+def advice_lines(advice: Advice, width: int = 110) -> list[str]:
+    """The whole advice."""
     quickest = max(map(advice.rate, advice.measured))
-    rows = [
-        (*HEADINGS, ""),
-        *((*row_of(advice, one), bar(advice.rate(one) / quickest, _BAR)) for one in advice.measured),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS) + 1)]
-    lines = [*described(advice), ""]
-    for number, row in enumerate(rows):
-        mark = "→" if number - 1 == advice.chosen else " "
-        cells = (
-            cell.ljust(width) if not i else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        *numbers, drawn = cells
-        lines.append(f"{mark} {'  '.join(numbers)}  {drawn.strip()}".rstrip())
-    lines += ["", "error, worst crop: mean difference from the original, of 255; encoding: the set, on all CPUs"]
-    lines += [line for note in advice.notes for line in _wrapped(f"note: {note}", "      ")]
+    rows = [row_of(advice, one) for one in advice.measured]
+    bars = [advice.rate(one) / quickest for one in advice.measured]
+    optional = ("encoding", "worst", "PSNR", "an image")
+    first, *variants = table(HEADINGS, rows, width - 2, bars=bars, optional=optional)
+    lines = [*described(advice), "", f"  {first}"]
+    lines += [f"{'→' if number == advice.chosen else ' '} {line}" for number, line in enumerate(variants)]
+    remark = "error, worst crop: mean difference from the original, of 255; encoding: the set, on all CPUs"
+    lines += ["", *wrapped(remark, width, "")]
+    lines += [line for note in advice.notes for line in wrapped(f"note: {note}", width, " " * 6)]
     for number, one in enumerate(advice.recommendations, 1):
-        lines += ["", f"{number}. {one.topic}: {one.choice}", *_wrapped(f"   {one.reason}", "   ")]
+        lines += ["", f"{number}. {one.topic}: {one.choice}", *wrapped(f"   {one.reason}", width, "   ")]
         lines += [f"   $ {command}" for command in one.commands]
         lines += [f"   >>> {one.code}"] if one.code else []
     return lines
@@ -72,7 +60,3 @@ def _with_interval(size: Estimate) -> str:
     """A size, with half of its interval in percent where that is not nothing."""
     around = 50 * (size.most - size.low) / max(size.value, 1.0)
     return human_bytes(size.value) + (f" ±{around:.0f} %" if around >= 0.5 else "")
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

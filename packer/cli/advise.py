@@ -11,10 +11,10 @@ from packer.advising import READERS, Job, advise
 from packer.advising.report import advice_page
 from packer.advising.text import advice_lines
 from packer.advising.variants import Choices
-from packer.cli.compare import check_report
 from packer.cli.convert import OF_THE_SOURCE
 from packer.cli.convert import command as convert_command
-from packer.cli.text import Duration, SetPlace, Size, bar, json_option, show_result, split_option, watcher
+from packer.cli.report import report_option
+from packer.cli.text import Duration, SetPlace, Size, json_option, show_result, split_option, watcher, width
 from packer.output import output_errors
 from packer.report import write_page
 from packer.sources import open_source
@@ -55,8 +55,7 @@ _AT_ONCE = "--images-per-second or --simulate-step"
               help="Of the draw: the same seed takes the same images.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=45.0, show_default=True,
               help="How long to measure, about.")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write a page with "
-              "charts. Needs the extra report.")  # fmt: skip
+@report_option("Also write a page with charts.")
 @json_option
 @click.pass_context
 def command(
@@ -76,8 +75,6 @@ def command(
     sample is encoded as packer convert would, decoded as ImageLoader does, and compared with the originals. No set is
     written.
     """
-    if html is not None:
-        check_report(html)
     given = {name: options.pop(name) for name in (*OF_THE_SOURCE, "source_label_offset")}
     flags = _flags_of(ctx, given, options["split"])
     opened = open_source(dataset, label_offset=given.pop("source_label_offset"), **given)
@@ -87,7 +84,8 @@ def command(
     if html is not None:
         with output_errors():
             write_page(html, advice_page(result))
-    show_result(result, as_json, lambda: [*advice_lines(result, bar), *([f"the report is in {html}"] if html else [])])
+    written = [f"the report is in {html}"] if html is not None else []
+    show_result(result, as_json, lambda: [*advice_lines(result, width(other=110)), *written])
 
 
 def _job(options: dict[str, Any]) -> Job:

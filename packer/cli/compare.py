@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from packer.cli.text import json_option, show_result
-from packer.report import require_charts, write_page
+from packer.cli.report import report_option
+from packer.cli.text import json_option, show_result, width
+from packer.report import write_page
 from packer.report.usage import comparison_page
 from readers.usage import load
 from readers.usage.compare import compare
 from readers.usage.text import comparison_lines
 
-__all__ = ["DiagnoseOrCompare", "check_report", "compare_command", "compare_option"]
+__all__ = ["DiagnoseOrCompare", "compare_command", "compare_option"]
 
 _record = click.Path(exists=True, dir_okay=False, path_type=Path)
 compare_option = click.option(
@@ -36,21 +37,11 @@ class DiagnoseOrCompare(click.Command):
 
 @click.command("diagnose")
 @click.option("--compare", "paths", nargs=2, type=_record, required=True, metavar="A B", help="The two records.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a report with "
-              "both heat maps, one over the other.")  # fmt: skip
+@report_option("Write a report with both heat maps, one over the other.")
 @json_option
 def compare_command(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None:
     """Compare two runs, each a record of `packer monitor`, of readers.monitor, or the JSON of a diagnosis."""
-    if html is not None:
-        check_report(html)
     result = compare(*map(load, paths))
     if html is not None:
         write_page(html, comparison_page(result, (paths[0].name, paths[1].name)))
-    show_result(result, as_json, lambda: comparison_lines(result))
-
-
-def check_report(path: Path) -> None:
-    """Raise before the work what would prevent a report after it: UsageError, MissingExtraError."""
-    if not path.parent.is_dir():
-        raise click.UsageError(f"--html {path}: there is no directory {path.parent}")
-    require_charts()
+    show_result(result, as_json, lambda: comparison_lines(result, width()))

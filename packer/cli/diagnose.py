@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,17 @@ from typing import Any
 import click
 
 import readers
-from packer.cli.compare import DiagnoseOrCompare, check_report, compare_option
+from packer.cli.compare import DiagnoseOrCompare, compare_option
 from packer.cli.held import cleaning_up
-from packer.cli.places import (
-    batch_sizes_lines,
-    batch_sizes_of,
-    batch_sizes_option,
-    packing_notes,
-    places_lines,
-    places_of,
-    places_option,
-)
+from packer.cli.places import MOST_SECONDS, batch_sizes_option, places_of, places_option
+from packer.cli.report import report_option, written_file
 from packer.cli.script import Named, failed, find_loader, find_named, is_from
 from packer.cli.text import Duration, Emphasis, json_option, print_json, show, show_result, watcher, width
 from packer.report import write_page
-from packer.report.diagnosis import command_line, diagnosis_page
-from readers.diagnosis import Diagnosis, diagnose
-from readers.diagnosis.findings_text import findings_lines
-from readers.diagnosis.text import diagnosis_lines, verdict_lines
+from packer.report.diagnosis import command_line, diagnosis_page, places_page
+from readers.diagnosis import Diagnosis, diagnose, measure_batch_sizes
+from readers.diagnosis.places import compare_packed
+from readers.diagnosis.text import diagnosis_lines, findings_lines, places_lines, verdict_lines
 from readers.trace import Trace
 
 __all__ = ["command"]
@@ -50,10 +42,8 @@ __all__ = ["command"]
               "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
 @places_option
 @batch_sizes_option
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a report with "
-              "charts: one file that needs nothing else.")  # fmt: skip
-@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write what happened "
-              "when, for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")  # fmt: skip
+@report_option("Write a report with charts: one file that needs nothing else.")
+@written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
 @compare_option
 @json_option
 def command(
@@ -74,16 +64,13 @@ def command(
 
     Importing FILE.py runs what is at its top level; keep the training itself under `if __name__ == "__main__"`.
     """
-    if html is not None:
-        check_report(html)
-    if trace is not None and not trace.parent.is_dir():
-        raise click.UsageError(f"--trace {trace}: there is no directory {trace.parent}")
-    recorded = None if trace is None else Trace("packer diagnose")
-    given = (options["simulate_step"], options["batch_sizes"], options["apply"] or None, html, trace)
-    if options["places"] is not None and step is None and not any(value is not None for value in given):
-        return _show_places(loader, as_json, options)
+    what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
+    loop = (step, trace, *(options[name] for name in ("simulate_step", "batch_sizes")), options["apply"] or None)
+    if options["places"] is not None and not any(value is not None for value in loop):
+        return _measure_places(loader, what, html, as_json, options)
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
+    recorded = None if trace is None else Trace("packer diagnose")
     scripts = [named[0] for named in (loader, step) if isinstance(named, tuple)]
     try:
         result = _measure(loader, step, as_json, recorded, options)
@@ -94,7 +81,6 @@ def command(
             raise failed(script, "failed while it was measured", error) from None
         raise
     if html is not None:
-        what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
         write_page(html, diagnosis_page(result, f"Diagnosis of {what}", command_line()))
     if trace is not None and recorded is not None:
         recorded.save(trace)
@@ -117,6 +103,7 @@ def _measure(
         raise click.ClickException(f"{step[0]}: {step[1]}: expected a function of a batch, found {found}")
     of_set = {name: options[name] for name in ("split", "batch_size", "image_size", "threads") if options[name]}
     usual: dict[str, Any] = {name: options[name] for name in ("device", "simulate_step", "seconds")}
+    usual["watcher"] = watcher(as_json)
     reader = None
     if isinstance(loader, str):
         reader = _open(loader, of_set.pop("split", None))
@@ -124,50 +111,38 @@ def _measure(
     else:
         made = find_loader(loader, of_set)
     with cleaning_up():  # of copies that --apply makes
-        result = diagnose(made, function, watcher=watcher(as_json), apply=options["apply"], trace=trace, **usual)
+        result = diagnose(made, function, apply=options["apply"], trace=trace, **usual)
     if options["batch_sizes"] is not None:
-        sizes = batch_sizes_of(made, options["batch_sizes"], function, as_json, **usual)
-        result = replace(result, batch_sizes=sizes)
+        usual["seconds"] = min(usual["seconds"], MOST_SECONDS)
+        result = replace(result, batch_sizes=measure_batch_sizes(made, options["batch_sizes"], function, **usual))
     if options["places"] is not None:
-        result = replace(result, places=_places(made, as_json, options))
+        result = replace(result, places=places_of(made, as_json, options))
     elif reader is not None:
-        result = replace(result, notes=(*result.notes, *packing_notes(reader, made.batch_size)))
+        with cleaning_up():
+            note = compare_packed(reader, made.batch_size)
+        result = replace(result, notes=(*result.notes, *filter(None, [note])))
     return result
 
 
-def _places(made: Any, as_json: bool, options: dict[str, Any]) -> Any:
-    size, seconds = options["batch_size"], options["seconds"]
-    return places_of(made, options["places"], batch_size=size, seconds=seconds, as_json=as_json)
-
-
-def _show_places(loader: tuple[Path, str] | str, as_json: bool, options: dict[str, Any]) -> None:
+def _measure_places(
+    loader: tuple[Path, str] | str, what: str, html: Path | None, as_json: bool, options: dict[str, Any]
+) -> None:
     """--places alone: no step and no loop."""
     made = _open(loader, options["split"]) if isinstance(loader, str) else find_loader(loader, {})
-    measured = _places(made, as_json, options)
+    places = places_of(made, as_json, options)
+    if html is not None:
+        write_page(html, places_page(places, f"Where {what} should be", command_line()))
     if as_json:
-        print_json({"places": measured.to_dict()})
+        print_json({"places": places.to_dict()})
     else:
-        show(*places_lines(measured))
+        show(*places_lines(places, width()), *([f"the report is in {html}"] if html is not None else []))
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
     """All of it for the terminal, the verdict first and last."""
     verdict = [Emphasis(line) for line in verdict_lines(result, width())]
-    lines = [*verdict, "", *diagnosis_lines(result, width()), *_wrapped(findings_lines(result))]
-    if result.batch_sizes is not None:
-        lines += ["", *batch_sizes_lines(result.batch_sizes)]
-    if result.places is not None:
-        lines += ["", *places_lines(result.places)]
-    return [*lines, *written, "", *verdict]
-
-
-def _wrapped(lines: list[str]) -> list[str]:
-    """Sentences in the width of the terminal; commands and code stay as they are, to be copied."""
-    found, is_code = list[str](), False
-    for line in lines:
-        is_code = line.startswith("   how:") or (is_code and line.startswith("        "))
-        found += [line] if is_code or not line else textwrap.wrap(line, width(), subsequent_indent="        ")
-    return found
+    lines = [*diagnosis_lines(result, width()), *findings_lines(result, width())]
+    return [*verdict, "", *lines, *written, "", *verdict]
 
 
 def _open(dataset: str, split: str | None) -> readers.Reader:

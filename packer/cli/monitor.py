@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
 
 import click
 
-from packer.cli.compare import check_report
 from packer.cli.held import HeldSignals
-from packer.cli.text import Duration, json_option, print_json, show
+from packer.cli.report import report_option
+from packer.cli.text import Duration, json_option, print_json, show, width
 from packer.report import write_page
 from packer.report.usage import usage_page
 from readers.usage import Sampler
@@ -28,8 +27,7 @@ _COLUMNS = 110
               "lines of JSON, which are whole at any time.")  # fmt: skip
 @click.option("--interval", type=Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a report with a "
-              "heat map: one file that needs nothing else.")  # fmt: skip
+@report_option("Write a report with a heat map: one file that needs nothing else.")
 @json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND…")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
@@ -40,8 +38,6 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
 
     For marks of epochs, and steps and images a second, use readers.monitor in the training code.
     """
-    if html is not None:
-        check_report(html)
     signals = HeldSignals(lambda: False, lambda: None)
     with signals.handling():
         with Sampler(output, interval=interval) as sampler:
@@ -55,13 +51,5 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
         else:
             notes = [f"note: {note}" for note in sampler.notes]
             kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
-            show("", *usage_lines(usage, _columns()), *notes, *kept, err=True)
+            show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
     return status
-
-
-def _columns() -> int:
-    """Of the terminal that stderr is."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    except (OSError, ValueError):
-        return _COLUMNS

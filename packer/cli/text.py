@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -159,9 +158,12 @@ def show(*lines: str, err: bool = False) -> None:
         click.echo(click.style(text, fg="yellow") if coloured and isinstance(line, Emphasis) else text, err=err)
 
 
-def width() -> int:
-    """Columns of the terminal; 100 where the output is not one."""
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+def width(stream: TextIO | None = None, other: int = 100) -> int:
+    """Columns of the terminal that a stream is, stdout by default; `other` where it is not one."""
+    try:
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or other
+    except (OSError, ValueError):
+        return other
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
@@ -215,18 +217,11 @@ class ProgressDisplay:
         started = time.monotonic()
         step = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
         while not self._stop.wait(step):
-            columns = self._columns() if self._terminal else 0
+            columns = width(self._stream, _COLUMNS) if self._terminal else 0  # it may have been resized
             self._show(progress_line(samples, total_bytes, *done(), time.monotonic() - started, columns))
         if self._terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
-
-    def _columns(self) -> int:
-        """The current width of the terminal, which may have been resized."""
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
-        except (OSError, ValueError):
-            return _COLUMNS
 
     def _show(self, line: str) -> None:
         self._stream.write(f"\r{line}\x1b[K" if self._terminal else f"packer: {line}\n")

@@ -7,6 +7,12 @@
 
 The key of a sample is the number of its record. A record in parts has no flat byte range, since the magic number was
 taken out of its data; it can be converted. The .idx is not needed; one that differs from the .rec is an error.
+
+Sets of InsightFace have records without images. The one with number 0 tells them from others (its face2rec2.py):
+
+    0            labels: the number of the first record behind the images · that behind the last record
+    1 … n        an image with one label, or several of which the first is its identity
+    n + 1 …      an identity; labels: the numbers of its first image and of the one behind its last
 """
 
 from __future__ import annotations
@@ -20,10 +26,11 @@ from typing import Any
 from cache.errors import BadSampleError, FormatError, NotFlatError
 from packer.formats.base import Located, LocateOptions, WalkedFormat, key_by_number, without_offset
 from packer.formats.files import Window
+from readers.sample import NO_LABEL
 
 __all__ = ["FORMAT", "RecordIOFormat"]
 
-_FRAME, _HEADER, _LABEL = Struct("<II"), Struct("<IfQQ"), Struct("<f")
+_FRAME, _HEADER, _LABEL, _INSIGHTFACE_HEAD = Struct("<II"), Struct("<IfQQ"), Struct("<f"), Struct("<IfQQff")
 _MAGIC = 0xCED7230A
 _LENGTH_BITS = 29
 _MAX_LABEL = 1 << 24  # beyond it a float32 does not hold every whole number
@@ -40,7 +47,8 @@ class RecordIOFormat(WalkedFormat):
         if options.image_key or options.label_key or options.extra_fields:
             raise FormatError(f"{window.path}: a RecordIO record has one image and one label, so no keys can be given")
         known = _positions(window)
-        number = position = 0
+        images = _insightface_images(window, known)
+        number = position = found = 0
         while window.read_up_to(position, 1):
             if known is not None and position not in known:
                 raise FormatError(
@@ -60,17 +68,24 @@ class RecordIOFormat(WalkedFormat):
                     f"magic number in it, so it is not one byte range; run  packer convert {window.path} "
                     f"--to tfrecord|tar|hdf5"
                 )
-            label, header = _header(data, size, f"{window.path}: the record at byte {position}")
-            sample = Located(key_by_number(window.path, number), without_offset(label, options), {}, {})
-            if len(parts) == 1:
-                yield sample._replace(ranges={"image": (start + header, size - header)})
-            else:
-                yield sample._replace(place=(position, header), bytes=size - header)
+            where = f"{window.path}: the record at byte {position}"
+            label, header = _header(data, size, where, is_insightface=images is not None)
+            if images is None or header < size:
+                found += 1
+                sample = Located(key_by_number(window.path, number), without_offset(label, options), {}, {})
+                if len(parts) == 1:
+                    yield sample._replace(ranges={"image": (start + header, size - header)})
+                else:
+                    yield sample._replace(place=(position, header), bytes=size - header)
             number, position = number + 1, _end(parts)
         if known is not None and len(known) != number:
             raise FormatError(
                 f"{window.path}: {window.path.with_suffix('.idx').name} names {len(known)} records, the file holds "
                 f"{number}: truncated, or of another file"
+            )
+        if images is not None and images != found and images < _MAX_LABEL:
+            raise FormatError(
+                f"{window.path}: record 0 tells of {images} images, the file holds {found}: truncated, or damaged"
             )
 
     @contextmanager
@@ -137,24 +152,45 @@ def _frame(window: Window, position: int) -> tuple[int, int, int]:
     return start, length, cflag
 
 
-def _header(data: bytes, size: int, where: str) -> tuple[int, int]:
+def _insightface_images(window: Window, known: dict[int, int] | None) -> int | None:
+    """How many images record 0 tells of, if this is a set of InsightFace. Without an .idx that is the first record."""
+    position = 0 if known is None else next((place for place, number in known.items() if number == 0), None)
+    if position is None or not window.read_up_to(position, 1):
+        return None
+    parts = _parts(window, position)
+    start, length = parts[0]
+    if len(parts) > 1 or length != _INSIGHTFACE_HEAD.size:
+        return None
+    labels, _, number, _, behind_images, behind_all = _INSIGHTFACE_HEAD.unpack(window.read(start, length))
+    if (labels, number) != (2, 0) or not 1 <= behind_images <= behind_all < float("inf"):
+        return None
+    return int(behind_images) - 1
+
+
+def _header(data: bytes, size: int, where: str, *, is_insightface: bool) -> tuple[int, int]:
     """(label, bytes of the header) of a record of `size` bytes that begins with `data`."""
     if size < _HEADER.size:
         raise FormatError(f"{where} has {size} bytes, too few for the header of an image record")
     flag, value, _, _ = _HEADER.unpack_from(data)
-    if _HEADER.size + 4 * flag > size:
+    header = _HEADER.size + 4 * flag
+    if header > size:
         raise FormatError(f"{where} claims {flag} labels, but has {size} bytes: damaged, or not an image record")
-    if flag > 1:
-        raise FormatError(f"{where} has {flag} labels, expected one: images of several (such as boxes) are not read")
+    if is_insightface and header == size:
+        return NO_LABEL, header
+    if flag > 1 and not is_insightface:
+        raise FormatError(
+            f"{where} has {flag} labels, expected one: images of several (such as boxes) are not read; a set of "
+            f"InsightFace is, with its .idx"
+        )
     if flag:
         value = _LABEL.unpack_from(data, _HEADER.size)[0]
     if not -_MAX_LABEL <= value <= _MAX_LABEL or value != int(value):
         raise FormatError(f"{where} has the label {value}, expected a whole number")
-    return int(value), _HEADER.size + 4 * flag
+    return int(value), header
 
 
-def _positions(records: Window) -> set[int] | None:
-    """Where the records begin according to the .idx of a .rec; None without an .idx."""
+def _positions(records: Window) -> dict[int, int] | None:
+    """The numbers of the records by where they begin, according to the .idx of a .rec; None without an .idx."""
     index = records.path.with_suffix(".idx")
     if not index.is_file():
         return None
@@ -162,12 +198,12 @@ def _positions(records: Window) -> set[int] | None:
         if window.size > _MAX_INDEX_BYTES:
             raise FormatError(f"{index}: {window.size} bytes are too many for an index of records")
         lines = window.read(0, window.size).splitlines()
-    found = set()
+    found: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
         columns = line.split(b"\t")
         if len(columns) != 2 or not all(column.isdigit() and len(column) < 20 for column in columns):
             raise FormatError(f"{index}: line {number} is {line[:40]!r}, expected a number, a tab and a position")
-        found.add(int(columns[1]))
+        found[int(columns[1])] = int(columns[0])
         if int(columns[1]) >= records.size:
             raise FormatError(f"{index}: line {number} names byte {int(columns[1])}, but the .rec has {records.size}")
     if len(found) != len(lines):

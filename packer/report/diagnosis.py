@@ -10,16 +10,23 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 
-from cache.messages import human_bytes
 from packer.report import charts
 from packer.report.page import Page
 from packer.report.usage import add_usage
 from readers.diagnosis.batch_sizes import BatchSizes
 from readers.diagnosis.findings import Advice, Applied, Payload
 from readers.diagnosis.ladder import Diagnosis
-from readers.diagnosis.places import Place, Places
+from readers.diagnosis.places import Places
+from readers.diagnosis.text import (
+    batch_sizes_table,
+    facts_of,
+    ladder_table,
+    payload_summary,
+    payload_table,
+    places_table,
+)
 
-__all__ = ["command_line", "diagnosis_page", "environment"]
+__all__ = ["command_line", "diagnosis_page", "environment", "places_page"]
 
 _METHOD = (
     "The ladder: each line is the time of a step when one more stage of the loader runs for real, from the training "
@@ -29,7 +36,6 @@ _METHOD = (
     "The verdict follows the second one.",
     "Times are medians of blocks of steps; the interval has the median in 93 % of all cases.",
 )
-_WORTH_SAYING = 0.01  # of the bytes of a step
 _PACKAGES = ("packer-vision", "torch", "numpy", "nvidia-dali-cuda120", "simplejpeg", "pillow")
 
 
@@ -53,12 +59,23 @@ def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
     if result.batch_sizes is not None:
         _show_batch_sizes(page, result.batch_sizes)
     if result.places is not None:
+        page.section("Where the data are")
+        page.text(_sentence(result.places.advice))
         _show_places(page, result.places)
     if result.usage is not None and len(result.usage.times):
         page.section("The machine meanwhile")
         add_usage(page, result.usage)
     page.section("Method", collapsed=True)
     page.points(_METHOD)
+    page.section("Environment", collapsed=True)
+    page.facts(environment(command))
+    return page
+
+
+def places_page(places: Places, title: str, command: str) -> Page:
+    """The report of places alone."""
+    page = Page(title, lead=_sentence(places.advice))
+    _show_places(page, places)
     page.section("Environment", collapsed=True)
     page.facts(environment(command))
     return page
@@ -100,7 +117,7 @@ def _sentence(text: str) -> str:
 
 
 def _show_ladder(page: Page, result: Diagnosis) -> None:
-    rungs, size = result.rungs, result.batch_size
+    rungs = result.rungs
     culprit = [i for i, rung in enumerate(rungs) if rung.stage == result.culprit]
     page.section("The ladder")
     page.text("The time of a step as one more stage of the loader runs for real, from the training back to storage.")
@@ -114,15 +131,7 @@ def _show_ladder(page: Page, result: Diagnosis) -> None:
         line=(1e3 * result.step.seconds, "the step alone"),
     )
     page.chart(chart, "Bars: median time of a step; lines at their ends: the interval of that median.")
-    rows = []
-    for rung in rungs:
-        rates = [f"{rung.time.per_second:,.2f}"]
-        rates += [] if size is None else [f"{size * rung.time.per_second:,.0f}"]
-        busy = "–" if rung.time.cpu_busy is None else f"{rung.time.cpu_busy:.0%}"
-        what = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
-        rows.append([rung.stage, _ms(rung.time.seconds), *rates, busy, what])
-    images = [] if size is None else ["images/s"]
-    page.table(["with", "a step", "steps/s", *images, "CPUs busy", "what it is"], rows, strong=culprit)
+    page.table(*ladder_table(result), strong=culprit)
 
 
 def _show_costs(page: Page, result: Diagnosis) -> None:
@@ -145,17 +154,7 @@ def _show_costs(page: Page, result: Diagnosis) -> None:
         if not any(cost.reason for cost in costs):
             headings, rows = headings[:-1], [row[:-1] for row in rows]
         page.table(headings, rows, strong=strong)
-    facts = []
-    if result.culprit:
-        free = "there are enough workers" if result.culprit == "workers" else f"{result.culprit} cost nothing"
-        facts.append(("Bound", f"{_ms(result.bound)} a step, if {free}"))
-    if result.workers_needed is not None:
-        facts.append(("Workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with the training"))
-    if result.cpus_needed is not None:
-        facts.append(("CPUs", f"{result.cpus} may be used; {result.cpus_needed:.1f} would keep up"))
-    if result.pinned is not None:
-        facts.append(("Page-locked", f"{_ms(result.pinned.seconds)} a step with batches in page-locked memory"))
-    page.facts(facts)
+    page.facts([(f"{name[0].upper()}{name[1:]}", fact) for name, fact in facts_of(result)])
     if result.notes:
         page.points([f"Note: {note}" for note in result.notes])
 
@@ -195,16 +194,8 @@ def _show_applied(page: Page, applied: Sequence[Applied]) -> None:
 
 def _show_payload(page: Page, payload: Payload) -> None:
     page.section("What a batch carries")
-    worth = payload.saves > _WORTH_SAYING * payload.bytes
-    saved = f", of which {human_bytes(payload.saves)} need not be copied" if worth else ""
-    page.text(f"{human_bytes(payload.bytes)} a step{saved}; {payload.batches} batches were looked at.")
-    rows = []
-    for field in payload.fields:
-        shape = "×".join("?" if n is None else str(n) for n in field.shape) or "a number"
-        used = {None: "unknown", True: "yes", False: "no"}[field.used]
-        facts = "; ".join(f"{fact.text} (saves {human_bytes(fact.saves)})" for fact in field.facts)
-        rows.append([field.path or "the batch", field.dtype, shape, human_bytes(field.bytes), used, facts])
-    page.table(["field", "dtype", "shape", "bytes", "used by the step", "what was found"], rows)
+    page.text(f"{payload_summary(payload)}; {payload.batches} batches were looked at.")
+    page.table(*payload_table(payload))
     if payload.notes:
         page.points([f"Note: {note}" for note in payload.notes])
 
@@ -220,46 +211,18 @@ def _show_batch_sizes(page: Page, found: BatchSizes) -> None:
         }
         sizes = [row.batch_size for row in good]
         page.chart(charts.lines(sizes, series, x_label="batch size", y_label="images/s", log_x=True))
-    rows = []
-    for row in found.rows:
-        if row.full is None or row.step is None:
-            rows.append([f"{row.batch_size:,}", "–", "–", "–", "–", "–", row.error])
-            continue
-        device = "" if row.device_bytes is None else f"{human_bytes(row.device_bytes)} on the device"
-        times = [_ms(row.step.seconds), _ms(row.full.seconds), f"{row.images:,.0f}", f"{row.waiting:.0%}"]
-        rows.append([f"{row.batch_size:,}", *times, human_bytes(row.bytes), device])
-    page.table(["batch size", "the step alone", "with the loader", "images/s", "waits", "a batch", ""], rows)
+    page.table(*batch_sizes_table(found))
     if found.scaled_from is not None:
         page.text(f"The simulated step is for {found.scaled_from} samples, and in proportion for other sizes.")
 
 
 def _show_places(page: Page, found: Places) -> None:
-    page.section("Where the data are")
-    page.text(_sentence(found.advice))
     for command in found.commands:
         page.code(command)
-    good = [row for row in found.rows if row.first is not None]
+    good = [(number, row) for number, row in enumerate(found.rows) if row.first is not None]
+    batches = {name: [1e3 * getattr(row.first.batch, name) for _, row in good if row.first] for name in ("p50", "p99")}
     if good:
-        names = [f"{row.path} ({row.form})" for row in good]
-        batches = {
-            "p50": [1e3 * row.first.batch.p50 for row in good if row.first],
-            "p99": [1e3 * row.first.batch.p99 for row in good if row.first],
-        }
-        caption = f"ms for the reads of a batch of {found.batch_size}, the first time they are read"
-        page.chart(charts.bars(names, batches, unit="ms", strong=[found.best] if found.best else []), caption)
-    rows = [line for row in found.rows for line in _place_rows(row)]
-    page.table(["place", "", "pages", "a read: p50", "p99", "a batch: p50", "p99", "bytes/s"], rows)
-    remarks = [(row, row.error or row.note) for row in found.rows]
-    remarks += [(row, f"room for {row.holds:.0%} of the set") for row in found.rows if (row.holds or 1.0) < 1]
-    page.points([f"{row.path}: {remark}" for row, remark in remarks if remark])
-
-
-def _place_rows(row: Place) -> list[list[str]]:
-    kind = ", ".join(part for part in (row.filesystem, row.form) if part)
-    lines = []
-    for pages, reads in (("cold", row.cold), ("warm", row.warm)):
-        if reads is not None:
-            times = [reads.single.p50, reads.single.p99, reads.batch.p50, reads.batch.p99]
-            rate = f"{human_bytes(reads.batch.bytes_per_second)}/s"
-            lines.append([row.path, kind, pages, *map(_ms, times), rate])
-    return lines
+        strong = [place for place, (number, _) in enumerate(good) if number == found.best > 0]
+        chart = charts.bars([f"{row.path} ({row.form})" for _, row in good], batches, unit="ms", strong=strong)
+        page.chart(chart, f"ms for the reads of a batch of {found.batch_size}, the first time they are read")
+    page.table(*places_table(found), caption=f"Times in ms; here is {found.rows[0].path}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from packer.report.svg import GRID, INK, MUTED, SURFACE, clean, text_width
 
@@ -94,11 +94,7 @@ class Rows:
         self._write(axes, (middle - self.left) * self.scale, self.font / 2 + 2, shown, align="center")
 
     def _write(self, axes: Axes, x: float, y: float, text: str, *, strong: bool = False, align: Align = "left") -> None:
-        weight = "bold" if strong else "normal"
-        axes.text(
-            x, y, text, fontsize=self.font, color=INK, fontweight=weight, ha=align, va="center_baseline", zorder=4,
-            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
-        )  # fmt: skip
+        _write(axes, x, y, text, self.font, fontweight="bold" if strong else "normal", ha=align)
 
 
 class Plot:
@@ -154,11 +150,8 @@ class Plot:
             if lane >= 0:
                 shown = self._short(mark.label)
                 last = 1 + (self.right - text_width(shown, self.font)) / self.inner_width
-                axes.text(
-                    min(where + 4 / self.inner_width, last), top, shown, transform=transform, color=INK,
-                    fontsize=self.font, va="center_baseline", zorder=4,
-                    bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1},
-                )  # fmt: skip
+                x = min(where + 4 / self.inner_width, last)
+                _write(axes, x, top, shown, self.font, transform=transform)
 
     def axes(self, figure: Figure, x_label: str, y_label: str) -> Axes:
         axes = self.map_axes(figure, x_label)
@@ -222,6 +215,12 @@ class Plot:
                         fontweight="bold" if strong else "normal", va="center_baseline", annotation_clip=False,
                     )  # fmt: skip
                     break
+
+
+def _write(axes: Axes, x: float, y: float, text: str, size: int, **options: Any) -> None:
+    """Text on a plate of the page's colour, so that lines do not cross it."""
+    plate = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1}
+    axes.text(x, y, text, fontsize=size, color=INK, va="center_baseline", zorder=4, bbox=plate, **options)
 
 
 def fitted(text: str, room: float, size: float) -> str:

@@ -11,7 +11,8 @@ from packer.report.page import Page
 from readers.usage import Usage
 from readers.usage.compare import Comparison
 from readers.usage.reading import format_value, read_usage
-from readers.usage.record import HeatRow, Percentiles
+from readers.usage.record import HeatRow
+from readers.usage.text import comparison_tables, percentiles_table
 
 __all__ = ["add_usage", "comparison_page", "usage_page"]
 
@@ -40,10 +41,10 @@ def add_usage(page: Page, usage: Usage) -> None:
     if not summary.heat_rows(1):
         page.text("Nothing was sampled.")
         return
-    heat = _add_heat_map(page, summary, usage.seconds, _HEAT)
-    found = summary.percentiles()
-    rows = [[row.name, *(format_value(value, row.unit) for value in (*found[row.name], row.full))] for row in heat]
-    page.table(["", *Percentiles._fields, "bright is"], rows, caption="Percentiles by time")
+    bright = {row.name: format_value(row.full, row.unit) for row in _add_heat_map(page, summary, usage.seconds, _HEAT)}
+    headings, rows = percentiles_table(summary)
+    rows = [[*row, bright[row[0]]] for row in rows]
+    page.table([*headings, "bright is"], rows, caption="Percentiles by time")
     if usage.marks:
         _add_spans(page, summary)
 
@@ -65,20 +66,8 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
         if run.heat_rows(1):
             _add_heat_map(page, replace(run, series=series), seconds, f"Run {which}. {_HEAT}")
     page.section("Side by side")
-    heads = [f"{name} {which}" for name in ("p50", "p95", "max") for which in "AB"]
-    rows = []
-    for row in result.rows:
-        both = [None if found is None else found._asdict() for found in (row.a, row.b)]
-        values = [None if found is None else found[name] for name in ("p50", "p95", "max") for found in both]
-        rows.append([row.name, *(format_value(value, row.unit) for value in values), format_value(row.ratio, "1")])
-    page.table(["", *heads, "mean B/A"], rows)
-    if result.spans:
-        heads = [f"{name} {which}" for name in ("seconds", "steps/s", "images/s") for which in "AB"]
-        rows = [
-            [span.name, *(format_value(value, "1") for value in (*span.seconds, *span.steps, *span.images))]
-            for span in result.spans[:_SPANS]
-        ]
-        page.table(["from mark", *heads], rows)
+    for headings, rows in comparison_tables(result):
+        page.table(headings, rows)
     return page
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -200,12 +199,8 @@ def same_as_promised(data: Buffer, size: tuple[int, int]) -> ImageHeader | None:
     return header if header.upright_size == size and device_takes(header) else None
 
 
-def decode_batch(images: Sequence[Buffer], decoder: Decoder, executor: Executor | None = None) -> list[Decoded]:
-    """Decode images of any kind: a picture on the decoder's device for each, or why there is none; in their order.
-
-    executor: decodes the CPU's share while the device works; without one that is done afterwards.
-    """
-    cpu = CpuDecoder(torch.device("cpu"))  # copied to the device by this thread alone, on its current stream
+def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
+    """Decode images of any kind: a picture on the decoder's device for each, or why there is none; in their order."""
     results: dict[int, Decoded] = {}
     headers: dict[int, ImageHeader] = {}
     on_device: list[int] = []
@@ -218,18 +213,9 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder, executor: Executor 
             # An image that our own parser refuses has no frame: GPU libraries may not get it.
             if frame and device_takes(headers[row]):
                 on_device.append(row)
-
-    def decode_on_cpu(row: int) -> Decoded:
-        return cpu.decode([images[row]], [headers[row]])[0]
-
-    others = sorted(headers.keys() - on_device)
-    waiting = {row: executor.submit(decode_on_cpu, row) for row in others} if executor is not None else {}
     decoded = decoder.decode([images[row] for row in on_device], [headers[row] for row in on_device])
-    for row, found in zip(on_device, decoded, strict=True):
-        results[row] = found if isinstance(found, Picture) else decode_on_cpu(row)
-    for row in others:
-        results[row] = waiting[row].result() if waiting else decode_on_cpu(row)
-    for row, found in results.items():
-        if isinstance(found, Picture):
-            results[row] = found._replace(pixels=found.pixels.to(decoder.device))
+    results |= {row: one for row, one in zip(on_device, decoded, strict=True) if isinstance(one, Picture)}
+    others = [row for row in headers if row not in results]
+    decoded = CpuDecoder(decoder.device).decode([images[row] for row in others], [headers[row] for row in others])
+    results |= zip(others, decoded, strict=True)
     return [results[row] for row in range(len(images))]

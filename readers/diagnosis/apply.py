@@ -7,18 +7,18 @@ made on top of it; its prediction is that of the model with all changes so far.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cache.errors import PackerError
 from cache.messages import Silent, Watcher
-from readers.diagnosis.climb import Training
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Advice, Applied, Change
 from readers.diagnosis.model import Model
-from readers.diagnosis.pipeline import Pipeline
-from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.pipeline import Pipeline, ending, in_a_line
+from readers.diagnosis.timing import time_steps
+from readers.diagnosis.training import Training
 
 __all__ = ["apply_advice"]
 
@@ -70,10 +70,7 @@ class _Application:
         self, pipeline: Pipeline, evidence: Evidence, training: Training, seconds: float, watcher: Watcher
     ) -> None:
         self._pipeline, self._training, self._seconds, self._watcher = pipeline, training, seconds, watcher
-        self._model, self._step = evidence.model, evidence.diagnosis.step.seconds
-        self._batch_size = evidence.diagnosis.batch_size
-        self._changes: list[Change] = []
-        self._converts: list[Callable[[Any], Any]] = []
+        self._model, self._batch_size = evidence.model, evidence.diagnosis.batch_size
         self.before = evidence.diagnosis.full.seconds
         self.kept: list[Pipeline] = []
         self.applied: list[Applied] = []
@@ -81,54 +78,54 @@ class _Application:
     def try_out(self, advice: Advice) -> None:
         change = advice.change
         assert change is not None
-        if any(each.kind == change.kind for each in self._changes):
+        changes = [each.change for each in self.applied if each.kept]
+        if any(each.kind == change.kind for each in changes):
             return  # as of two forms of a cache: the better prediction came first
-        predicted = self._predict(change, advice)
-        if advice.seconds is not None and predicted is not None and predicted > _BETTER * self.before:
-            return  # what was changed so far has the same effect
+        predicted = advice.seconds
+        if predicted is not None:
+            predicted = predicted if self._model is None else predict(self._model, [*changes, change])
+            if predicted > _BETTER * self.before:
+                return  # what was changed so far has the same effect
         found = Applied(change, advice.id, self.before, predicted, None, False)
         try:
             changed = self._pipeline.changed(change)
             if changed is None:
                 return
             try:
-                measured = self._measure(changed, change)
+                measured = self._measure(changed, [*changes, change])
             except BaseException:
                 changed.close()
                 raise
         except (PackerError, OSError, ValueError) as error:
-            first = str(error).partition("\n")[0]
-            self.applied.append(replace(found, problem=f"{type(error).__name__}: {first[:200]}"))
+            self.applied.append(replace(found, problem=in_a_line(error)))
             return
-        kept = measured < _BETTER * self.before
-        self.applied.append(replace(found, measured=measured, kept=kept))
         self._watcher.note(f"{change.what}: {1e3 * measured:.1f} ms a step")
-        if not kept:
+        found = replace(found, measured=measured, kept=measured < _BETTER * self.before)
+        self.applied.append(found)
+        if not found.kept:
             changed.close()
             return
         self.kept.append(changed)
         self._pipeline, self.before = changed, measured
-        self._changes.append(change)
-        if changed.convert is not None:
-            self._converts.append(changed.convert)
 
-    def _predict(self, change: Change, advice: Advice) -> float | None:
-        if advice.seconds is None:
-            return None
-        return advice.seconds if self._model is None else predict(self._model, [*self._changes, change])
-
-    def _measure(self, changed: Pipeline, change: Change) -> float:
-        converts = [*self._converts, *([changed.convert] if changed.convert is not None else [])]
+    def _measure(self, changed: Pipeline, changes: Sequence[Change]) -> float:
+        """Seconds of a step, for as many samples as a batch had before all changes."""
 
         def use(batch: Any) -> None:
             on_device = self._training.on_device(batch)
-            for convert in converts:
-                on_device = convert(on_device)
+            for each in (*self.kept, changed):
+                on_device = on_device if each.convert is None else each.convert(on_device)
             self._training.step(on_device)
 
-        found = _time(changed, use, self._seconds, self._training.synchronize)
-        sizes = [int(each.value) for each in (*self._changes, change) if each.kind == "batch_size"]
-        return found.seconds * (self._batch_size or 1) / sizes[-1] if sizes else found.seconds
+        with ending(changed.cached(0)) as batches, warnings.catch_warnings():
+            # torch warns of more workers than CPUs, which are right for work that waits
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            seconds = time_steps(
+                batches, use, warmup=changed.warmup, workers=changed.workers, seconds=self._seconds,
+                synchronize=self._training.synchronize,
+            ).seconds  # fmt: skip
+        sizes = [int(each.value) for each in changes if each.kind == "batch_size"]
+        return seconds * (self._batch_size or 1) / sizes[-1] if sizes else seconds
 
 
 def predict(model: Model, changes: Iterable[Change]) -> float:
@@ -141,18 +138,3 @@ def predict(model: Model, changes: Iterable[Change]) -> float:
         for stage, left in change.share:
             share[stage] = share.get(stage, 1.0) * left
     return model.seconds(workers=workers, share=share, saved=saved)
-
-
-def _time(
-    pipeline: Pipeline, use: Callable[[Any], None], seconds: float, synchronize: Callable[[], object]
-) -> StepTime:
-    batches: Iterator[Any] = pipeline.cached(0)
-    options = {"warmup": pipeline.warmup, "workers": pipeline.workers, "synchronize": synchronize}
-    try:
-        with warnings.catch_warnings():  # torch warns of more workers than CPUs, which are right for work that waits
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            return time_steps(batches, use, seconds=seconds, **options)  # type: ignore[arg-type]
-    finally:
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()

@@ -8,18 +8,16 @@ The time of a simulated step is in proportion to the batch; real steps often gai
 from __future__ import annotations
 
 import gc
-import importlib
 import itertools
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cache.errors import PipelineError
 from cache.messages import Silent, Watcher
-from readers.diagnosis.pipeline import IterablePipeline, to_device, tree_bytes
+from readers.diagnosis.pipeline import ending, endless, in_a_line, module_for, tree_bytes
 from readers.diagnosis.timing import StepTime, time_steps
+from readers.diagnosis.training import Training, cuda_of
 
 __all__ = ["BatchSize", "BatchSizes", "measure_batch_sizes", "resized"]
 
@@ -93,18 +91,14 @@ def measure_batch_sizes(
     ordered = sorted(set(sizes))
     if not ordered or ordered[0] < 1:
         raise ValueError(f"sizes must be at least 1, not {list(sizes)}")
-    if (step is None) == (simulate_step is None):
-        raise ValueError("give either step, a function of a batch, or simulate_step, in seconds")
-    own = _own_size(loader)
+    training, own = Training.of(step, simulate_step, device), _own_size(loader)
     rows, errors, note = list[BatchSize](), list[Exception](), (watcher or Silent()).note
     for size in ordered:
         note(f"measuring batches of {size}")
-        use = step or _pause((simulate_step or 0.0) * size / own)
+        if simulate_step is not None:
+            training = Training.of(None, simulate_step * size / own, device)
         try:
-            rows.append(_measure(resized(loader, size), size, use, device, seconds / 2 / len(ordered)))
-        except PipelineError as error:
-            rows.append(BatchSize(size, error=str(error)))
-            errors.append(error)
+            rows.append(_measure(resized(loader, size), size, training, device, seconds / 2 / len(ordered)))
         except Exception as error:
             rows.append(BatchSize(size, error=_message(error)))
             errors.append(error)
@@ -116,15 +110,13 @@ def measure_batch_sizes(
 
 def resized(loader: Any, batch_size: int) -> Iterable[Any]:
     """The same loader with batches of another size. Raises PipelineError where it cannot be rebuilt."""
-    ours, torch_data = sys.modules.get("readers.loader"), sys.modules.get("torch.utils.data")
-    if ours is not None and isinstance(loader, ours.ImageLoader):
-        return loader.with_options(batch_size=batch_size)  # type: ignore[no-any-return]
-    if torch_data is not None and isinstance(loader, torch_data.DataLoader):
-        module = importlib.import_module("readers.diagnosis.dataloader")
-        return module.resized(loader, batch_size)  # type: ignore[no-any-return]
-    raise PipelineError(
-        f"{type(loader).__name__} cannot be rebuilt with another batch size; an ImageLoader and a torch DataLoader can"
-    )
+    known = module_for(loader)
+    if known is None:
+        kind = type(loader).__name__
+        raise PipelineError(
+            f"{kind} cannot be rebuilt with another batch size; an ImageLoader and a torch DataLoader can"
+        )
+    return known.resized(loader, batch_size)  # type: ignore[no-any-return]
 
 
 def _own_size(loader: Any) -> int:
@@ -135,36 +127,19 @@ def _own_size(loader: Any) -> int:
     return size
 
 
-def _measure(loader: Iterable[Any], size: int, step: Callable[[Any], object], device: Any, seconds: float) -> BatchSize:
-    torch = sys.modules.get("torch")
-    cuda: Any = torch.cuda if torch is not None and str(device or "").startswith("cuda") else None
-
-    def copied(batch: Any) -> Any:
-        return batch if device is None or str(device) == "cpu" else to_device(batch, device)
-
-    def synchronize() -> None:
-        if cuda is not None:
-            cuda.synchronize(device)
-
+def _measure(loader: Iterable[Any], size: int, training: Training, device: Any, seconds: float) -> BatchSize:
+    cuda, synchronize = cuda_of(device), training.synchronize
     workers = max(1, getattr(loader, "num_workers", 0) or getattr(loader, "threads", 0))
     ahead = (getattr(loader, "prefetch_factor", None) or 1) * workers + 1
     if cuda is not None:
         cuda.reset_peak_memory_stats(device)
-    batches = IterablePipeline(loader).cached(0)
-    try:
+    with ending(endless(loader)) as batches:
         few = list(itertools.islice(batches, _KEPT))
         full = time_steps(
-            batches,
-            lambda batch: step(copied(batch)),
-            warmup=ahead,
-            seconds=seconds,
-            workers=workers,
-            synchronize=synchronize,
+            batches, training.run, warmup=ahead, seconds=seconds, workers=workers, synchronize=synchronize
         )
-    finally:
-        batches.close()  # type: ignore[attr-defined]
-    on_device = [copied(batch) for batch in few]
-    alone = time_steps(itertools.cycle(on_device), step, warmup=_STEP_WARMUP, seconds=seconds, synchronize=synchronize)
+    on_device = itertools.cycle([training.on_device(batch) for batch in few])
+    alone = time_steps(on_device, training.step, warmup=_STEP_WARMUP, seconds=seconds, synchronize=synchronize)
     return BatchSize(
         size,
         alone,
@@ -177,23 +152,20 @@ def _measure(loader: Iterable[Any], size: int, step: Callable[[Any], object], de
     )
 
 
-def _pause(seconds: float) -> Callable[[Any], object]:
-    return lambda batch: time.sleep(seconds)
-
-
 def _message(error: Exception) -> str:
-    """The last line of what was raised: a worker's error has its traceback as its message."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    line = lines[-1] if "Original Traceback" in str(error) else f"{type(error).__name__}: {lines[0]}"
-    return line[:_MESSAGE_CHARACTERS]
+    """One line of what was raised: of a worker's error the last one, as its message is a traceback."""
+    if isinstance(error, PipelineError):
+        return str(error)
+    if "Original Traceback" in str(error):
+        return str(error).rstrip().splitlines()[-1][:_MESSAGE_CHARACTERS]
+    return in_a_line(error)
 
 
 def _free(device: Any) -> None:
     """Give back what a size has taken, before the next one is measured."""
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and str(device or "").startswith("cuda"):
-        torch.cuda.empty_cache()
+    if (cuda := cuda_of(device)) is not None:
+        cuda.empty_cache()
 
 
 def _judge(rows: tuple[BatchSize, ...], scaled_from: int | None) -> BatchSizes:

@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from cache.errors import PipelineError
 from readers.diagnosis.changes import change_at, change_reader, grid_of_field
 from readers.diagnosis.findings import Change
+from readers.diagnosis.recording import name_of
 from readers.reader import Reader
 
-__all__ = ["ChangedLoader", "change_dataloader", "expand"]
+__all__ = ["ChangedLoader", "change_dataloader", "expand", "forwarded", "resized"]
 
 _BATCHES = 4  # at least, that a cache is filled with
+_FORWARDED = (
+    "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory_device",
+    "in_order",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,37 @@ def change_dataloader(loader: DataLoader[Any], change: Change) -> ChangedLoader 
     if change.kind == "pin_memory":
         return _with(loader, pin_memory=bool(change.value))
     if change.kind == "batch_size":
-        # A batch sampler of another class has its own idea of a batch.
-        if type(loader.batch_sampler) is not BatchSampler:
-            return None
-        sampler = BatchSampler(loader.sampler, int(change.value), loader.drop_last)
-        return _with(loader, batch_sampler=sampler, batch_size=int(change.value))
+        return ChangedLoader(resized(loader, int(change.value)))
     if change.kind == "uint8":
         grid, path = grid_of_field(change.field), str(change.value)
         made = _with(loader, collate_fn=_Quantized(loader.collate_fn, path, grid))
         return ChangedLoader(made.loader, lambda batch: change_at(batch, path, lambda leaf: expand(leaf, grid)))
     return _change_data(loader, change)
+
+
+def forwarded(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a loader that one with other batches has, too."""
+    return {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
+
+
+def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """The same loader with batches of another size, all full; its workers live as long as it does.
+
+    Raises PipelineError for a batch sampler of its own, for a loader that makes no batches, and for too few samples.
+    """
+    options = forwarded(loader)
+    options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
+    elif type(loader.batch_sampler) is BatchSampler:
+        batches = BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)
+        if hasattr(batches.sampler, "__len__") and not len(batches):
+            raise PipelineError(f"an epoch has no full batch of {batch_size}")
+        how = {"batch_sampler": batches}
+    else:
+        what = f"batches by {name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
+        raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **how, **options)
 
 
 def _with(loader: DataLoader[Any], **options: Any) -> ChangedLoader:

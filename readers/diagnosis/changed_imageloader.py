@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +16,26 @@ from readers.diagnosis.findings import Change
 from readers.loader import ImageLoader
 from readers.order.base import Int64s, Order, PlainOrder, Spec
 
-__all__ = ["change_imageloader"]
+__all__ = ["Repeated", "change_imageloader"]
 
 _ENDLESS = 1 << 40
 
 
 @dataclass(frozen=True)
-class _Some(PlainOrder):
-    """Some samples again and again, in an epoch that does not end."""
+class Repeated(PlainOrder):
+    """Some samples again and again, in an epoch that does not end. rows: of the reader, int64 [n]."""
 
-    rows: tuple[int, ...]
+    rows: Int64s
     seed: int = 0
 
     def __len__(self) -> int:
         return _ENDLESS - _ENDLESS % len(self.rows)
 
     def spec(self) -> Spec:
-        return {"kind": "some", "samples": len(self.rows)}
+        return {"kind": "repeated", "samples": len(self.rows)}
 
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
-        return np.asarray(self.rows, np.int64)[positions % len(self.rows)]
+        return np.asarray(self.rows[positions % len(self.rows)], np.int64)
 
 
 def change_imageloader(loader: ImageLoader, change: Change, batches: int) -> ChangedLoader | None:
@@ -60,7 +59,7 @@ def change_imageloader(loader: ImageLoader, change: Change, batches: int) -> Cha
     changed = change_reader(loader.reader, change, rows.tolist())
     if changed is None:
         return None
-    order: Order = loader.order if changed.rows is None else _Some(tuple(changed.rows))
+    order: Order = loader.order if changed.rows is None else Repeated(np.asarray(changed.rows, np.int64))
     return ChangedLoader(loader.over(changed.reader, order), close=changed.close)
 
 
@@ -71,5 +70,5 @@ def _uint8(loader: ImageLoader, path: str) -> ChangedLoader | None:
     ops = [op for op in loader.recipe.ops if not isinstance(op, Normalize)]
     steps, offsets = channel_factors(loader.recipe.normalize)
     grid = tuple(zip(offsets, steps, strict=True))
-    convert: Callable[[Any], Any] = lambda batch: change_at(batch, path, lambda leaf: expand(leaf, grid))  # noqa: E731
-    return ChangedLoader(loader.with_options(augment=ops, dtype=None), convert)
+    made = loader.with_options(augment=ops, dtype=None)
+    return ChangedLoader(made, lambda batch: change_at(batch, path, lambda leaf: expand(leaf, grid)))

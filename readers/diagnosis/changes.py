@@ -19,15 +19,15 @@ from cache.errors import PipelineError
 from cache.filesystem import filesystem_type, free_space
 from readers.caching import cached
 from readers.diagnosis.findings import Change, PayloadField
-from readers.diagnosis.payload import walk
-from readers.diagnosis.pipeline import map_tree
+from readers.diagnosis.pipeline import map_paths
 from readers.reader import Reader
 from readers.staging import stage
 from readers.table import Table
 
-__all__ = ["ChangedReader", "change_at", "change_reader", "grid_of_field"]
+__all__ = ["MEMORY_BYTES", "ChangedReader", "change_at", "change_reader", "grid_of_field", "rows_that_fit"]
 
-_MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 1 << 30  # of a cache
+_FILLED = 0.9
 _COPIED_BYTES = 2 << 30
 _ROOM = 0.5  # of the free space of a directory that a sample of a set may take
 
@@ -52,11 +52,16 @@ def change_reader(reader: Reader, change: Change, rows: Sequence[int]) -> Change
     return _staged(reader, str(change.value)) if change.kind == "stage" else None
 
 
-def _cached(reader: Reader, keep: str, rows: Sequence[int]) -> ChangedReader:
+def rows_that_fit(reader: Reader, rows: Sequence[int]) -> Sequence[int]:
+    """The first of these rows, at least one, whose pixels fit into `MEMORY_BYTES`."""
     info = reader.image_info(np.asarray(rows, np.int64))
     pixels = np.cumsum(3 * info.height.astype(np.int64) * info.width)
-    rows = rows[: max(1, int(np.searchsorted(pixels, 0.9 * _MEMORY_BYTES)))]
-    few = cached(reader.select(indices=list(rows)), _MEMORY_BYTES, keep=keep, backend="memfd")
+    return rows[: max(1, int(np.searchsorted(pixels, _FILLED * MEMORY_BYTES)))]
+
+
+def _cached(reader: Reader, keep: str, rows: Sequence[int]) -> ChangedReader:
+    rows = rows_that_fit(reader, rows)
+    few = cached(reader.select(indices=list(rows)), MEMORY_BYTES, keep=keep, backend="memfd")
     few.prefill()
     # A cache finds samples by their rows in the columns, which a selection does not change.
     whole = Reader(Table(reader.table.columns, reader.table.rows, few.table.forms), few.store)
@@ -100,6 +105,5 @@ def grid_of_field(field: PayloadField | None) -> tuple[tuple[float, float], ...]
 
 
 def change_at(batch: Any, path: str, function: Callable[[Any], Any]) -> Any:
-    """A batch with `function` of the leaf at `path`, as `readers.diagnosis.payload.walk` names it."""
-    paths = iter([found for found, _ in walk(batch)])
-    return map_tree(batch, lambda leaf: function(leaf) if next(paths) == path else leaf)
+    """A batch with `function` of the leaf at `path`, as `readers.diagnosis.pipeline.map_paths` names it."""
+    return map_paths(batch, lambda found, leaf: function(leaf) if found == path else leaf)

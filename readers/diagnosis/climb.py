@@ -19,15 +19,14 @@ from typing import Any
 
 from cache.messages import Silent, Watcher
 from readers.diagnosis.caveats import caveats
-from readers.diagnosis.ladder import Diagnosis, Rung
-from readers.diagnosis.pipeline import Pipeline, map_tree, tree_bytes
+from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
+from readers.diagnosis.pipeline import Pipeline, ending, in_a_line, map_tree, tree_bytes
 from readers.diagnosis.random_data import random_batches
 from readers.diagnosis.timing import StepTime, time_steps
-from readers.diagnosis.tracing import RUNGS, trace_waits
+from readers.diagnosis.training import Training, trace_calls
 from readers.diagnosis.verdict import BUSY, SAME, costs_of, explained, judge, warm_seconds
-from readers.trace import Trace
 
-__all__ = ["Training", "climb"]
+__all__ = ["climb"]
 
 _MEASURED_ALONE = 2  # stages whose gain is measured and not computed
 _PATIENCE = 1.3  # budgets that all lines may take together before some are left out
@@ -37,31 +36,6 @@ _ROUND_SECONDS = 3.0
 _CONFIRM_SECONDS = 5.0  # of warming up: lines of slower loaders are not measured twice
 
 _Use = Callable[[Any], object]
-
-
-@dataclass(frozen=True)
-class Training:
-    """What happens to a batch after the loader.
-
-    step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
-    of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
-    synchronize: waits for the device. simulated: whether the step ignores its batch.
-    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
-    """
-
-    step: _Use
-    copy: Callable[[Any], Any] | None = None
-    pin: Callable[[Any], Any] | None = None
-    synchronize: Callable[[], object] = lambda: None
-    simulated: bool = False
-    begins: Callable[[str], object] = lambda name: None
-    trace: Trace | None = None
-
-    def on_device(self, batch: Any) -> Any:
-        return batch if self.copy is None else self.copy(batch)
-
-    def run(self, batch: Any) -> None:
-        self.step(self.on_device(batch))
 
 
 @dataclass(frozen=True)
@@ -88,10 +62,11 @@ class _Climb:
         for count in range(len(stages) - 1, -1, -1):
             self._levels.append(_Level(stages[count].name, stages[count].what, count))
         self._times: dict[int, StepTime] = {}
-        self._seconds, self._end = seconds, time.perf_counter() + seconds
+        self._end = time.perf_counter() + seconds
         self._share = seconds / (len(self._levels) + _MEASURED_ALONE + 1 + 2 * (not training.simulated))
         self._slow = False
         self._sizes: list[int] = []  # of the batches of the whole loader
+        self._notes: list[str] = []
 
     def run(self) -> Diagnosis:
         pipeline, training = self._pipeline, self._training
@@ -101,7 +76,8 @@ class _Climb:
         in_place = not training.simulated and _changes(training.step, on_device[0])
         pipeline.fresh = in_place
         batches = _again(on_device, copies=in_place)
-        notes = [_in_place_note()] if in_place else []
+        if in_place:
+            self._notes.append("the step changes its batch in place, so every replayed batch is copied first")
         self._times[0] = self._measure("step", batches, training.step, count_wait=False)
         last = len(self._levels) - 1
         known = sum(stage.seconds or 0.0 for stage in pipeline.stages) / pipeline.workers
@@ -109,38 +85,27 @@ class _Climb:
         self._time(last)
         self._slow = self._slow or self._too_slow(self._times[last].seconds)
         if self._slow:
-            notes.append("the loader is slow: lines between two that take equally long were not measured")
-            notes += self._bisect(0, last)
+            self._notes.append("the loader is slow: lines between two that take equally long were not measured")
+            self._bisect(0, last)
         else:
             for number in range(1, last):
-                notes += self._time_between(number)
-        notes += self._confirm(last)
+                self._time_between(number)
+        self._confirm(last)
         rungs = self._rungs()
         costs = costs_of(rungs, pipeline)
-        for cost in sorted(costs, key=lambda cost: (cost.measured, -cost.freed))[
-            : 0 if self._slow else _MEASURED_ALONE
-        ]:
-            number = next((i for i, stage in enumerate(pipeline.stages) if stage.name == cost.stage), -1)
-            alone = pipeline.without(number) if number >= 0 and not cost.measured else None
-            if alone is not None:  # what fails here failed above, and there is a note
-                with suppress(Exception):
-                    freed = warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, training.run).seconds
-                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
+        self._free_alone(costs, rungs)
         pinned = None
         if training.copy is not None and training.pin is not None:
             pinned = self._measure("copy, pinned", _again([training.pin(each) for each in replayed]), training.run)
+        dynamic, again = None, self._times[0]
         if not training.simulated:
             dynamic = self._uneven(on_device, in_place)
             again = self._measure("step again", _again(on_device, copies=in_place), training.step, count_wait=False)
-            notes += _drifted("the step", self._times[0], again)
-            lowest, failed = self._random(on_device)
-            rungs[:0] = lowest
-            notes += failed
-        else:
-            dynamic, again = None, self._times[0]
+            self._note_drift("the step", self._times[0], again)
+            rungs[:0] = self._random(on_device)
         result = replace(judge(pipeline, tuple(rungs), explained(costs, rungs)), pinned=pinned)
-        notes += caveats(result, pipeline, dynamic, again, self._sizes, sizes)
-        return replace(result, notes=(*result.notes, *notes))
+        notes = caveats(result, pipeline, dynamic, again, self._sizes, sizes)
+        return replace(result, notes=(*result.notes, *self._notes, *notes))
 
     # --- what is measured -------------------------------------------------------------------------------------------
     def _time(self, number: int) -> None:
@@ -157,19 +122,16 @@ class _Climb:
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
         trace, start = self._training.trace, time.perf_counter_ns()
-        try:
-            pipeline = self._pipeline
-            warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
+        pipeline = self._pipeline
+        warmup, workers = (pipeline.warmup, pipeline.workers) if count_wait else (pipeline.distinct, 1)
+        with ending(batches):
+            waited = map(trace_calls(trace, "wait", next), itertools.repeat(batches))
             found = time_steps(
-                trace_waits(trace, batches), use, warmup=warmup, seconds=self._share, workers=workers,
+                waited, use, warmup=warmup, seconds=self._share, workers=workers,
                 least_blocks=1 if self._slow else 2, count_wait=count_wait, synchronize=self._training.synchronize,
             )  # fmt: skip
-        finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
         if trace is not None:
-            trace.add(RUNGS, name, start, time.perf_counter_ns())
+            trace.add("diagnosis: lines", name, start, time.perf_counter_ns())
         self._watcher.note(f"{name}: {1e3 * found.seconds:.1f} ms a step")
         return found
 
@@ -179,25 +141,39 @@ class _Climb:
         lines = len(self._levels) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
-    def _time_between(self, number: int) -> list[str]:
-        """Measure a line between the step and the whole loader, or say why it cannot be."""
+    def _time_between(self, number: int) -> bool:
+        """Measure a line between the step and the whole loader, or note why it cannot be."""
         try:
             self._time(number)
         except Exception as error:  # of the user's classes, which the whole loader does not raise
             stage, above = self._levels[number].stage, self._levels[number + 1].stage
-            return [f"no time for '{stage}', which is part of '{above}': {type(error).__name__}: {_first_line(error)}"]
-        return []
+            self._notes.append(f"no time for '{stage}', which is part of '{above}': {in_a_line(error)}")
+            return False
+        return True
 
-    def _bisect(self, low: int, high: int) -> list[str]:
+    def _bisect(self, low: int, high: int) -> None:
         """Measure those lines between two measured ones where the time may change."""
         whole = self._times[len(self._levels) - 1].seconds
         if high - low < 2 or self._times[high].seconds - self._times[low].seconds <= SAME * whole:
-            return []
+            return
         middle = (low + high) // 2
-        notes = self._time_between(middle)
-        if not notes:
-            notes = self._bisect(low, middle) + self._bisect(middle, high)
-        return notes
+        if self._time_between(middle):
+            self._bisect(low, middle)
+            self._bisect(middle, high)
+
+    def _free_alone(self, costs: list[StageCost], rungs: list[Rung]) -> None:
+        """Measure what is gained if one of the costliest stages alone is free, where that was computed so far."""
+        numbers = {stage.name: number for number, stage in enumerate(self._pipeline.stages)}
+        costliest = sorted(costs, key=lambda cost: (cost.measured, -cost.freed))
+        for cost in costliest[: 0 if self._slow else _MEASURED_ALONE]:
+            known = cost.measured or cost.stage not in numbers
+            alone = None if known else self._pipeline.without(numbers[cost.stage])
+            if alone is not None:
+                with suppress(Exception):  # what fails here failed above, and there is a note
+                    freed = (
+                        warm_seconds(rungs) - self._measure(f"without {cost.stage}", alone, self._training.run).seconds
+                    )
+                    costs[costs.index(cost)] = replace(cost, freed=max(0.0, freed), measured=True)
 
     def _rungs(self) -> list[Rung]:
         rungs: list[Rung] = []
@@ -206,19 +182,18 @@ class _Climb:
             rungs.append(Rung(level.stage, level.what, measured or rungs[-1].time, measured is not None))
         return rungs
 
-    def _confirm(self, last: int) -> list[str]:
+    def _confirm(self, last: int) -> None:
         """Measure the whole loader once more, and the line below it where the two differ.
 
         What storage costs is the difference of two lines that were measured at different times, so that other
         processes, which can only make a line longer, would be taken for storage. Of busy CPUs the shorter times count;
-        where the CPUs wait, the first one of the whole loader does, since what was read is in memory now. Returns a
-        note where the whole loader takes another time than at first.
+        where the CPUs wait, the first one of the whole loader does, since what was read is in memory now.
         """
         first, step = self._times[last], self._times[0]
         warmup = self._pipeline.warmup + 2 * self._pipeline.workers
         too_long = self._slow and warmup * first.seconds > _CONFIRM_SECONDS
         if too_long or first.seconds - step.seconds <= SAME * first.seconds:
-            return []
+            return
         below = self._times.get(last - 1)
         if last > 1 and below is not None and abs(first.seconds - below.seconds) > SAME * first.seconds:
             level = self._levels[last - 1]
@@ -228,19 +203,28 @@ class _Climb:
         now = self._measure(f"{self._levels[last].stage} again", self._pipeline.cached(0), self._training.run)
         if (first.cpu_busy or 0.0) >= BUSY:
             self._times[last] = min(first, now, key=lambda time: time.seconds)
-        return _drifted("the whole loader", first, now)
+        self._note_drift("the whole loader", first, now)
 
-    def _random(self, on_device: Sequence[Any]) -> tuple[list[Rung], list[str]]:
-        """The rung of random data, or why there is none."""
+    def _random(self, on_device: Sequence[Any]) -> list[Rung]:
+        """The rung of random data, if there is one."""
         batches = random_batches(on_device)
         if batches is None:
-            return [], []
+            return []
         try:
             found = self._measure("random", batches, self._training.step, count_wait=False)
         except Exception as error:  # the user's step, on data that it was not made for
-            reason = f"{type(error).__name__}: {_first_line(error)}"
-            return [], [f"no line 'random': the step failed on random data ({reason})"]
-        return [Rung("random", "random data made on the device, new in each step", found)], []
+            self._notes.append(f"no line 'random': the step failed on random data ({in_a_line(error)})")
+            return []
+        return [Rung("random", "random data made on the device, new in each step", found)]
+
+    def _note_drift(self, what: str, first: StepTime, now: StepTime) -> None:
+        """A note if something takes another time than at first."""
+        apart = now.low > first.high or now.high < first.low
+        if apart and abs(now.seconds - first.seconds) > _DRIFT * first.seconds:
+            self._notes.append(
+                f"{what} took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the end: "
+                f"other processes took or left the CPUs, or what was read is in memory now"
+            )
 
     def _uneven(self, on_device: Sequence[Any], in_place: bool) -> tuple[float, float] | None:
         """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
@@ -267,29 +251,10 @@ class _Climb:
         return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
 
 
-def _drifted(what: str, first: StepTime, now: StepTime) -> list[str]:
-    """A note if something takes another time than at first."""
-    apart = now.low > first.high or now.high < first.low
-    if not apart or abs(now.seconds - first.seconds) <= _DRIFT * first.seconds:
-        return []
-    return [
-        f"{what} took {1e3 * first.seconds:.1f} ms a step at first and {1e3 * now.seconds:.1f} ms at the end: other "
-        f"processes took or left the CPUs, or what was read is in memory now"
-    ]
-
-
 def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:
     """The batches again and again, in containers of their own; with `copies`, tensors of their own."""
     for batch in itertools.cycle(batches):
-        yield map_tree(batch, _clone if copies else _same)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
+        yield map_tree(batch, _clone if copies else lambda leaf: leaf)
 
 
 def _clone(leaf: Any) -> Any:
@@ -308,7 +273,3 @@ def _changes(step: _Use, batch: Any) -> bool:
 
     step(map_tree(batch, watched))
     return any(leaf._version != version for leaf, version in versions)
-
-
-def _in_place_note() -> str:
-    return "the step changes its batch in place, so every replayed batch is copied first"

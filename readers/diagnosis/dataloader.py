@@ -21,27 +21,22 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_convert
 
-from cache.errors import PipelineError
-from readers.diagnosis.changed_dataloader import change_dataloader
+from readers.diagnosis.changed_dataloader import change_dataloader, forwarded, resized
 from readers.diagnosis.findings import Change
-from readers.diagnosis.pipeline import Pipeline, Stage, endless, map_tree
+from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless, map_tree
 from readers.diagnosis.recording import Cuts, RecordedCuts, duplicate, name_of, own_container
 from readers.diagnosis.streams import StreamCuts
 from readers.diagnosis.tiers import TierCuts
 from readers.diagnosis.workers import batches_of
 from readers.torch import ImageDataset
 
-__all__ = ["DataLoaderPipeline", "resized"]
+__all__ = ["DataLoaderPipeline", "make_pipeline", "resized"]
 
 _COLLATE_TIMES = 3
 _COLLATE_SECONDS = 1.0
 _SLOW_BATCH = 1.0  # seconds in a worker; of slower ones no more are replayed than there are workers
-_FORWARDED = (
-    "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "pin_memory_device",
-    "in_order",
-)  # fmt: skip
 
 
 class DataLoaderPipeline(Pipeline):
@@ -140,9 +135,7 @@ class DataLoaderPipeline(Pipeline):
 
     def _batches(self, data: Any, sampler: Any, collate: Any) -> Iterator[Any]:
         loader = self._loader
-        options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
-        if not loader.num_workers:
-            options.pop("prefetch_factor", None)
+        options = forwarded(loader)
         if self._stream:
             options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         elif loader.batch_sampler is None:
@@ -154,11 +147,8 @@ class DataLoaderPipeline(Pipeline):
 
     def _replayed(self) -> list[Any]:
         if not self._kept:
-            batches = self._over(self._cuts.data(len(self._cuts.stages)))
-            try:
+            with ending(self._over(self._cuts.data(len(self._cuts.stages)))) as batches:
                 self._kept = [map_tree(each, _own) for each in itertools.islice(batches, self.distinct)]
-            finally:
-                batches.close()  # type: ignore[attr-defined]
         return self._kept
 
     def _time_collate(self) -> tuple[float, float]:
@@ -228,26 +218,9 @@ def _known_loaders() -> tuple[type, ...]:
     return (DataLoader,) if stateful is None else (DataLoader, stateful.StatefulDataLoader)
 
 
-def resized(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
-    """The same loader with batches of another size, all full; its workers live as long as it does.
-
-    Raises PipelineError for a batch sampler of its own, for a loader that makes no batches, and for too few samples.
-    """
-    options = {name: getattr(loader, name) for name in _FORWARDED if hasattr(loader, name)}
-    options["persistent_workers"] = loader.num_workers > 0  # so that short epochs do not count their start
-    if not loader.num_workers:
-        options.pop("prefetch_factor", None)
-    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
-        how: dict[str, Any] = {"batch_size": batch_size, "drop_last": True}
-    elif type(loader.batch_sampler) is BatchSampler:
-        batches = BatchSampler(loader.batch_sampler.sampler, batch_size, drop_last=True)
-        if hasattr(batches.sampler, "__len__") and not len(batches):
-            raise PipelineError(f"an epoch has no full batch of {batch_size}")
-        how = {"batch_sampler": batches}
-    else:
-        what = f"batches by {name_of(loader.batch_sampler)}" if loader.batch_sampler is not None else "no batches"
-        raise PipelineError(f"a DataLoader with {what} cannot be rebuilt with another batch size")
-    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **how, **options)
+def make_pipeline(loader: DataLoader[Any]) -> Pipeline:
+    """The loader, cut."""
+    return DataLoaderPipeline(loader)
 
 
 def _own(leaf: Any) -> Any:

@@ -7,6 +7,7 @@ found out stays None, 0 or "".
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,7 @@ class Facts:
     side of the images in a batch. members: of the transform. ops: the ops of one of our recipes, by class name.
     cached: the form that a cache keeps already.
     workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
-    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec", ….
+    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec/cuda", ….
     gpus; gpu_bytes, gpu_free_bytes: memory of the first one. copies: whether batches are copied to a device.
     memory_bytes, shm_bytes: free. faster: (directory, free bytes) to which the data could be staged. nodes: of the job.
     unused_cache_bytes: of caches in /dev/shm that no process uses. simulated: the step only waits.
@@ -111,6 +112,21 @@ class Facts:
         """Bytes of the whole set as pixels; 0 if unknown."""
         return 3.0 * self.samples * self.short_side * self.long_side
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the data come from a server."""
+        return self.files == "remote" or self.local is False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the options of the loader are known."""
+        return self.loader in ("DataLoader", "ImageLoader")
+
+    @property
+    def source(self) -> str:
+        """The set, as a command takes it."""
+        return shlex.quote(self.place or "SET")
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -139,9 +155,13 @@ class Evidence:
         """Whether a step gains a tenth if these stages are free, alone or together."""
         full = self.diagnosis.full.seconds
         gain = max(map(self.freed, stages), default=0.0)
-        if self.model is not None:
-            gain = max(gain, full - max(self.model.floor, self.model.seconds(share=dict.fromkeys(stages, 0.0))))
+        if (left := self.predict(*stages)) is not None:
+            gain = max(gain, full - left)
         return any(map(self.freed, stages)) and gain > _WORTHWHILE * full
+
+    def predict(self, *stages: str, left: float = 0.0) -> float | None:
+        """Seconds of a step with so much left of the work of these stages; None if that cannot be said."""
+        return None if self.model is None else self.model.seconds(share=dict.fromkeys(stages, left))
 
     @property
     def names(self) -> tuple[str, ...]:

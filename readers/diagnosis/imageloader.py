@@ -12,44 +12,24 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cache.errors import PipelineError
 from readers.augment.ops import Stage as OpStage
-from readers.diagnosis.changed_imageloader import change_imageloader
+from readers.diagnosis.changed_imageloader import Repeated, change_imageloader
 from readers.diagnosis.findings import Change
-from readers.diagnosis.pipeline import Pipeline, Stage, endless
+from readers.diagnosis.pipeline import Pipeline, Stage, ending, endless
 from readers.diagnosis.recording import own_container
 from readers.diagnosis.tiers import Tiers
 from readers.loader import ImageLoader
-from readers.order.base import Int64s, Order, PlainOrder, Spec
 from readers.trace import Trace
 
-__all__ = ["ImageLoaderPipeline"]
+__all__ = ["ImageLoaderPipeline", "make_pipeline", "resized"]
 
 _ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # of one thread over each tier, in turns
 _LONG_ROUND_SECONDS = 2.0  # of which one must do
-_ENDLESS = 1 << 40
-
-
-@dataclass(frozen=True)
-class _Again(PlainOrder):
-    """The same samples again and again, in an epoch that does not end."""
-
-    samples: int
-    seed: int = 0
-
-    def __len__(self) -> int:
-        return _ENDLESS - _ENDLESS % self.samples
-
-    def spec(self) -> Spec:
-        return {"kind": "again", "samples": self.samples}
-
-    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
-        return np.asarray(positions % self.samples, np.int64)
 
 
 class ImageLoaderPipeline(Pipeline):
@@ -68,21 +48,16 @@ class ImageLoaderPipeline(Pipeline):
         for reader in tiers.readers[1:]:
             reader.prefill(loader.threads)
         self._whole = loader.over(loader.reader, loader.order)
-        alone = self._alone()
-        less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(alone)]
         self.stages = (
             Stage("storage", "what a cold read adds"),
-            Stage("read", f"{type(loader.reader.store).__name__}, in the page cache", *less[0]),
-            Stage("decode", loader.decoder, *less[1]),
-            Stage("augment", ", ".join(type(op).__name__ for op in loader.recipe.ops) or "nothing", *alone[2]),
+            *tiers.stages(self._alone(), loader.decoder, loader.recipe.ops),
         )
 
     def cached(self, count: int) -> Iterator[Any]:
         if count == len(self.stages):
             if not self._kept:
-                batches = self.cached(count - 1)
-                self._kept = list(itertools.islice(batches, self.distinct))
-                batches.close()  # type: ignore[attr-defined]
+                with ending(self.cached(count - 1)) as batches:
+                    self._kept = list(itertools.islice(batches, self.distinct))
             return map(own_container, itertools.cycle(self._kept))
         if count:
             return endless(self._over(count, self._loader.threads))
@@ -91,11 +66,11 @@ class ImageLoaderPipeline(Pipeline):
     def without(self, number: int) -> Iterator[Any] | None:
         """Of "augment", its ops on pixels are left out; the resize is not, without which there is no batch."""
         ops = self._loader.recipe.ops
-        resized = [op for op in ops if op.stage is not OpStage.PIXELS]
-        if self.stages[number].name != "augment" or len(resized) == len(ops):
+        others = [op for op in ops if op.stage is not OpStage.PIXELS]
+        if self.stages[number].name != "augment" or len(others) == len(ops):
             return None
-        loader = self._loader.with_options(augment=resized)
-        return endless(loader.over(self._tiers[0], _Again(len(self._tiers[0]))))
+        loader, reader = self._loader.with_options(augment=others), self._tiers[0]
+        return endless(loader.over(reader, Repeated(np.arange(len(reader)))))
 
     def changed(self, change: Change) -> Pipeline | None:
         made = change_imageloader(self._loader, change, self.distinct)
@@ -109,8 +84,7 @@ class ImageLoaderPipeline(Pipeline):
 
     def _over(self, cut: int, threads: int) -> ImageLoader:
         reader = self._tiers[cut - 1]
-        order: Order = _Again(len(reader))
-        return self._loader.over(reader, order, threads=threads)
+        return self._loader.over(reader, Repeated(np.arange(len(reader))), threads=threads)
 
     def record(self, trace: Trace) -> AbstractContextManager[None]:
         return self._loader.record(trace)
@@ -127,8 +101,7 @@ class ImageLoaderPipeline(Pipeline):
         return [min(times) for times in zip(*rounds, strict=True)]
 
     def _by_one_thread(self, cut: int) -> tuple[float, float]:
-        batches = endless(self._over(cut, 1))
-        try:
+        with ending(endless(self._over(cut, 1))) as batches:
             next(batches)
             start, cpu, steps = time.perf_counter(), time.process_time(), 0
             while steps < _ALONE_BATCHES * self.distinct:
@@ -137,5 +110,13 @@ class ImageLoaderPipeline(Pipeline):
                 if time.perf_counter() - start > _ALONE_SECONDS:
                     break
             return (time.perf_counter() - start) / steps, (time.process_time() - cpu) / steps
-        finally:
-            batches.close()  # type: ignore[attr-defined]
+
+
+def make_pipeline(loader: ImageLoader) -> Pipeline:
+    """The loader, cut."""
+    return ImageLoaderPipeline(loader)
+
+
+def resized(loader: ImageLoader, batch_size: int) -> ImageLoader:
+    """The same loader with batches of another size."""
+    return loader.with_options(batch_size=batch_size)

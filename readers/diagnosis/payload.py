@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from readers.diagnosis.findings import Payload, PayloadFact, PayloadField
 from readers.diagnosis.payload_facts import KINDS, find_facts
+from readers.diagnosis.pipeline import in_a_line, paths
 
-__all__ = ["KINDS", "inspect_payload", "walk"]
+__all__ = ["KINDS", "inspect_payload"]
 
 _BATCHES = 4
 _FIELDS = 64
@@ -120,10 +121,9 @@ def _use(
         return {}
     tracking = importlib.import_module("readers.diagnosis.payload_use")
     try:
-        use: dict[str, frozenset[str] | None] = tracking.track_use(batch, step, copy, walk)
+        use: dict[str, frozenset[str] | None] = tracking.track_use(batch, step, copy)
     except Exception as error:
-        first = str(error).partition("\n")[0]
-        notes.append(f"which fields the step uses is unknown: it failed while it was watched: {first[:200]}")
+        notes.append(f"which fields the step uses is unknown: it failed while it was watched: {in_a_line(error)}")
         return {}
     if use and not any(use.values()):
         notes.append("which fields the step uses is unknown: no PyTorch operation on any of them was seen")
@@ -131,24 +131,8 @@ def _use(
     return use
 
 
-def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, leaf) of tuples, lists and mappings, in the order of `readers.diagnosis.pipeline.map_tree`."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            name = key if isinstance(key, str) else f"[{key!r}]"
-            yield from walk(item, f"{path}.{name}" if path and isinstance(key, str) else f"{path}{name}")
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name, item in zip(value._fields, value, strict=True):
-            yield from walk(item, f"{path}.{name}" if path else name)
-    elif type(value) in (list, tuple):
-        for number, item in enumerate(value):
-            yield from walk(item, f"{path}[{number}]")
-    else:
-        yield path, value
-
-
 def _arrays(batch: Any) -> Iterator[tuple[str, _Array]]:
-    for path, leaf in walk(batch):
+    for path, leaf in paths(batch):
         if hasattr(leaf, "dtype"):  # a nested tensor has no shape that may be asked for
             yield path, _array(leaf)
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from readers.diagnosis.pipeline import map_tree
+from readers.diagnosis.pipeline import map_tree, paths
 
 __all__ = ["track_use"]
 
@@ -87,22 +87,18 @@ class _Departures(TorchFunctionMode):
 
 
 def track_use(
-    batch: Any,
-    step: Callable[[Any], object],
-    copy: Callable[[Any], Any] | None,
-    walk: Callable[[Any], Iterator[tuple[str, Any]]],
+    batch: Any, step: Callable[[Any], object], copy: Callable[[Any], Any] | None
 ) -> dict[str, frozenset[str] | None]:
     """Run the step once on a copy of the batch; of each tensor's path, the types it was used in: none if it was not.
 
-    None for what is not a tensor, as its use is not seen. walk: (path, leaf) of a batch. What the step raises is
-    passed on.
+    None for what is not a tensor, as its use is not seen. What the step raises is passed on.
     """
     may_be_compiled = "torch._dynamo" in sys.modules  # which importing torch alone does not load
     if may_be_compiled and not hasattr(torch.compiler, "set_stance"):
         raise RuntimeError(f"something may be compiled, which torch {torch.__version__} cannot switch off")
     own = map_tree(batch, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copying.copy(leaf))
     there = own if copy is None else copy(own)
-    host, device = dict(walk(batch)), dict(walk(there))
+    host, device = dict(paths(batch)), dict(paths(there))
     if host.keys() != device.keys():  # the copy is of another form, so it is not known what came from where
         return {}
     watched, unknown = _Watched(), dict[str, frozenset[str] | None]()

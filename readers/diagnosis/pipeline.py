@@ -11,10 +11,12 @@ follows runs as in training, in the same workers. `cached(0)` is the loader as i
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +29,22 @@ __all__ = [
     "IterablePipeline",
     "Pipeline",
     "Stage",
+    "ending",
     "endless",
+    "in_a_line",
     "leaves",
+    "map_paths",
     "map_tree",
+    "module_for",
+    "paths",
     "to_device",
     "tree_bytes",
 ]
 
 # What `Pipeline.changed` may be asked for.
 CHANGES = ("workers", "prefetch", "pin_memory", "cache", "stage", "uint8", "batch_size", "device")
+# Loaders that can be cut and rebuilt: the module that defines the class, the class, and the module here that does it.
+_KNOWN = (("readers.loader", "ImageLoader", "imageloader"), ("torch.utils.data", "DataLoader", "dataloader"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,15 @@ class IterablePipeline(Pipeline):
         return itertools.cycle(self._batches)
 
 
+def module_for(loader: Any) -> Any:
+    """The module with `make_pipeline` and `resized` for loaders of this class; None if there is none."""
+    for module, kind, here in _KNOWN:
+        defined = sys.modules.get(module)  # where it was never imported, no loader is of this class
+        if defined is not None and isinstance(loader, getattr(defined, kind)):
+            return importlib.import_module(f"readers.diagnosis.{here}")
+    return None
+
+
 def endless(batches: Iterable[Any]) -> Iterator[Any]:
     """The batches of a loader or a sampler, epoch after epoch. Raises PipelineError for an epoch without any."""
     while True:
@@ -121,15 +139,39 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
             raise PipelineError(f"{type(batches).__name__}: gave no batch; a diagnosis needs at least one")
 
 
-def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
-    """Tuples, lists and mappings with `function` of each leaf in place of the leaf.
+def in_a_line(error: BaseException) -> str:
+    """The class of an error, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
-    is_leaf: says of a container whether it is taken as a whole.
+
+@contextmanager
+def ending(batches: Iterator[Any]) -> Iterator[Iterator[Any]]:
+    """The batches, whose workers end with the block."""
+    try:
+        yield batches
+    finally:
+        getattr(batches, "close", lambda: None)()
+
+
+def map_paths(
+    value: Any,
+    function: Callable[[str, Any], Any],
+    is_leaf: Callable[[Any], bool] = lambda value: False,
+    path: str = "",
+) -> Any:
+    """Tuples, lists and mappings with `function` of the path of each leaf and the leaf in place of the leaf.
+
+    is_leaf: says of a container whether it is taken as a whole. A path is as `[0]`, `image` or `[1].mask`.
     """
+
+    def below(item: Any, name: Any, by_name: bool) -> Any:
+        inner = f"[{name!r}]" if not by_name else f".{name}" if path else name
+        return map_paths(item, function, is_leaf, f"{path}{inner}")
+
     if is_leaf(value):
-        return function(value)
+        return function(path, value)
     if isinstance(value, Mapping):
-        mapped = {key: map_tree(item, function, is_leaf) for key, item in value.items()}
+        mapped = {key: below(item, key, isinstance(key, str)) for key, item in value.items()}
         if type(value) is dict:
             return mapped
         copied = copy.copy(value)  # which keeps what its class has besides items
@@ -139,17 +181,27 @@ def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any]
             return mapped
         return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tree(item, function, is_leaf) for item in value))
+        return type(value)(*(below(item, name, True) for name, item in zip(value._fields, value, strict=True)))
     if type(value) in (list, tuple):
-        return type(value)(map_tree(item, function, is_leaf) for item in value)
-    return function(value)
+        return type(value)(below(item, number, False) for number, item in enumerate(value))
+    return function(path, value)
+
+
+def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
+    """The same with a function of the leaf alone."""
+    return map_paths(value, lambda path, leaf: function(leaf), is_leaf)
+
+
+def paths(value: Any) -> list[tuple[str, Any]]:
+    """(path, leaf) of the leaves of a tree, from left to right."""
+    found: list[tuple[str, Any]] = []
+    map_paths(value, lambda path, leaf: found.append((path, leaf)))
+    return found
 
 
 def leaves(value: Any) -> list[Any]:
     """The leaves of a tree, from left to right."""
-    found: list[Any] = []
-    map_tree(value, found.append)
-    return found
+    return [leaf for _, leaf in paths(value)]
 
 
 def to_device(batch: Any, device: Any) -> Any:

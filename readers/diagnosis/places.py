@@ -52,15 +52,6 @@ _SAME = 0.1
 _IN_MEMORY = "memory is its medium"
 _FOLDER_FILES = 1000
 _NO_SUCH_CALL = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EROFS)
-_ERRORS = {
-    errno.ENOENT: "no such directory",
-    errno.ENOTDIR: "not a directory",
-    errno.EROFS: "read-only",
-    errno.EACCES: "this user may not write there",
-    errno.EPERM: "this user may not write there",
-    errno.ENOSPC: "no room left",
-    errno.EDQUOT: "the quota is used up",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +144,12 @@ def measure_places(
 
 
 def compare_packed(reader: Reader, batch_size: int, seconds: float = 2.0) -> str:
-    """What packing a folder gains, in a sentence, from copies in the directory for temporary files; "" if none fits.
+    """What packing a folder of files gains, in a sentence, from copies in the directory for temporary files.
 
-    Raises what reading the folder raises.
+    "" for another set, and if no copy fits there. Raises what reading the folder raises.
     """
+    if not isinstance(reader.store, LooseFiles):
+        return ""
     directory = tempfile.gettempdir()
     rows = measure_places(reader, [directory], batch_size=batch_size, seconds=seconds).rows[1:]
     files, packed = rows
@@ -214,13 +207,12 @@ def _measure_here(reader: Reader, sample: _Sample, batch_size: int, seconds: flo
     """The samples where they are. Only their own pages are dropped: others may be in use."""
     row = Place(path, form, samples=len(sample.payloads), bytes=sum(map(len, sample.payloads)))
     ranges = _ranges(reader.store, sample.extents)
+    if all(os.path.isfile(place) for place in ranges):
+        return _measure(row, reader.store, sample.extents, ranges, batch_size, seconds)
+    reads = time_store(reader.store, sample.extents, batch_size, seconds, lambda: None)
     if any("://" in place for place in ranges):
-        reads = time_store(reader.store, sample.extents, batch_size, seconds, lambda: None)
         return replace(row, cold=reads, note="each time from the server, or from what a cache of it has")
-    if not all(os.path.isfile(place) for place in ranges):
-        reads = time_store(reader.store, sample.extents, batch_size, seconds, lambda: None)
-        return replace(row, warm=reads, note=f"read by {type(reader.store).__name__}, whose pages cannot be dropped")
-    return _measure(row, reader.store, sample.extents, ranges, batch_size, seconds)
+    return replace(row, warm=reads, note=f"read by {type(reader.store).__name__}, whose pages cannot be dropped")
 
 
 def _ranges(store: Store, extents: Extents) -> dict[str, list[tuple[int, int]]]:
@@ -257,7 +249,7 @@ def _measure_copy(path: str, form: str, sample: _Sample, batch_size: int, second
             with store:
                 return _measure(row, store, extents, ranges, batch_size, seconds / 2)
     except OSError as error:
-        return replace(row, error=_ERRORS.get(error.errno or 0, error.strerror or str(error)))
+        return replace(row, error=error.strerror or str(error))
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from cache.errors import SourceError
@@ -11,42 +9,25 @@ from readers.diagnosis.ladder import Diagnosis
 from readers.usage.record import Usage
 from readers.usage.sampler import INTERVAL, Sampler
 
-__all__ = ["LineSampler", "sampling", "with_rates"]
+__all__ = ["mark_line", "start_sampler", "with_rates"]
 
 _SAMPLES = 100  # of a whole diagnosis
 _LEAST_SECONDS = 0.05
 
 
-class LineSampler:
-    """usage: at the end the record; None where this machine has nothing to sample."""
-
-    def __init__(self, sampler: Sampler | None) -> None:
-        self._sampler = sampler
-        self.usage: Usage | None = None
-
-    def begin(self, name: str) -> None:
-        """A line is about to be measured: what was sampled until now belongs to the one before it."""
-        if self._sampler is not None:
-            self._sampler.sample()
-            self._sampler.mark(name)
-
-    def end(self) -> None:
-        if self._sampler is not None:
-            self.usage = self._sampler.stop()
-
-
-@contextmanager
-def sampling(seconds: float) -> Iterator[LineSampler]:
-    """Sample during a diagnosis of about so many seconds."""
+def start_sampler(seconds: float) -> Sampler | None:
+    """Sample during a diagnosis of about so many seconds; None where this machine has nothing to sample."""
     try:
-        sampler = Sampler(interval=min(INTERVAL, max(_LEAST_SECONDS, seconds / _SAMPLES))).start()
+        return Sampler(interval=min(INTERVAL, max(_LEAST_SECONDS, seconds / _SAMPLES)))
     except SourceError:  # not on Linux
-        sampler = None
-    lines = LineSampler(sampler)
-    try:
-        yield lines
-    finally:
-        lines.end()
+        return None
+
+
+def mark_line(sampler: Sampler | None, name: str) -> None:
+    """A line is about to be measured: what was sampled until now belongs to the one before it."""
+    if sampler is not None:
+        sampler.sample()
+        sampler.mark(name)
 
 
 def with_rates(usage: Usage | None, result: Diagnosis) -> Usage | None:

@@ -17,6 +17,7 @@ import torch
 
 from cache.errors import PackerError
 from readers.caching import CachedReader, cached
+from readers.diagnosis.changes import MEMORY_BYTES, rows_that_fit
 from readers.diagnosis.pipeline import Stage
 from readers.diagnosis.recording import Cuts, RecordedCuts
 from readers.reader import Reader
@@ -24,7 +25,6 @@ from readers.torch import ImageDataset, Place
 
 __all__ = ["TierCuts", "Tiers"]
 
-_MEMORY_BYTES, _FILLED = 1 << 30, 0.9
 _TOGETHER = 16  # samples
 _TIMED_SECONDS = 1.0
 
@@ -43,17 +43,28 @@ class Tiers:
     @classmethod
     def of(cls, reader: Reader, rows: Sequence[int]) -> Tiers:
         """rows: of the samples; where their pixels take more than 1 GiB, the first of them."""
-        info = reader.image_info(np.asarray(rows, np.int64))
-        size = np.cumsum(3 * info.height.astype(np.int64) * info.width)
-        rows = rows[: max(1, int(np.searchsorted(size, _FILLED * _MEMORY_BYTES)))]
+        rows = rows_that_fit(reader, rows)
         few = reader.select(indices=list(rows))
-        encoded = cached(few, _MEMORY_BYTES, backend="memfd")
-        pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
+        encoded = cached(few, MEMORY_BYTES, backend="memfd")
+        pixels = cached(few, MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
         except (OSError, PackerError, ZeroDivisionError):  # files that cannot all be listed
             error = 0.0
         return cls(rows, (few, encoded, pixels), error if np.isfinite(error) else 0.0)
+
+    def stages(self, times: Sequence[tuple[float, float]], decoder: str, ops: Sequence[Any]) -> tuple[Stage, ...]:
+        """read, decode, augment. times: seconds and CPU seconds over each of the readers."""
+        (read, decode), names = itertools.pairwise(times), ", ".join(type(op).__name__ for op in ops) or "nothing"
+        return (
+            Stage("read", f"{type(self.readers[0].store).__name__}, in the page cache", *_less(*read)),
+            Stage("decode", decoder, *_less(*decode)),
+            Stage("augment", names, *times[-1]),
+        )
+
+
+def _less(more: tuple[float, float], few: tuple[float, float]) -> tuple[float, float]:
+    return max(0.0, more[0] - few[0]), max(0.0, more[1] - few[1])
 
 
 class TierCuts(Cuts):
@@ -70,13 +81,8 @@ class TierCuts(Cuts):
         self.notes, self.count = self._inner.notes, min(self.count, self._inner.count)
         ops = isinstance(data.transform, Sequence)
         self._shift = 2 if ops else 1  # stages here that are none of the inner ones
-        less = [(max(0.0, a[0] - b[0]), max(0.0, a[1] - b[1])) for a, b in itertools.pairwise(times)]
-        stages = [Stage("read", f"{type(data.reader.store).__name__}, in the page cache", *less[0])]
-        stages.append(Stage("decode", f"{type(data).__name__}, to {data.output}", *less[1]))
-        if ops:
-            names = ", ".join(type(op).__name__ for op in data.transform) or "nothing"  # type: ignore[union-attr]
-            stages.append(Stage("augment", names, *times[-1]))
-        self.stages = (*stages, *self._inner.stages[1:])
+        stages = tiers.stages(times, f"{type(data).__name__}, to {data.output}", data.transform if ops else ())  # type: ignore[arg-type]
+        self.stages = (*stages[: 3 if ops else 2], *self._inner.stages[1:])
 
     @staticmethod
     def can_cut(data: ImageDataset) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from readers.usage.proc import cpu_times as read_cpus
+
 __all__ = ["StepTime", "cpu_times", "time_steps"]
 
 _BLOCKS = 8
@@ -85,20 +87,18 @@ def time_steps(
     return StepTime(median(means), inner[0], inner[-1], waits / steps, steps, _busy_share(busy, cpu_times()))
 
 
-def cpu_times() -> tuple[float, float]:
-    """(busy, all) clock ticks of the CPUs that this process may use, since boot (proc(5), /proc/stat)."""
-    busy = total = 0.0
-    with suppress(OSError, ValueError):
-        allowed = os.sched_getaffinity(0)
-        for line in Path("/proc/stat").read_text().splitlines():
-            name, *numbers = line.split()
-            if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in allowed:
-                ticks = [float(number) for number in numbers[:8]]  # user nice system idle iowait irq softirq steal
-                total += sum(ticks)
-                busy += sum(ticks) - ticks[3] - ticks[4]
-    return busy, total
+def cpu_times() -> tuple[int, int]:
+    """(busy, all) clock ticks of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
+
+    Busy is also what a hypervisor took.
+    """
+    with suppress(OSError):
+        found = read_cpus(Path("/proc/stat").read_text())
+        mine = [found[number] for number in os.sched_getaffinity(0) if number in found]
+        return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
+    return 0, 0
 
 
-def _busy_share(before: tuple[float, float], after: tuple[float, float]) -> float | None:
+def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
     total = after[1] - before[1]
     return (after[0] - before[0]) / total if total > 0 else None

@@ -4,6 +4,8 @@
     ──► consumer
           (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
+Of the images that the device could decode the crew decodes a share (`readers.decode.share`).
+
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
 cross the bus as uint8 in the size of the batch; the device flips, applies pixel ops and normalises. An image that
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from readers.augment.cpu import Finish, Renderer
@@ -23,29 +27,45 @@ from readers.augment.fused import BatchRenderer
 from readers.augment.recipe import Job, Recipe
 from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
 from readers.decode.device import DecodeStream, Picture, Ready
+from readers.decode.share import Share, Spent
 from readers.feed import Feed
 from readers.loader.crew import Crew
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
+from readers.reader import Reader
 from readers.sample import Buffer
 
 __all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
 
+# By the host's clock, in nanoseconds, and in the stream of the device.
+_Moment: TypeAlias = tuple[int, Ready]
+
 
 @dataclass(slots=True)
 class DeviceWork(EpochWork):
-    """The crew's part of a batch that a device finishes. decodes: whether the device decodes at all."""
+    """The crew's part of a batch that a device finishes.
+
+    decodes: whether the device decodes at all. share: what the crew decodes of that.
+    """
 
     decodes: bool = True
+    share: Share = field(default_factory=Share)
+
+    def reader_of_images(self) -> Reader:
+        return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
 
     def tools(self) -> Renderer:
         return _BoxRenderer(self.recipes[0].interpolation)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
+        began = time.perf_counter_ns()
         batch = EpochWork.plan(self, step, clock)
         if self.decodes:
-            batch.routed = routes(self.feed.reader.image_info(batch.indices)).tolist()
+            able = routes(self.feed.reader.image_info(batch.indices))
+            shared = able & self.share.choose(self.feed.seed, self._epoch, batch.positions)
+            batch.routed, batch.shared = (able & ~shared).tolist(), frozenset(np.flatnonzero(shared).tolist())
+        batch.spent.append((time.perf_counter_ns() - began, 0, 0))
         return batch
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
@@ -57,6 +77,7 @@ class DeviceWork(EpochWork):
             for jobs, images in zip(batch.jobs, batch.images, strict=True)
         ):
             return
+        began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
         for row in range(start, stop):
             data = batch.data[row]
             if batch.routed and batch.routed[row] and row not in batch.bad_boxes and not isinstance(data, Exception):
@@ -64,7 +85,12 @@ class DeviceWork(EpochWork):
                 if header is not None:
                     batch.headers[row] = header
                     continue
+            row_began = time.perf_counter_ns()
             self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
+            if row in batch.shared and not isinstance(data, Exception):
+                shared_ns += time.perf_counter_ns() - row_began
+                shared_bytes += len(data)
+        batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
 
     def complete(self, batch: Batch) -> None:
         """The device has still to decode: see `DeviceStage`."""
@@ -93,16 +119,27 @@ class DevicePath:
     decoder: Decoder
     renderer: BatchRenderer
     ahead: int
+    share: Share = field(default_factory=Share)
 
     @property
     def decodes(self) -> bool:
         return not isinstance(self.decoder, CpuDecoder)
 
+    @property
+    def name(self) -> str:
+        """What decodes the images, as resume tokens name it."""
+        shares = self.decodes and self.share.wanted != 0
+        return f"{self.decoder.name}, cpu_share={self.share.wanted}" if shares else self.decoder.name
+
+    def unmeasured(self, threads: int) -> DevicePath:
+        """The same for so many threads, with nothing measured yet."""
+        return replace(self, share=Share(self.share.wanted, threads))
+
     def work(
         self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
     ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes)
+        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes, share=self.share)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -110,13 +147,20 @@ class DevicePath:
 
 
 def open_path(
-    device: torch.device, decoder: DecoderName, *, dtype: torch.dtype, planar: bool, recipe: Recipe, ahead: int
+    device: torch.device,
+    decoder: DecoderName,
+    *,
+    dtype: torch.dtype,
+    planar: bool,
+    recipe: Recipe,
+    ahead: int,
+    share: Share,
 ) -> DevicePath:
     """How batches are made on this device. Raises MissingExtraError where the decoder is not installed, ValueError."""
     renderer = BatchRenderer(
         device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
     )
-    return DevicePath(open_decoder(decoder, device), renderer, ahead)
+    return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
 
 
 class DeviceStage(Ahead[Batch]):
@@ -129,6 +173,7 @@ class DeviceStage(Ahead[Batch]):
         self._crew, self._work, self._path, self._timers = crew, work, path, timers
         self._clock = timers.device_clock("packer-loader-device")
         self._uploads: list[tuple[Ready, Ready]] = []  # of the batch before, in which the device may still be
+        self._before: tuple[Spent, _Moment, _Moment, _Moment] | None = None
         self._stream, self._tools = DecodeStream(path.renderer.device), work.tools()
         super().__init__(self._finish, work.steps, path.ahead, "packer-loader-device")
 
@@ -151,30 +196,48 @@ class DeviceStage(Ahead[Batch]):
         self._clock.start()
         if batch.error is None:
             with self._stream.decoding():
-                self._clock_uploads()
-                self._render(batch)
+                self._look_back()
+                began = self._moment()
+                whole = self._decode(batch)
+                decoded = self._moment()
+                self._render(batch, whole)
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
+                self._before = _spent(batch), began, decoded, self._moment()
         batch.data = ()
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch
 
-    def _clock_uploads(self) -> None:
+    def _look_back(self) -> None:
         """The device is done with the batch before: of the time until then, its uploads took what it says."""
         copied = sum(self._stream.elapsed(*upload) for upload in self._uploads)
         self._uploads.clear()
         self._clock.lap_device(copied)
+        if self._before is not None:
+            spent, began, decoded, ended = self._before
+            took = {"device": _between(began, ended), "decoded": _between(began, decoded)}
+            self._path.share.add(spent._replace(**took))
 
-    def _render(self, batch: Batch) -> None:
-        """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
-        rows, device = sorted(batch.headers), self._path.renderer.device
+    def _moment(self) -> _Moment:
+        return time.perf_counter_ns(), self._stream.tick()
+
+    def _decode(self, batch: Batch) -> dict[int, Picture]:
+        """The images that the device decodes, by row, except those that it cannot."""
+        rows = sorted(batch.headers)
         decoded = self._path.decoder.decode(
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
         self._clock.lap("decode")
         whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
+        if self._path.decodes:
+            self._timers.count_decoded(len(whole), len(batch.shared), self._path.share.value)
+        return whole
+
+    def _render(self, batch: Batch, whole: dict[int, Picture]) -> None:
+        """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
+        rows, device = sorted(batch.headers), self._path.renderer.device
         boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
         for row in rows:
             if row in whole:
@@ -207,6 +270,18 @@ class DeviceStage(Ahead[Batch]):
             return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}
         rows = [row for row in range(len(images)) if row not in batch.headers]
         return {row: Picture(images[row].to(device, non_blocking=True)) for row in rows}
+
+
+def _spent(batch: Batch) -> Spent:
+    """What the threads have spent on a batch, and nothing yet on the device."""
+    cpu, shared, shared_bytes = (sum(column) for column in zip(*batch.spent, strict=True))
+    device_bytes = sum(len(batch.data[row]) for row in batch.headers)  # type: ignore[arg-type, misc]  # see _decode
+    return Spent(len(batch.positions), cpu, shared, shared_bytes, 0, 0, device_bytes)
+
+
+def _between(start: _Moment, end: _Moment) -> int:
+    """Nanoseconds by the clock that saw more: a call may return before the device is done, or only wait for it."""
+    return max(end[0] - start[0], DecodeStream.elapsed(start[1], end[1]))
 
 
 def _box_of(job: Job) -> Job:

@@ -16,6 +16,7 @@ from readers.augment.cpu import Finish
 from readers.augment.ops import Normalize, Op
 from readers.augment.recipe import Recipe, recipes_of_views
 from readers.decode import DECODER
+from readers.decode.share import CpuShare, Share
 from readers.feed import (
     BadSample,
     Feed,
@@ -79,6 +80,8 @@ class ImageLoader(FeedLoader):
         (`readers.loader.device`).
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that there is on a CUDA device, and the CPU elsewhere.
+    cpu_share: of the images that the device could decode, the share that the threads decode in its place, 0 to 1; or
+        "auto": as many as let both finish together, by what they are measured to take (`readers.decode.share`).
 
     A loop begins with its first batch; a loop that is left early ends its epoch: the next loop begins the next one.
     `state_dict` names the first batch that has not been handed out; `load_state_dict` lets the next loop begin there,
@@ -107,6 +110,7 @@ class ImageLoader(FeedLoader):
         pin_memory: bool | None = None,
         device: torch.device | str = "cpu",
         decoder: DecoderName = "auto",
+        cpu_share: CpuShare = 0,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._recipes = recipes_of_views(augment, views)
@@ -124,8 +128,9 @@ class ImageLoader(FeedLoader):
         self.device = find_device(device)
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
+        share = Share(cpu_share, self.threads)
         self._path = device_path(
-            self.device, decoder, dtype=self.dtype, planar=planar, recipe=self.recipe, ahead=prefetch
+            self.device, decoder, share, dtype=self.dtype, planar=planar, recipe=self.recipe, ahead=prefetch
         )
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
@@ -145,7 +150,7 @@ class ImageLoader(FeedLoader):
     @property
     def decoder(self) -> str:
         """What decodes the images, as resume tokens name it."""
-        return self._path.decoder.name if self._path is not None else DECODER
+        return self._path.name if self._path is not None else DECODER
 
     def with_options(self, **options: Any) -> ImageLoader:
         """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""
@@ -160,6 +165,7 @@ class ImageLoader(FeedLoader):
         other.threads = self.threads if threads is None else threads
         other._arguments = {**self._arguments, "reader": reader, "order": order, "threads": other.threads}
         other._timers = None
+        other._path = None if self._path is None else self._path.unmeasured(other.threads)
         FeedLoader.__init__(other, Feed(reader, order, self.batch_size, self._feed.options))
         return other
 
@@ -246,17 +252,24 @@ class ImageLoader(FeedLoader):
         return max(1, min(rows, -(-self.batch_size // self.threads)))
 
 
-def device_path(device: torch.device, decoder: DecoderName, **options: Any) -> DevicePath | None:
+def device_path(device: torch.device, decoder: DecoderName, share: Share, **options: Any) -> DevicePath | None:
     """How batches are made on a device; None where the crew does everything: on the CPU, unless a decoder of batches
     is asked for. What GPUs need is imported only here.
 
-    Raises MissingExtraError where the decoder is not installed, and ValueError.
+    Raises MissingExtraError where the decoder is not installed, and ValueError, also for a share of what is decoded on
+    the CPU anyway.
     """
-    if device.type != "cuda" and decoder in ("auto", "cpu"):
+    on_cpu = device.type != "cuda" and decoder in ("auto", "cpu")
+    if share.wanted != 0 and (on_cpu or decoder == "cpu"):
+        raise ValueError(
+            f"cpu_share={share.wanted!r} is a share of what a GPU decodes, but with device={str(device)!r} and "
+            f"decoder={decoder!r} the CPU decodes everything; leave cpu_share= out, or let a GPU decode"
+        )
+    if on_cpu:
         return None
     from readers.loader.device import open_path
 
-    return open_path(device, decoder, **options)
+    return open_path(device, decoder, share=share, **options)
 
 
 class _ImageMemory:

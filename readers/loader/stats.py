@@ -30,6 +30,9 @@ class LoaderStats:
     made: images, also in batches that are not handed out yet.
     bytes_read: of images, as stored or cached. reads: images asked for; cache_hits: those that a cache had.
     ready: of the batches that the training asked for, how many found 0, 1, … prefetch batches ready.
+    device_images: decoded by the device, also in batches that are not handed out yet. shared_images: those that the
+        device could have decoded, and the threads did.
+    cpu_share: the share of such images in the next batches, as given or as measured; None where no device decodes.
     """
 
     epoch: int = 0
@@ -49,6 +52,9 @@ class LoaderStats:
     reads: int = 0
     cache_hits: int = 0
     ready: tuple[int, ...] = ()
+    device_images: int = 0
+    shared_images: int = 0
+    cpu_share: float | None = None
 
     @property
     def wait(self) -> float:
@@ -102,6 +108,9 @@ class LoaderStats:
             return "no batch yet"
         crew = f"{self.threads} thread{'s' if self.threads != 1 else ''} {_percent(self.busy)} busy"
         rate = f"{self.images_per_second:,.0f} images/s"
+        if self.cpu_share:
+            by = f"{self.shared_images:,} images by the CPU, {self.device_images:,} by the device"
+            rate += f"; cpu_share {self.cpu_share:.2f} ({by})"
         stages = ", ".join(f"{stage} {_percent(share)}" for stage, share in self.shares.items() if share >= _NAMED)
         if self.wait >= _WAITS:
             return f"training waits {_percent(self.wait)} of the time for data: {stages}; {crew}; {rate}"

@@ -157,6 +157,8 @@ class LoopTimers:
         self._ended = self._asked = self._full = 0
         self._batches = self._images = self._wait = self._first_wait = self._idle = 0
         self._ready = [0] * (prefetch + 1)
+        self._by_device = self._shared = 0
+        self._cpu_share: float | None = None
         self._base: dict[str, int] = {}
 
     def crew_clock(self, name: str) -> ThreadClock:
@@ -201,6 +203,13 @@ class LoopTimers:
             self._wait, self._asked = self._wait + time.perf_counter_ns() - self._asked, 0
         self._ended = self._ended or time.perf_counter_ns()
 
+    # --- the thread behind the crew -------------------------------------------------------------------------------
+    def count_decoded(self, by_device: int, shared: int, cpu_share: float) -> None:
+        """So many images of a batch were decoded by the device, and by the crew in its place."""
+        self._by_device += by_device
+        self._shared += shared
+        self._cpu_share = cpu_share
+
     # --- the crew: under its lock ---------------------------------------------------------------------------------
     def fill(self, full: bool) -> None:
         """Whether the loader has nothing to do before the training takes a batch."""
@@ -242,6 +251,9 @@ class LoopTimers:
             reads=found["reads"],
             cache_hits=found["hits"],
             ready=tuple(found[f"ready {count}"] for count in range(self.prefetch + 1)),
+            device_images=found["by device"],
+            shared_images=found["shared"],
+            cpu_share=self._cpu_share,
         )
 
     def _totals(self, now: int) -> dict[str, int]:
@@ -259,6 +271,8 @@ class LoopTimers:
             "reads": sum(clock.reads for clock in every),
             "bytes read": sum(clock.bytes_read for clock in every),
             "hits": sum(clock.hits for clock in every),
+            "by device": self._by_device,
+            "shared": self._shared,
             "seconds": now - self._began,
             "batches": self._batches,
             "images": self._images,

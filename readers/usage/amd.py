@@ -65,9 +65,7 @@ def _gpu(smi: Any, handle: Any, number: int) -> Gpu:
     except (smi.AmdSmiException, AttributeError):
         uuid = ""
     gauges = [
-        Gauge(
-            "busy", "share", lambda: _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"], "percent") / 100, 1.0
-        ),
+        Gauge("busy", "share", busy, 1.0),
         Gauge("memory", "bytes", lambda: memory("vram_used"), total),
         Gauge("power", "watts", power),
         Gauge("pcie", "bytes/s", link),

@@ -29,17 +29,7 @@ import numpy as np
 from cache.errors import FormatError, OutputError
 from cache.files import PathError, open_regular
 from cache.locks import call_after_fork, take_lock
-from readers.usage.record import (
-    Floats,
-    Limits,
-    Mark,
-    Series,
-    Usage,
-    checked_mark,
-    checked_name,
-    checked_numbers,
-    checked_series,
-)
+from readers.usage.record import Floats, Mark, Row, Series, Usage, UsageReader, arrays_of
 
 __all__ = ["Buffer", "RecordFile", "load", "save"]
 
@@ -49,11 +39,10 @@ _VERSION = 1
 _NEITHER = "neither a record of  packer monitor --output FILE  nor what  packer diagnose --json  prints"
 _LINE_BYTES = 1 << 20
 _DOCUMENT_BYTES = 256 << 20
-_ROWS_AT_ONCE = 1024
 
 
 class Buffer:
-    """Rows of samples; see the module. columns: how many there are, may grow."""
+    """Rows of samples; see the module. columns: of the widest row so far."""
 
     def __init__(self, capacity: int = 8192) -> None:
         if capacity < 2 or capacity % 2:
@@ -61,63 +50,38 @@ class Buffer:
         self.columns = 0
         self._capacity = capacity
         self._samples_a_row = 1
-        self._times, self._durations = np.empty(0), np.empty(0)
-        self._values = np.empty((0, 0), np.float32)
-        self._rows = 0
+        self._rows: list[Row] = []
         self._open = _OpenRow()
 
-    def add(self, end: float, duration: float, values: Sequence[float]) -> tuple[float, float, Floats] | None:
+    def add(self, end: float, duration: float, values: Sequence[float]) -> Row | None:
         """Take a sample; the row (end, duration, values) that it completes, if it does."""
         self._open.add(end, duration, np.asarray(values, np.float64))
         return self.flush() if self._open.samples >= self._samples_a_row else None
 
-    def flush(self) -> tuple[float, float, Floats] | None:
+    def flush(self) -> Row | None:
         """Complete the row that is open, if there is one."""
         if not self._open.samples:
             return None
         row, self._open = self._open.row(), _OpenRow()
-        self._make_room(len(row[2]))
-        self._times[self._rows], self._durations[self._rows], self._values[self._rows, : len(row[2])] = row
-        self._rows += 1
-        if self._rows == self._capacity:
+        self.columns = max(self.columns, len(row[2]))
+        self._rows.append((*row[:2], row[2].astype(np.float32)))
+        if len(self._rows) == self._capacity:
             self._merge()
         return row
 
     def arrays(self) -> tuple[Floats, Floats, Floats]:
         """Copies of times, durations and values, with the row that is open."""
-        times, durations = self._times[: self._rows].copy(), self._durations[: self._rows].copy()
-        values = np.full((self._rows, self.columns), np.nan)
-        values[:, : self._values.shape[1]] = self._values[: self._rows]
-        if self._open.samples:
-            end, duration, last = self._open.row()
-            whole = np.full((1, self.columns), np.nan)
-            whole[0, : len(last)] = last
-            times, durations = np.append(times, end), np.append(durations, duration)
-            values = np.concatenate([values, whole])
-        return times, durations, values
-
-    def _make_room(self, columns: int) -> None:
-        rows, before = self._values.shape
-        self.columns = max(self.columns, columns)
-        more = min(self._capacity, rows + _ROWS_AT_ONCE) if self._rows == rows else rows
-        if more > rows or self.columns > before:
-            grown = np.full((more, max(before, self.columns)), np.nan, np.float32)
-            grown[:rows, :before] = self._values
-            self._values = grown
-            self._times = np.resize(self._times, more) if rows else np.empty(more)
-            self._durations = np.resize(self._durations, more) if rows else np.empty(more)
+        rows = [*self._rows, *([self._open.row()] if self._open.samples else [])]
+        return arrays_of(rows, max([self.columns, *(len(row[2]) for row in rows[-1:])]))
 
     def _merge(self) -> None:
         """Rows 0 and 1 become one, and so on."""
-        weights = self._durations.reshape(-1, 2, 1)
-        pairs = self._values.reshape(-1, 2, self._values.shape[1])
-        known = np.where(np.isnan(pairs), 0.0, weights)
-        total = known.sum(1)
-        means = np.nansum(pairs * known, 1) / np.where(total > 0, total, np.nan)
-        self._rows = self._capacity // 2
-        self._values[: self._rows], self._values[self._rows :] = means, np.nan
-        self._times[: self._rows] = self._times[1::2].copy()
-        self._durations[: self._rows] = weights.sum((1, 2))
+        times, durations, values = arrays_of(self._rows, self.columns)
+        weights = np.where(np.isnan(values), 0.0, durations[:, None]).reshape(-1, 2, self.columns)
+        total = weights.sum(1)
+        means = np.nansum(values.reshape(weights.shape) * weights, 1) / np.where(total > 0, total, np.nan)
+        pairs = zip(times[1::2].tolist(), durations.reshape(-1, 2).sum(1).tolist(), means, strict=True)
+        self._rows = [(end, duration, row.astype(np.float32)) for end, duration, row in pairs]
         self._samples_a_row *= 2
 
 
@@ -138,7 +102,7 @@ class _OpenRow:
         self._known[: len(values)] += known * duration
         self.samples, self._end, self._duration = self.samples + 1, end, self._duration + duration
 
-    def row(self) -> tuple[float, float, Floats]:
+    def row(self) -> Row:
         known = np.where(self._known > 0, self._known, np.nan)
         return self._end, self._duration, self._sums / known
 
@@ -213,7 +177,11 @@ def load(path: str | os.PathLike[str]) -> Usage:
             first = file.readline(_LINE_BYTES)
             if not first.startswith(_START):
                 return _of_diagnosis(first + file.read(_DOCUMENT_BYTES))
-            reading = _Reading(_parsed(first))
+            head = _parsed(first)
+            if head[_HEAD] != _VERSION:
+                found = ascii(head[_HEAD])[:20]
+                raise FormatError(f"a record of version {found}, expected {_VERSION}: update packer")
+            reading = UsageReader(head)
             while line := file.readline(_LINE_BYTES):
                 number += 1
                 if not line.endswith(b"\n"):
@@ -225,53 +193,6 @@ def load(path: str | os.PathLike[str]) -> Usage:
         except FormatError as error:
             where = f"line {number}: " if reading is not None else ""
             raise FormatError(f"{os.fspath(path)}: {where}{error}") from None
-
-
-class _Reading:
-    """What was read so far of a file."""
-
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        if head[_HEAD] != _VERSION:
-            raise FormatError(f"a record of version {ascii(head[_HEAD])[:20]}, expected {_VERSION}: update packer")
-        self._host = checked_name(head.get("host"), "host")
-        self._started, self._interval = checked_numbers(
-            [head.get("started"), head.get("interval")], "started, interval"
-        )
-        self._series: list[Series] = []
-        self._rows: list[tuple[float, float, Floats]] = []
-        self._marks: list[Mark] = []
-
-    def take(self, document: Any) -> None:
-        if not isinstance(document, dict):
-            raise FormatError("expected a JSON object")
-        if "mark" in document:
-            self._marks.append(checked_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
-        elif "series" in document:
-            more = document["series"]
-            if not isinstance(more, list) or len(more) + len(self._series) > Limits.SERIES:
-                raise FormatError(f"series: expected a list, of at most {Limits.SERIES:,} altogether")
-            self._series += [checked_series(one) for one in more]
-        elif "v" in document:
-            values = document["v"]
-            if not isinstance(values, list) or len(values) > len(self._series):
-                raise FormatError(f"a row: expected at most {len(self._series)} values, as many as there are series")
-            end, duration = checked_numbers([document.get("t"), document.get("d")], "a row's time and duration")
-            self._rows.append((end, duration, checked_numbers(values, "a row", unknown=True)))
-        if len(self._rows) > Limits.SAMPLES or len(self._marks) > Limits.MARKS:
-            raise FormatError(f"more than {Limits.SAMPLES:,} rows or {Limits.MARKS:,} marks")
-        if len(self._rows) * len(self._series) > Limits.VALUES:
-            raise FormatError(f"more than {Limits.VALUES:,} values")
-
-    def usage(self) -> Usage:
-        values = np.full((len(self._rows), len(self._series)), np.nan)
-        for row, (_, _, numbers) in enumerate(self._rows):
-            values[row, : len(numbers)] = numbers
-        times, durations = (np.array([row[column] for row in self._rows], np.float64) for column in (0, 1))
-        marks = sorted(self._marks, key=lambda mark: mark.seconds)
-        return Usage(
-            self._host, self._started, self._interval, tuple(self._series), times, durations, values,
-            tuple(marks),
-        )  # fmt: skip
 
 
 def _of_diagnosis(text: bytes) -> Usage:

@@ -20,8 +20,8 @@ from crc32c import crc32c
 
 from packer.formats.example import masked_crc
 
-__all__ = ["COMPRESS", "HDF5_LAYOUTS", "entry", "example", "feature", "hdf5_of", "message", "rec_of", "record",
-           "record_head", "tar_of", "varint", "write", "zip_of"]  # fmt: skip
+__all__ = ["BLOCK", "COMPRESS", "HDF5_LAYOUTS", "block", "entry", "example", "feature", "hdf5_of", "message", "rec_of",
+           "record", "record_head", "tar_of", "varint", "write", "zip_of"]  # fmt: skip
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
@@ -38,6 +38,17 @@ def write(path: Path, data: bytes) -> Path:
 
 
 # --- archives ---
+BLOCK = 512  # of a tar
+
+
+def block(name: bytes, size: bytes | int, kind: bytes = b"0") -> bytes:
+    """A tar header with a right checksum. size: the 12 bytes of the field, or a number."""
+    field = b"%011o\0" % size if isinstance(size, int) else size.ljust(12, b"\0")
+    head = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind
+    head += bytes(100) + b"ustar\x0000" + bytes(247)
+    return head[:148] + b"%06o\0 " % sum(head) + head[156:]
+
+
 def tar_of(*members: tuple[str, bytes] | tarfile.TarInfo, format: int = tarfile.GNU_FORMAT, end: bool = True) -> bytes:
     """A tar of files (name, content), and of members as they are; without the zeros that end it unless `end`."""
     memory = io.BytesIO()

@@ -15,7 +15,7 @@ import packer
 import readers
 from readers.headers import MEDIA, parse_any
 
-__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite"]
+__all__ = ["CLASSES", "SAMPLES", "Samples", "Truth", "header", "make_image", "make_jpeg", "overwrite", "turned_image"]
 
 CLASSES = ("cat", "dog", "owl")
 SAMPLES = 24
@@ -33,6 +33,13 @@ def make_image(seed: int, size: tuple[int, int] = (32, 24), format: str = "JPEG"
 
 
 make_jpeg = make_image
+
+
+def turned_image(number: int, size: tuple[int, int]) -> bytes:
+    """An image with one of the eight orientations of EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = 1 + number % 8
+    return make_image(number, size, exif=exif)
 
 
 def header(image: bytes) -> tuple[int, ...]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change
 
-__all__ = ["DALI", "HPC", "PART_8", "SOURCES", "Suggestion", "Tip", "in_ms"]
+__all__ = ["DALI", "HPC", "PART_8", "SOURCES", "WORKERS", "Sources", "Suggestion", "Tip", "in_ms", "option"]
 
 PART_8 = "PyTorch Model Performance Analysis and Optimization, part 8"
 DALI = "Accelerate computer vision training using GPU preprocessing with NVIDIA DALI on Amazon SageMaker"
 HPC = "Working with Data on GPUs: I/O, Data Transfer & Generation"
+
+WORKERS = ("num_workers", "threads")
+Sources: TypeAlias = tuple[tuple[str, int], ...]
 
 # Every tip of each source, in its order; a row of the table cites them by (source, number from 1).
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -98,9 +102,15 @@ class Tip:
 
     id: str
     title: str
-    sources: tuple[tuple[str, int], ...]
+    sources: Sources
     check: Callable[[Evidence], Suggestion | None]
     idle: bool = False
+
+
+def option(e: Evidence, kind: str, value: int, names: tuple[str, str]) -> tuple[str, Change]:
+    """An option with a new value, and the change that `apply` makes. names: of a DataLoader, of an ImageLoader."""
+    how = f"{names[e.facts.loader == 'ImageLoader']}={value}"
+    return how, Change(kind, value, how)
 
 
 def in_ms(seconds: float) -> str:

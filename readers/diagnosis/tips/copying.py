@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cache.messages import human_bytes
+from cache.messages import human_bytes, plural
 from readers.diagnosis.evidence import Evidence
-from readers.diagnosis.findings import Change, PayloadFact, PayloadField
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
+from readers.diagnosis.findings import Change, Payload, PayloadFact, PayloadField
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, Sources, Suggestion, Tip, in_ms, option
 
 __all__ = ["COPYING"]
 
@@ -14,92 +14,43 @@ _SMALL_BATCH = 32
 _LOW_MEMORY = 0.15
 
 
-def _field(evidence: Evidence, *kinds: str) -> tuple[PayloadField, PayloadFact] | None:
-    """The field of the payload with the most to save by facts of these kinds, if that is a part of the whole."""
-    payload = evidence.diagnosis.payload
-    if payload is None:
-        return None
-    found = [(field, fact) for field in payload.fields for fact in field.facts if fact.kind in kinds]
+def _field(payload: Payload, *kinds: str) -> tuple[PayloadField, PayloadFact] | None:
+    """The field with the most to save by facts of these kinds, if that is a part of the whole."""
     # Of a field only its best fact is advice: what is never used need not be smaller.
-    found = [pair for pair in found if pair[1].saves == pair[0].facts[0].saves]
-    best = max(found, key=lambda pair: pair[1].saves, default=None)
-    return best if best is not None and best[1].saves >= _WORTH_SAYING * payload.bytes else None
+    found = [
+        (field, fact)
+        for field in payload.fields
+        for fact in field.facts
+        if fact.kind in kinds and fact.saves == field.facts[0].saves >= _WORTH_SAYING * payload.bytes
+    ]
+    return max(found, key=lambda pair: pair[1].saves, default=None)
 
 
-def _less_copy(evidence: Evidence, saved: int) -> float:
-    """Seconds that the copy takes less if it has so many bytes less to copy."""
-    payload = evidence.diagnosis.payload
-    return 0.0 if payload is None or not payload.bytes else evidence.added("copy") * saved / payload.bytes
-
-
-def _with_copy_less(evidence: Evidence, less: float) -> float | None:
-    """Seconds of a step if the copy takes so much less; None if no copy was measured."""
-    full, step = evidence.diagnosis.full.seconds, evidence.diagnosis.step.seconds
-    if not less:
-        return None
-    return evidence.model.seconds(saved=less) if evidence.model is not None else max(step, full - less)
-
-
-def _payload(evidence: Evidence, kinds: tuple[str, ...], how: str, change: str = "") -> Suggestion | None:
-    """The answer of a row on the payload. how: may name {path}."""
-    best = _field(evidence, *kinds)
-    payload = evidence.diagnosis.payload
+def _payload(e: Evidence, kinds: tuple[str, ...], how: str, ours: str, change: str) -> Suggestion | None:
+    """What to do about a fact of the payload. how: may name {path}; ours: the same for an ImageLoader."""
+    payload, d = e.diagnosis.payload, e.diagnosis
+    best = None if payload is None else _field(payload, *kinds)
     if best is None or payload is None:
         return None
     field, fact = best
     name = field.path or "the batch"
-    size = human_bytes(field.bytes)
-    why = f"{name} ({field.dtype}, {size} of {human_bytes(payload.bytes)} a step): {fact.text}; saves "
-    less = _less_copy(evidence, fact.saves)
-    change_to = Change(change, field.path, f"{change} for {name}", field, saved=less) if change else None
-    seconds = _with_copy_less(evidence, less)
-    return Suggestion(f"{why}{human_bytes(fact.saves)} a step", how.format(path=name), seconds, change_to)
+    why = (
+        f"{name} ({field.dtype}, {human_bytes(field.bytes)} of {human_bytes(payload.bytes)} a step): {fact.text}; "
+        f"saves {human_bytes(fact.saves)} a step"
+    )
+    less = e.added("copy") * fact.saves / payload.bytes if payload.bytes else 0.0
+    seconds = None
+    if less:
+        seconds = max(d.step.seconds, d.full.seconds - less) if e.model is None else e.model.seconds(saved=less)
+    made = Change(change, field.path, f"{change} for {name}", field, saved=less) if change else None
+    lines = ours if ours and e.facts.loader == "ImageLoader" else how.format(path=name)
+    return Suggestion(why, lines, seconds, made)
 
 
-def _uint8(e: Evidence) -> Suggestion | None:
-    if e.facts.loader == "ImageLoader":
-        how = "loader = ImageLoader(reader, batch_size, augment=ops_without_normalize); x = (x.float() - mean) / std"
-    else:
-        how = "images = (images.to(device, non_blocking=True).float() / 255 - mean) / std  # {path} as uint8 till here"
-    return _payload(e, ("uint8",), how, "uint8")
-
-
-def _cast(e: Evidence) -> Suggestion | None:
-    how = "batch = batch.to(torch.bfloat16).to(device, non_blocking=True)  # {path}, in the collate function"
-    if e.facts.loader == "ImageLoader":
-        how = "loader = ImageLoader(reader, batch_size, augment=ops, dtype=torch.bfloat16)"
-    return _payload(e, ("cast",), how)
-
-
-def _narrow(e: Evidence) -> Suggestion | None:
-    return _payload(e, ("narrow",), "values = values.to(torch.int32)  # {path}, before the copy; .long() on the device")
-
-
-def _one_hot(e: Evidence) -> Suggestion | None:
-    how = "labels = torch.nn.functional.one_hot(labels.to(device), classes)  # {path} as class numbers till here"
-    return _payload(e, ("one-hot",), how)
-
-
-def _bits(e: Evidence) -> Suggestion | None:
-    how = "packed = np.packbits(mask, axis=-1)  # {path}; on the device (packed[..., None] >> shifts) & 1"
-    return _payload(e, ("bits",), how)
-
-
-def _sparse(e: Evidence) -> Suggestion | None:
-    return _payload(e, ("sparse",), "x = x.to_sparse().to(device, non_blocking=True).to_dense()  # {path}")
-
-
-def _padded(e: Evidence) -> Suggestion | None:
-    how = "x = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)  # {path}: to the longest of each batch"
-    return _payload(e, ("padded",), how)
-
-
-def _unneeded(e: Evidence) -> Suggestion | None:
-    if e.facts.loader == "ImageLoader":
-        how = "loader = ImageLoader(reader, batch_size, augment=ops, fields=fields_that_the_step_uses)"
-    else:
-        how = "samples = [sample[:2] for sample in samples]  # in the collate function, without {path}"
-    return _payload(e, ("unused", "duplicate", "constant"), how)
+def _on_payload(
+    id: str, title: str, sources: Sources, kinds: tuple[str, ...], how: str, *, ours: str = "", change: str = ""
+) -> Tip:
+    return Tip(id, title, sources, lambda e: _payload(e, kinds, how, ours, change), idle=True)
 
 
 def _pin(e: Evidence) -> Suggestion | None:
@@ -115,15 +66,15 @@ def _pin(e: Evidence) -> Suggestion | None:
 
 def _batch_size(e: Evidence) -> Suggestion | None:
     f, d = e.facts, e.diagnosis
-    size = f.batch_size
     overhead = sum(e.added(stage) for stage in ("copy", "transfer", "collate"))
-    if not size or size >= _SMALL_BATCH or f.loader not in ("DataLoader", "ImageLoader"):
+    if not f.batch_size or f.batch_size >= _SMALL_BATCH or not f.is_known or overhead < 0.1 * d.full.seconds:
         return None
-    if not d.culprit or overhead < 0.1 * d.full.seconds:
-        return None
-    why = f"{size} samples a batch, for which copy, transfer and collate take {in_ms(overhead)} of each step; larger "
-    why += "batches cost less of that for a sample, but change what the training learns"
-    return Suggestion(why, f"batch_size={2 * size}", None, Change("batch_size", 2 * size, f"batch_size={2 * size}"))
+    why = (
+        f"a batch has {plural(f.batch_size, 'sample')}, for which copy, transfer and collate take {in_ms(overhead)} of "
+        f"each step; with larger batches a sample costs less of that, but they change what the training learns"
+    )
+    how, change = option(e, "batch_size", 2 * f.batch_size, ("batch_size", "batch_size"))
+    return Suggestion(why, how, None, change)
 
 
 def _gpu_memory(e: Evidence) -> Suggestion | None:
@@ -137,11 +88,12 @@ def _gpu_memory(e: Evidence) -> Suggestion | None:
 
 
 def _real_step(e: Evidence) -> Suggestion | None:
-    d = e.diagnosis
     if not e.facts.simulated:
         return None
-    why = f"the step only waits {in_ms(d.step.seconds)}: what could be gained is known when the model itself runs on "
-    why += "batches in the memory of the device"
+    why = (
+        f"the step only waits {in_ms(e.diagnosis.step.seconds)}: what could be gained is known when the model itself "
+        f"runs on batches in the memory of the device"
+    )
     return Suggestion(why, "packer diagnose train.py:make_loader --step train.py:train_step --device cuda")
 
 
@@ -154,17 +106,45 @@ def _watch(e: Evidence) -> Suggestion | None:
 
 
 COPYING = (
-    Tip("unneeded", "copy only what the step uses", ((PART_8, 24),), _unneeded, idle=True),
-    Tip("uint8", "copy 8-bit integers, and convert on the device", ((PART_8, 18), (DALI, 8)), _uint8, idle=True),
-    Tip("half", "cast to half precision before the copy", ((PART_8, 19), (DALI, 8)), _cast, idle=True),
-    Tip("narrow", "copy the smallest type that holds the values", ((DALI, 8),), _narrow, idle=True),
-    Tip("one-hot", "copy class numbers, and unpack them on the device", ((PART_8, 20),), _one_hot, idle=True),
-    Tip("bit-masks", "copy binary values as bits", ((PART_8, 21),), _bits, idle=True),
-    Tip("sparse", "copy sparse values as such", ((PART_8, 22),), _sparse, idle=True),
-    Tip("padding", "pad no further than needed", ((PART_8, 23),), _padded, idle=True),
+    _on_payload(
+        "unneeded", "copy only what the step uses", ((PART_8, 24),), ("unused", "duplicate", "constant"),
+        "samples = [sample[:2] for sample in samples]  # in the collate function, without {path}",
+        ours="loader = ImageLoader(reader, batch_size, augment=ops, fields=fields_that_the_step_uses)",
+    ),
+    _on_payload(
+        "uint8", "copy 8-bit integers, and convert on the device", ((PART_8, 18), (DALI, 8)), ("uint8",),
+        "images = (images.to(device, non_blocking=True).float() / 255 - mean) / std  # {path} as uint8 till here",
+        ours="loader = ImageLoader(reader, batch_size, augment=ops_without_normalize); x = (x.float() - mean) / std",
+        change="uint8",
+    ),
+    _on_payload(
+        "half", "cast to half precision before the copy", ((PART_8, 19), (DALI, 8)), ("cast",),
+        "batch = batch.to(torch.bfloat16).to(device, non_blocking=True)  # {path}, in the collate function",
+        ours="loader = ImageLoader(reader, batch_size, augment=ops, dtype=torch.bfloat16)",
+    ),
+    _on_payload(
+        "narrow", "copy the smallest type that holds the values", ((DALI, 8),), ("narrow",),
+        "values = values.to(torch.int32)  # {path}, before the copy; .long() on the device",
+    ),
+    _on_payload(
+        "one-hot", "copy class numbers, and unpack them on the device", ((PART_8, 20),), ("one-hot",),
+        "labels = torch.nn.functional.one_hot(labels.to(device), classes)  # {path} as class numbers till here",
+    ),
+    _on_payload(
+        "bit-masks", "copy binary values as bits", ((PART_8, 21),), ("bits",),
+        "packed = np.packbits(mask, axis=-1)  # {path}; on the device (packed[..., None] >> shifts) & 1",
+    ),
+    _on_payload(
+        "sparse", "copy sparse values as such", ((PART_8, 22),), ("sparse",),
+        "x = x.to_sparse().to(device, non_blocking=True).to_dense()  # {path}",
+    ),
+    _on_payload(
+        "padding", "pad no further than needed", ((PART_8, 23),), ("padded",),
+        "x = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)  # {path}: to the longest of each batch",
+    ),
     Tip("pin-memory", "copy from pinned memory while the step before runs", ((PART_8, 17),), _pin),
     Tip("batch-size", "try a larger batch", ((DALI, 7), (HPC, 2)), _batch_size),
     Tip("gpu-memory", "leave memory of the GPU for preprocessing", ((DALI, 2),), _gpu_memory),
     Tip("real-step", "measure with the real step", ((HPC, 1),), _real_step),
     Tip("watch", "watch the machine over time", ((DALI, 3),), _watch),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tips on raw data: where they lie, in which files, how they are read and cached."""
+"""Tips on raw data: where they are, in which files, how they are read and cached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from cache.messages import human_bytes
 from readers.diagnosis.evidence import Evidence
 from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
 
 __all__ = ["DATA", "code_for_cache"]
 
@@ -18,6 +18,7 @@ _MANY_READERS = 16
 _ROOM = 0.9  # of the free memory that a cache may take
 _SHM_SHARE = 0.25
 _CAUTIOUS = 64 << 20
+_VARIES = 0.3  # of the time of a step
 
 
 def _raw(e: Evidence) -> tuple[str, ...]:
@@ -32,15 +33,14 @@ def _fetching(e: Evidence) -> bool:
     return e.costs(*_raw(e))
 
 
+def _cacheable(e: Evidence) -> bool:
+    return not e.facts.cached and not e.facts.in_memory and _fetching(e)
+
+
 def _cost(e: Evidence) -> str:
     stages = _raw(e)
     gain = max(e.freed(stage) for stage in stages)
     return f"{' and '.join(stages)} cost {in_ms(gain)} of a step of {in_ms(e.diagnosis.full.seconds)}"
-
-
-def _predict(e: Evidence, *stages: str) -> float | None:
-    """Seconds of a step if these stages are free."""
-    return None if e.model is None else e.model.seconds(share=dict.fromkeys(stages, 0.0))
 
 
 def _where(e: Evidence) -> str:
@@ -48,76 +48,73 @@ def _where(e: Evidence) -> str:
     return f"the data are on {kind} ({e.facts.place})"
 
 
-def _needed_bytes(e: Evidence) -> float:
-    """Bytes a second of raw data that the training would read if it never waited."""
-    return e.facts.mean_bytes * (e.facts.batch_size or 0) / e.diagnosis.step.seconds
+def _bytes_per_second(e: Evidence, step_seconds: float) -> float:
+    return e.facts.mean_bytes * (e.facts.batch_size or 0) / step_seconds
 
 
 def _stage(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if f.files not in ("shards", "remote") or not _fetching(e):
+    room = next((place for place, free in f.faster if free > f.set_bytes > 0), None)
+    if f.files not in ("shards", "remote") or room is None or not _fetching(e):
         return None
-    room = next((place for place in f.faster if place[1] > f.set_bytes > 0), None)
-    if room is None:
-        return None
-    why = f"{_where(e)}, and {_cost(e)}; {room[0]} is nearer and has room for {human_bytes(f.set_bytes)}"
+    why = f"{_where(e)}, and {_cost(e)}; {room} is nearer and has room for {human_bytes(f.set_bytes)}"
+    waiting = [stage for stage in e.fetches if e.waits(stage)]
     change = None
     if f.ours and f.files == "shards":
-        change = Change("stage", room[0], f"the shards in {room[0]}", share=(("storage", 0.0),))
-    command = f"packer stage {shlex.quote(f.place)} --target {shlex.quote(room[0])}"
-    return Suggestion(why, command, _predict(e, "storage"), change)
+        share = tuple((stage, 0.0) for stage in waiting)
+        change = Change("stage", room, f"the shards in {room}", share=share)
+    return Suggestion(why, f"packer stage {f.source} --target {shlex.quote(room)}", e.predict(*waiting), change)
 
 
 def _places(e: Evidence) -> Suggestion | None:
     f = e.facts
     if not f.place or f.files == "remote" or f.in_memory or not e.costs("storage"):
         return None
-    places = [f.place, *(place for place, _ in f.faster)]
+    others = ",".join(place for place, _ in f.faster)
+    places = shlex.quote(f"{f.place},{others}") if others else "/scratch,/tmp,/dev/shm"
     why = f"{_where(e)}; file systems of one machine differ, and {_cost(e)}"
-    target = f"--places {shlex.quote(','.join(places))}" if len(places) > 1 else "--places /scratch,/tmp,/dev/shm"
-    return Suggestion(why, f"packer diagnose {shlex.quote(f.place)} --simulate-step 20ms {target}")
+    return Suggestion(why, f"packer diagnose {f.source} --simulate-step 20ms --places {places}")
 
 
 def _node_local(e: Evidence) -> Suggestion | None:
-    f, full = e.facts, e.diagnosis.full
-    if f.local is not False or full.high - full.low < 0.3 * full.seconds or not e.costs("storage"):
+    full = e.diagnosis.full
+    if e.facts.local is not False or full.high - full.low < _VARIES * full.seconds or not e.costs("storage"):
         return None
     why = f"{_where(e)}, shared with other nodes, and a step takes from {in_ms(full.low)} to {in_ms(full.high)}"
-    return Suggestion(why, f"packer stage {shlex.quote(f.place)} --target '$TMPDIR' -- python train.py")
+    return Suggestion(why, f"packer stage {e.facts.source} --target '$TMPDIR' -- python train.py")
 
 
 def _bandwidth(e: Evidence) -> Suggestion | None:
-    f = e.facts
-    if (f.files != "remote" and f.local is not False) or not e.costs("storage") or not _needed_bytes(e):
+    f, needed = e.facts, _bytes_per_second(e, e.diagnosis.step.seconds)
+    fits = any(room > f.set_bytes for _, room in f.faster)  # then a copy on the node is better
+    if not f.is_shared or fits or not needed or not e.costs("storage"):
         return None
-    if any(room > f.set_bytes for _, room in f.faster):
-        return None  # then a copy on the node is better
-    now = f.mean_bytes * (f.batch_size or 0) / e.diagnosis.full.seconds
-    why = f"the training needs {human_bytes(_needed_bytes(e))}/s of raw data and gets {human_bytes(now)}/s; the set of "
-    why += f"{human_bytes(f.set_bytes)} fits into nothing on this node"
-    return Suggestion(
-        why, "Use a machine with a faster network or a larger local disk; no option of the loader changes this."
+    why = (
+        f"the training needs {human_bytes(needed)}/s of raw data and gets "
+        f"{human_bytes(_bytes_per_second(e, e.diagnosis.full.seconds))}/s; the set of {human_bytes(f.set_bytes)} fits "
+        f"nowhere on this node"
     )
+    how = "Use a machine with a faster network or a larger local disk; no option of the loader changes this."
+    return Suggestion(why, how)
 
 
 def _concurrency(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if (f.files != "remote" and f.local is not False) or not e.costs("storage") or f.workers >= _MANY_READERS:
+    if not f.is_shared or f.workers >= _MANY_READERS or not e.costs("storage"):
         return None
     more = min(_MANY_READERS, max(4, 2 * f.workers))
     why = f"{_where(e)}: requests wait, and {f.workers} at a time do not use what it can serve"
     if f.files == "remote":
-        return Suggestion(why, f"packer stage {shlex.quote(f.place)} --threads {more}")
-    name = "threads" if f.loader == "ImageLoader" else "num_workers"
-    return Suggestion(why, f"{name}={more}", None, Change("workers", more, f"{name}={more}"))
+        return Suggestion(why, f"packer stage {f.source} --threads {more}")
+    how, change = option(e, "workers", more, WORKERS)
+    return Suggestion(why, how, None, change)
 
 
 def _transfer_tool(e: Evidence) -> Suggestion | None:
-    f = e.facts
-    if f.files != "remote" or not _fetching(e):
+    if e.facts.files != "remote" or not _fetching(e):
         return None
-    why = f"every sample is a request to {f.place}; whole shards in parallel come faster, once"
-    return Suggestion(why, f"packer stage {shlex.quote(f.place)} --target /local --threads 8")
+    why = f"every sample is a request to {e.facts.place}; fetching whole shards once, in parallel, is faster"
+    return Suggestion(why, f"packer stage {e.facts.source} --target /local --threads 8")
 
 
 def _fewer_requests(e: Evidence) -> Suggestion | None:
@@ -132,9 +129,12 @@ def _overloaded(e: Evidence) -> Suggestion | None:
     f = e.facts
     if f.local is not False or f.workers < _MANY_READERS or not e.costs("storage"):
         return None
-    why = f"{f.workers} workers of each process read from {f.filesystem} at a time, and still {_cost(e)}: it may be at "
-    why += "its limit, and more workers then make it worse for all"
-    return Suggestion(why, f"num_workers={f.workers // 2}", None, Change("workers", f.workers // 2, "half the workers"))
+    why = (
+        f"{f.workers} workers of each process read from {f.filesystem} at a time, and still {_cost(e)}: it may be at "
+        f"its limit, and more workers then make it worse for everyone"
+    )
+    how, change = option(e, "workers", f.workers // 2, WORKERS)
+    return Suggestion(why, how, None, change)
 
 
 def _compress(e: Evidence) -> Suggestion | None:
@@ -144,9 +144,9 @@ def _compress(e: Evidence) -> Suggestion | None:
         return None
     why = (
         f"a sample takes {human_bytes(f.mean_bytes)}, {f.mean_bytes / pixels:.1f} bytes a pixel, and {_cost(e)}; data "
+        f"stored as pixels cost more to read than they save"
     )
-    why += "that were prepared as pixels cost more to read than they save"
-    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to tar --reencode jpeg --quality 90")
+    return Suggestion(why, f"packer convert {f.source} --to tar --reencode jpeg --quality 90")
 
 
 def _pack(e: Evidence) -> Suggestion | None:
@@ -154,7 +154,7 @@ def _pack(e: Evidence) -> Suggestion | None:
     if f.files != "loose" or not 0 < f.mean_bytes < _SMALL_FILE or not e.costs(*e.fetches):
         return None
     why = f"{f.samples:,} files of {human_bytes(f.mean_bytes)}: each is looked up, opened and closed for one read"
-    return Suggestion(why, f"packer convert {shlex.quote(f.place)} --to hdf5")
+    return Suggestion(why, f"packer convert {f.source} --to hdf5")
 
 
 def code_for_cache(keep: str = "") -> str:
@@ -164,35 +164,33 @@ def code_for_cache(keep: str = "") -> str:
 
 def _cache(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if f.cached or not _fetching(e) or f.in_memory or not 0 < f.set_bytes < _ROOM * f.shm_bytes:
+    if not _cacheable(e) or not 0 < f.set_bytes < _ROOM * f.shm_bytes:
         return None
-    why = f"{_cost(e)}; the encoded set is {human_bytes(f.set_bytes)} and fits into the {human_bytes(f.shm_bytes)} of "
-    why += "shared memory, once for all workers of the node"
-    if f.pixel_bytes:
-        why += f"; decoded it would be {human_bytes(f.pixel_bytes)}"
-    seconds = _predict(e, *_raw(e))
-    if f.ours:
-        free = tuple((stage, 0.0) for stage in _raw(e))
-        change = Change("cache", "encoded", "readers.cached, from the second epoch", share=free)
-        return Suggestion(why, code_for_cache(), seconds, change)
-    return Suggestion(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
+    decoded = f"; decoded it would be {human_bytes(f.pixel_bytes)}" if f.pixel_bytes else ""
+    why = (
+        f"{_cost(e)}; the encoded set is {human_bytes(f.set_bytes)} and fits into the {human_bytes(f.shm_bytes)} of "
+        f"shared memory, once for all workers of the node{decoded}"
+    )
+    seconds = e.predict(*_raw(e))
+    if not f.ours:
+        return Suggestion(why, f"reader = readers.cached(readers.open_folder({f.place!r}))", seconds)
+    free = tuple((stage, 0.0) for stage in _raw(e))
+    change = Change("cache", "encoded", "readers.cached, from the second epoch", share=free)
+    return Suggestion(why, code_for_cache(), seconds, change)
 
 
 def _cache_part(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if f.cached or f.in_memory or not _fetching(e) or not _CAUTIOUS < _ROOM * f.shm_bytes < f.set_bytes:
+    if not _cacheable(e) or not _CAUTIOUS < _ROOM * f.shm_bytes < f.set_bytes:
         return None
     share = _ROOM * f.shm_bytes / f.set_bytes
     why = f"{_cost(e)}; of {human_bytes(f.set_bytes)} shared memory holds {share:.0%}, always the same samples"
-    seconds = None if e.model is None else e.model.seconds(share=dict.fromkeys(_raw(e), 1 - share))
-    return Suggestion(why, f'reader = readers.cached(reader, "{share:.0%}")', seconds)
+    return Suggestion(why, f'reader = readers.cached(reader, "{share:.0%}")', e.predict(*_raw(e), left=1 - share))
 
 
 def _cache_elsewhere(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if f.cached or f.in_memory or not _fetching(e) or f.shm_bytes > _SHM_SHARE * f.memory_bytes:
-        return None
-    if not f.set_bytes or f.shm_bytes > f.set_bytes:
+    if not _cacheable(e) or f.shm_bytes > _SHM_SHARE * f.memory_bytes or not f.set_bytes or f.shm_bytes > f.set_bytes:
         return None
     why = f"/dev/shm has {human_bytes(f.shm_bytes)}, the memory {human_bytes(f.memory_bytes)}: a cache needs no tmpfs"
     return Suggestion(why, 'reader = readers.cached(reader, backend="memfd")')
@@ -208,10 +206,12 @@ def _clean(e: Evidence) -> Suggestion | None:
 
 def _nodes(e: Evidence) -> Suggestion | None:
     f = e.facts
-    if f.nodes < 2 or not _fetching(e) or f.files not in ("shards", "remote"):
+    if f.nodes < 2 or f.files not in ("shards", "remote") or not _fetching(e):
         return None
-    why = f"each of {f.nodes} nodes reads the whole set in a global shuffle; a part each, mixed again now and then, is "
-    why += f"{human_bytes(f.set_bytes / f.nodes)} a node"
+    why = (
+        f"each of {f.nodes} nodes reads the whole set in a global shuffle; a part each, mixed again now and then, is "
+        f"{human_bytes(f.set_bytes / f.nodes)} a node"
+    )
     lines = f"order = readers.order.NodeLocal(len(reader), {f.nodes}, seed=1)  # packer stage --part node"
     return Suggestion(why, lines)
 

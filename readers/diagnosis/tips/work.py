@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
+import itertools
 
-from cache.messages import human_bytes, listed
+from cache.messages import human_bytes, listed, plural
 from readers.diagnosis.evidence import Evidence, Member
 from readers.diagnosis.findings import Change
-from readers.diagnosis.tips.base import DALI, HPC, PART_8, Suggestion, Tip, in_ms
+from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
 from readers.diagnosis.tips.data import code_for_cache
 
 __all__ = ["WORK"]
@@ -27,21 +27,19 @@ _GPU_FRIENDLY = (
     "Scale",
 )  # fmt: skip
 _FIXED = (
-    "Resize",
-    "CenterCrop",
-    "Pad",
-    "Grayscale",
-    "ToTensor",
-    "PILToTensor",
-    "ToImage",
-    "SmallestMaxSize",
+    "Resize", "CenterCrop", "Pad", "Grayscale", "ToTensor", "PILToTensor", "ToImage", "SmallestMaxSize",
     "LongestMaxSize",
-)
+)  # fmt: skip
 _CROPS = ("Crop", "Resize", "MaxSize")
 _POINTLESS_FIRST = (
     "Blur", "Jitter", "Normalize", "Erasing", "Solarize", "Equalize", "Posterize", "Contrast", "Noise", "Color",
     "Rotation", "Affine", "Perspective", "Augment", "Mask", "Sharpness",
 )  # fmt: skip
+_COMPILED = """@numba.njit(nogil=True)
+def work(image): ...
+op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"""
+_GPU_DECODERS = """loader = ImageLoader(reader, 256, augment=ops, device='cuda', decoder='torchcodec')
+loader = DaliLoader(reader, 256, augment=ops)  # or by DALI"""
 _LIBRARIES = ("torchvision", "albumentations", "kornia", "torchaudio", "monai", "PIL", "readers", "torch")
 
 
@@ -68,69 +66,69 @@ def _costly_members(e: Evidence) -> list[Member]:
 
 def _per_sample(e: Evidence, *stages: str) -> str:
     work = sum(e.model.work.get(stage, 0.0) for stage in stages) if e.model is not None else 0.0
-    size = e.facts.batch_size or 1
-    return f"{in_ms(work / size)} a sample" if work else "much"
-
-
-def _predict(e: Evidence, *stages: str, left: float = 0.0) -> float | None:
-    return None if e.model is None else e.model.seconds(share=dict.fromkeys(stages, left))
+    return f"{in_ms(work / (e.facts.batch_size or 1))} a sample" if work else "much"
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
 def _workers(e: Evidence) -> Suggestion | None:
-    f, model = e.facts, e.model
-    if model is None or f.loader not in ("DataLoader", "ImageLoader"):
+    model = e.model
+    if model is None or not e.facts.is_known:
         return None
     wanted = model.enough_workers()
     seconds = model.seconds(workers=wanted)
     if wanted <= model.workers or seconds > _USEFUL * e.diagnosis.full.seconds:
         return None
     work, cpu = sum(model.work.values()), sum(model.cpu.values())
-    why = f"{model.workers} workers make a batch in {in_ms(model.slowdown * work / max(1, model.workers))}, "
-    why += f"the training needs one each {in_ms(model.floor)}; a batch is {in_ms(work)} of work, {in_ms(cpu)} of it on "
-    why += f"the CPU, and there are {model.cpus} CPUs"
-    name = "threads" if f.loader == "ImageLoader" else "num_workers"
-    return Suggestion(why, f"{name}={wanted}", seconds, Change("workers", wanted, f"{name}={wanted}"))
+    who = plural(model.workers, "worker") + (" makes" if model.workers == 1 else " make")
+    why = (
+        f"{who if model.workers else 'the training process makes'} a batch in "
+        f"{in_ms(model.slowdown * work / max(1, model.workers))}, the training takes one in {in_ms(model.floor)}; a "
+        f"batch is {in_ms(work)} of work, {in_ms(cpu)} of it on the CPU, and there are {plural(model.cpus, 'CPU')}"
+    )
+    how, change = option(e, "workers", wanted, WORKERS)
+    return Suggestion(why, how, seconds, change)
 
 
 def _prefetch(e: Evidence) -> Suggestion | None:
     f, full, model = e.facts, e.diagnosis.full, e.model
-    if model is None or not f.prefetch or f.loader not in ("DataLoader", "ImageLoader"):
+    if model is None or not f.prefetch or not f.is_known or not e.costs("storage"):
         return None
-    known = sum(seconds for stage, seconds in model.work.items() if stage != "storage")
-    steady = max(model.floor, known / max(1, f.workers))
-    if not e.diagnosis.culprit or full.high - full.low < _VARIES * full.seconds or steady > 0.9 * full.seconds:
+    steady = e.predict("storage") or 0.0
+    if full.high - full.low < _VARIES * full.seconds or steady > 0.9 * full.seconds:
         return None
     why = (
-        f"the workers are fast enough on average ({in_ms(steady)} a batch), but a step takes from {in_ms(full.low)} to "
+        f"a step takes from {in_ms(full.low)} to {in_ms(full.high)}, and {in_ms(steady)} if it never waits for "
+        f"storage: more than {plural(f.prefetch, 'batch')} ahead can bridge waits that come now and then"
     )
-    why += f"{in_ms(full.high)}: {f.prefetch} batches ahead do not bridge that"
-    wanted = max(4, 2 * f.prefetch // (f.workers or 1)) if f.loader == "DataLoader" else 2 * f.prefetch
-    name = "prefetch_factor" if f.loader == "DataLoader" else "prefetch"
-    return Suggestion(why, f"{name}={wanted}", None, Change("prefetch", wanted, f"{name}={wanted}"))
+    many = max(4, 2 * f.prefetch // (f.workers or 1)) if f.loader == "DataLoader" else 2 * f.prefetch
+    how, change = option(e, "prefetch", many, ("prefetch_factor", "prefetch"))
+    return Suggestion(why, how, None, change)
 
 
-def _short_of_cpus(e: Evidence) -> bool:
-    needed = e.diagnosis.cpus_needed
-    return needed is not None and needed > _TOO_FEW * e.diagnosis.cpus and bool(e.diagnosis.culprit)
+def _cpus_short(e: Evidence) -> float:
+    """The CPUs that would keep up, where those are far more than there are; else 0."""
+    needed = e.diagnosis.cpus_needed or 0.0
+    return needed if e.diagnosis.culprit and needed > _TOO_FEW * e.diagnosis.cpus else 0.0
 
 
 def _more_cpus(e: Evidence) -> Suggestion | None:
-    d = e.diagnosis
-    if not _short_of_cpus(e) or d.cpus_needed is None:
+    if not (needed := _cpus_short(e)):
         return None
-    why = f"to keep up the loader needs {d.cpus_needed:.1f} CPUs for this GPU, and this process may use {d.cpus}; a "
-    why += "machine with more CPUs for each GPU, or less work for them"
-    return Suggestion(why, f"sbatch --cpus-per-task={round(d.cpus_needed + 0.5)} job.sh")
+    why = (
+        f"to keep up, the loader needs {needed:.1f} CPUs, and this process may use {e.diagnosis.cpus}; a "
+        f"machine that has more, or less work for them"
+    )
+    return Suggestion(why, f"sbatch --cpus-per-task={round(needed + 0.5)} job.sh")
 
 
 def _data_servers(e: Evidence) -> Suggestion | None:
     d = e.diagnosis
-    if not _short_of_cpus(e) or d.payload is None:
+    if not (needed := _cpus_short(e)) or d.payload is None:
         return None
-    rate = d.payload.bytes / d.step.seconds
-    why = f"{d.cpus_needed:.1f} CPUs are needed and {d.cpus} are there; other machines could prepare batches, if the "
-    why += f"network brings {human_bytes(rate)}/s from them"
+    why = (
+        f"{needed:.1f} CPUs are needed and {d.cpus} are there; other machines could prepare batches, if the network "
+        f"brings {human_bytes(d.payload.bytes / d.step.seconds)}/s from them"
+    )
     return Suggestion(why, "Another service must do that (as tf.data service or Ray Data); packer has none.")
 
 
@@ -140,9 +138,10 @@ def _threads(e: Evidence) -> Suggestion | None:
         return None
     if not e.costs(*_computing(e), *(stage for stage in e.stages_of("read") if not e.waits(stage))):
         return None
-    why = f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for "
-    why += "each of "
-    why += f"the {e.diagnosis.cpus} CPUs; one each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)"
+    why = (
+        f"the CPUs are {busy:.0%} busy, and libraries in each of the {f.workers} workers may start a thread for each "
+        f"of the {e.diagnosis.cpus} CPUs; one each is enough, with libraries built for this CPU (AVX2, libjpeg-turbo)"
+    )
     return Suggestion(why, "OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENCV_FOR_THREADS_NUM=1 python train.py")
 
 
@@ -157,15 +156,16 @@ def _shrink(e: Evidence) -> Suggestion | None:
     if f.mean_bytes and f.long_side:  # of many bytes for a pixel, the smaller image has fewer, too
         left = min(left, wanted * wanted * f.long_side / f.short_side * _PHOTO_BYTES / f.mean_bytes)
     left = _FIXED_DECODING + (1 - _FIXED_DECODING) * left
-    why = f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
-    why += f"{_per_sample(e, *decoding)}; with {wanted} pixels that is about {left:.0%}"
-    place = shlex.quote(f.place or "SET")
-    command = f"packer convert {place} --to hdf5 --resize-short {wanted}\npacker advise {place}  # other sizes"
+    why = (
+        f"images have a short side of {f.short_side} pixels, training sees {f.crop}, and decoding takes "
+        f"{_per_sample(e, *decoding)}; with {wanted} pixels that is about {left:.0%}"
+    )
+    how = f"packer convert {f.source} --to hdf5 --resize-short {wanted}\npacker advise {f.source}  # other sizes"
     change = None
     if f.ours and "decode" in decoding:
         keep, share = f"recoded:{wanted}@90", (("storage", 0.0), ("read", 0.0), ("decode", left))
         change = Change("cache", keep, f"images of {wanted} pixels, in a cache", share=share)
-    return Suggestion(why, command, _predict(e, *decoding, left=left), change)
+    return Suggestion(why, how, e.predict(*decoding, left=left), change)
 
 
 def _decoded(e: Evidence) -> Suggestion | None:
@@ -178,39 +178,38 @@ def _decoded(e: Evidence) -> Suggestion | None:
     if not 0 < size < _ROOM * f.shm_bytes:
         return None
     keep = f"decoded:{side}" if shrinks else "decoded"
-    why = f"decoding takes {_per_sample(e, 'decode')}, and the pixels of the set, {human_bytes(size)}, fit into shared "
-    why += f"memory ({human_bytes(f.shm_bytes)})"
+    why = (
+        f"decoding takes {_per_sample(e, 'decode')}, and the pixels of the set, {human_bytes(size)}, fit into shared "
+        f"memory ({human_bytes(f.shm_bytes)})"
+    )
     stages = [stage for stage in ("storage", "read", "decode") if stage in e.names]
     free = tuple((stage, 0.0) for stage in stages)
     change = Change("cache", keep, f"readers.cached, {keep}, from the second epoch", share=free)
-    return Suggestion(why, code_for_cache(keep), _predict(e, *stages), change)
+    return Suggestion(why, code_for_cache(keep), e.predict(*stages), change)
 
 
 def _prepare(e: Evidence) -> Suggestion | None:
     """Members that draw nothing, before the first that does: their result is the same in each epoch."""
-    fixed = list[Member]()
-    for member in e.facts.members:
-        if member.name not in _FIXED:
-            break
-        fixed.append(member)
-    if not fixed or not e.costs(*(member.stage for member in fixed)):
-        return None
-    names = listed([member.name for member in fixed])
+    fixed = list(itertools.takewhile(lambda member: member.name in _FIXED, e.facts.members))
     stages = [member.stage for member in fixed]
-    why = f"{names} give the same in each epoch and take {_per_sample(e, *stages)}"
-    lines = f"packer convert {shlex.quote(e.facts.place or 'FOLDER')} --to hdf5 --resize-short {e.facts.crop or 256}"
-    return Suggestion(why, lines, _predict(e, *stages))
+    if not fixed or not e.costs(*stages):
+        return None
+    why = f"{listed([member.name for member in fixed])} give the same in each epoch and take {_per_sample(e, *stages)}"
+    how = f"packer convert {e.facts.source} --to hdf5 --resize-short {e.facts.crop or 256}"
+    return Suggestion(why, how, e.predict(*stages))
 
 
 def _order(e: Evidence) -> Suggestion | None:
-    members = e.facts.members
+    members, f = e.facts.members, e.facts
     for number, member in enumerate(members):
         later = next((m for m in members[number + 1 :] if any(word in m.name for word in _CROPS)), None)
         if later and any(word in member.name for word in _POINTLESS_FIRST) and e.costs(member.stage):
-            why = f"{member.name} works on the whole image, {_per_sample(e, member.stage)}, of which {later.name} then "
-            why += "leaves a part: crop and resize first"
-            left = min(1.0, (e.facts.crop / e.facts.short_side) ** 2) if e.facts.crop and e.facts.short_side else None
-            seconds = None if left is None else _predict(e, member.stage, left=left)
+            why = (
+                f"{member.name} works on the whole image, {_per_sample(e, member.stage)}, of which {later.name} then "
+                f"leaves a part: crop and resize first"
+            )
+            left = min(1.0, (f.crop / f.short_side) ** 2) if f.crop and f.short_side else None
+            seconds = None if left is None else e.predict(member.stage, left=left)
             return Suggestion(why, f"transform = Compose([{later.name}(size), {member.name}(), *others])", seconds)
     return None
 
@@ -218,22 +217,22 @@ def _order(e: Evidence) -> Suggestion | None:
 # --- with what --------------------------------------------------------------------------------------------------------
 def _compile(e: Evidence) -> Suggestion | None:
     for member in _costly_members(e):
-        own = member.module.partition(".")[0] not in _LIBRARIES
-        if own and not e.waits(member.stage):
-            why = f"{member.name}, of {member.module}, computes {_per_sample(e, member.stage)} on the CPU; loops in "
-            why += "Python "
-            why += "are 10 to 100 times as fast when they are compiled"
-            lines = "@numba.njit(nogil=True)\ndef work(image): ...\n"
-            lines += "op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"
-            return Suggestion(why, lines)
+        if member.module.partition(".")[0] not in _LIBRARIES and not e.waits(member.stage):
+            why = (
+                f"{member.name}, of {member.module}, computes {_per_sample(e, member.stage)} on the CPU; loops in "
+                f"Python are 10 to 100 times as fast when they are compiled"
+            )
+            return Suggestion(why, _COMPILED)
     return None
 
 
 def _library(e: Evidence) -> Suggestion | None:
     for member in _costly_members(e):
         if member.module.startswith("torchvision") and not e.waits(member.stage):
-            why = f"{member.name} of torchvision takes {_per_sample(e, member.stage)} on the CPU; a recipe of "
-            why += "readers.augment decodes, crops and resizes in one pass, and albumentations is often faster, too"
+            why = (
+                f"{member.name} of torchvision takes {_per_sample(e, member.stage)} on the CPU; a recipe of "
+                f"readers.augment decodes, crops and resizes in one pass, and albumentations is often faster, too"
+            )
             return Suggestion(why, "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])")
     return None
 
@@ -244,46 +243,45 @@ def _decoder(e: Evidence) -> Suggestion | None:
         return None
     why = (
         f"the data set reads and decodes {_per_sample(e, 'read')}; libjpeg-turbo without Pillow, at the scale and for "
+        f"the part that a crop needs, takes about half"
     )
-    why += "the part that a crop needs, takes about half"
-    return Suggestion(
-        why, f"reader = readers.open_folder({f.place!r})\nloader = ImageLoader(reader, {f.batch_size or 64})"
-    )
+    how = f"reader = readers.open_folder({f.place!r})\nloader = ImageLoader(reader, {f.batch_size or 64})"
+    return Suggestion(why, how)
 
 
 def _balance(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
     if f.media not in ("png", "webp", "tiff", "gif") or not decoding or not e.costs(*decoding):
         return None
-    why = f"the images are {f.media}, and decoding one takes {_per_sample(e, *decoding)}; a JPEG of quality 95 takes a "
-    why += "fraction of it, and loses little"
-    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg --quality 95")
+    why = (
+        f"the images are {f.media}, and decoding one takes {_per_sample(e, *decoding)}; a JPEG of quality 95 takes a "
+        f"fraction of it, and loses little"
+    )
+    return Suggestion(why, f"packer convert {f.source} --to hdf5 --reencode jpeg --quality 95")
 
 
 # --- on the GPU -------------------------------------------------------------------------------------------------------
 def _gpu_decode(e: Evidence) -> Suggestion | None:
     f, decoding = e.facts, _decoding(e)
-    if not f.gpus or (f.device.startswith("cuda") and f.decoder == "torchcodec") or f.media not in ("jpeg", ""):
+    on_gpu = f.device.startswith("cuda") and f.decoder.startswith(("torchcodec", "torchvision"))
+    if not f.gpus or on_gpu or f.media not in ("jpeg", ""):
         return None
     if not decoding or not e.costs(*decoding):
         return None
     why = f"decoding takes {_per_sample(e, *decoding)} of the CPUs, and the GPU can decode JPEG"
-    lines = "loader = ImageLoader(reader, 256, augment=ops, device='cuda', decoder='torchcodec')\n"
-    lines += "loader = DaliLoader(reader, 256, augment=ops)  # or by DALI"
     change = Change("device", "cuda", "decoding on the GPU") if f.loader == "ImageLoader" else None
-    return Suggestion(why, lines, None, change)
+    return Suggestion(why, _GPU_DECODERS, None, change)
 
 
 def _gpu_transforms(e: Evidence) -> Suggestion | None:
     f = e.facts
     names = [member.name for member in _costly_members(e) if member.name in _GPU_FRIENDLY]
-    if "augment" in e.names and e.costs("augment") and not f.device.startswith("cuda"):
+    if e.costs("augment") and not f.device.startswith("cuda"):
         names += [name for name in f.ops if name in _GPU_FRIENDLY]
     if not f.gpus or not names:
         return None
-    why = f"{listed(names)} cost {in_ms(sum(e.freed(stage) for stage in _augmenting(e)))} of a step on the CPUs; on "
-    why += "whole "
-    why += "batches on the GPU they cost little"
+    seconds = sum(e.freed(stage) for stage in _augmenting(e))
+    why = f"{listed(names)} cost {in_ms(seconds)} of a step on the CPUs; on whole batches on the GPU they cost little"
     change = Change("device", "cuda", "augmenting on the GPU") if f.loader == "ImageLoader" else None
     return Suggestion(why, "loader = ImageLoader(reader, 256, augment=ops, device='cuda')", None, change)
 
@@ -293,19 +291,19 @@ def _gpu_decompress(e: Evidence) -> Suggestion | None:
     if not f.gpus or f.media in ("jpeg", "") or not decoding or not e.costs(*decoding):
         return None
     why = (
-        f"the CPUs decompress {f.media}, {_per_sample(e, *decoding)}; GPUs decompress JPEG, which torchcodec and DALI "
+        f"the CPUs decompress {f.media}, {_per_sample(e, *decoding)}; GPUs decompress JPEG, by torchcodec and DALI, "
+        f"and with nvCOMP formats of your own"
     )
-    why += "use, and with nvCOMP data of one's own"
-    return Suggestion(why, f"packer convert {shlex.quote(f.place or 'SET')} --to hdf5 --reencode jpeg")
+    return Suggestion(why, f"packer convert {f.source} --to hdf5 --reencode jpeg")
 
 
 def _generate(e: Evidence) -> Suggestion | None:
-    f = e.facts
-    if f.files != "none" or not e.costs("read") or e.waits("read"):
+    if e.facts.files != "none" or not e.costs("read") or e.waits("read"):
         return None
-    why = f"{f.dataset} reads no file and computes {_per_sample(e, 'read')}: if samples are generated, the GPU can do "
-    why += "that "
-    why += "without a copy; good enough ones may do at first, and the data set at the end"
+    why = (
+        f"{e.facts.dataset} reads no file and computes {_per_sample(e, 'read')}: if samples are generated, the GPU can "
+        f"do that without a copy; approximate ones may do at first, and the data set at the end"
+    )
     return Suggestion(why, "images = torch.rand(256, 3, 224, 224, device='cuda')  # the generator, on whole batches")
 
 

@@ -1,0 +1,150 @@
+"""Images kept as DCT coefficients against libjpeg-turbo: bytes, encoding, and decoding of whole images and boxes.
+
+    python benchmarks/coefficients.py FOLDER [--images 200] [--rounds 5]
+
+FOLDER: JPEGs, at any depth. One thread; the CPU time of the thread, of every way for each image in turn, summed over
+the images of a round. Ratios are taken within a round; medians over rounds. All pixels are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from readers.coefficients import Refused, decode, encode_strictly, parse_coefficients
+from readers.decode import Region, Scratch, decode_image
+
+SEED = 1
+
+
+class Image(NamedTuple):
+    jpeg: bytes
+    kept: bytes
+    height: int
+    width: int
+    sampling: str
+    box: Region
+
+
+def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> Region:
+    """The box of RandomResizedCrop: 8 to 100 % of the area, aspect ratio 3/4 to 4/3, at full size."""
+    for _ in range(10):
+        area = height * width * rng.uniform(0.08, 1)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        h, w = round(float(np.sqrt(area / ratio))), round(float(np.sqrt(area * ratio)))
+        if 0 < h <= height and 0 < w <= width:
+            return Region(int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w)
+    return Region(0, 0, height, width)
+
+
+def load(folder: Path, most: int) -> list[Image]:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    rng, found, reasons = np.random.default_rng(SEED), [], []
+    for path in paths[:: max(1, len(paths) // most)][:most]:
+        jpeg = path.read_bytes()
+        try:
+            kept = encode_strictly(jpeg)
+        except Refused as error:
+            reasons.append(f"{path.name}: {error}")
+            continue
+        shape = parse_coefficients(kept)
+        height, width = shape.header.upright_size
+        sampling = f"{shape.across}x{shape.down}" if shape.components == 3 else "grey"
+        found.append(Image(jpeg, kept, height, width, sampling, random_resized_crop(rng, height, width)))
+    print(f"{len(found)} images kept, {len(reasons)} not", *reasons, sep="\n  ")
+    return found
+
+
+def compare(images: list[Image]) -> None:
+    """Exit unless all pixels are the same."""
+    for image in images:
+        whole = decode_image(image.jpeg)
+        regions = [image.box, *(Region(0, 0, image.height, image.width, n) for n in (2, 4, 8))]
+        same = np.array_equal(decode(image.kept), whole)
+        same &= all(np.array_equal(decode(image.kept, one), decode_image(image.jpeg, one)) for one in regions)
+        if not same:
+            raise SystemExit("pixels differ")
+    print(f"{5 * len(images)} decodes (whole, a box, 1/2, 1/4, 1/8): no difference")
+
+
+def measure(images: list[Image], rounds: int) -> None:
+    scratch, memory = Scratch(), bytearray(3 * max(image.height * image.width for image in images))
+    out = np.frombuffer(memory, np.uint8)
+
+    def place(height: int, width: int) -> Any:
+        return out[: 3 * height * width].reshape(height, width, 3)
+
+    def exactly(image: Image) -> None:
+        simplejpeg.decode_jpeg(image.jpeg, "RGB", fastdct=False, fastupsample=False, buffer=memory)
+
+    def half(image: Image) -> Region:
+        return Region(0, 0, image.height, image.width, 2)
+
+    def own(image: Image, region: Region | None, is_checked: bool) -> None:
+        size = (image.height, image.width) if region is None else tuple(-(-n // region.reduce) for n in region[2:4])
+        decode(image.kept, region, place(*size), is_checked=is_checked)
+
+    ways: dict[str, Callable[[Image], object]] = {
+        "simplejpeg, whole": exactly,
+        "whole": lambda image: own(image, None, False),
+        "whole, checksum compared before": lambda image: own(image, None, True),
+        "encode": lambda image: encode_strictly(image.jpeg),
+        "decode_image, box": lambda image: decode_image(image.jpeg, image.box, scratch),
+        "box": lambda image: own(image, image.box, False),
+        "box, checksum compared before": lambda image: own(image, image.box, True),
+        "decode_image, 1/2": lambda image: decode_image(image.jpeg, half(image), scratch),
+        "1/2": lambda image: own(image, half(image), False),
+    }
+    against = {
+        "whole": "simplejpeg, whole",
+        "encode": "simplejpeg, whole",
+        "box": "decode_image, box",
+        "1/2": "decode_image, 1/2",
+    }
+    times = {name: [] for name in ways}  # type: dict[str, list[float]]
+    for number in range(rounds + 1):
+        spent = dict.fromkeys(ways, 0.0)
+        for image in images:
+            for name, function in ways.items():
+                started = time.thread_time()
+                function(image)
+                spent[name] += time.thread_time() - started
+        if number:  # the first one warms up
+            for name, seconds in spent.items():
+                times[name].append(1000 * seconds / len(images))
+    for name, found in times.items():
+        base = against.get(name.partition(",")[0])
+        ratio = f"  {np.median(np.divide(times[base], found)):5.2f} x as fast" if base else ""
+        print(f"  {name:32} {np.median(found):7.3f} ms{ratio}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    images = load(arguments.folder, arguments.images)
+    compare(images)
+    for sampling in (None, *sorted({image.sampling for image in images})):
+        chosen = [image for image in images if sampling in (None, image.sampling)]
+        ratios = [len(image.kept) / len(image.jpeg) for image in chosen]
+        total = sum(len(image.kept) for image in chosen) / sum(len(image.jpeg) for image in chosen)
+        low, middle, high = np.percentile(ratios, (5, 50, 95))
+        title = f"{sampling or 'all'}: {len(chosen)} images"
+        print(f"{title}; {total:.3f} x the JPEGs (p5 {low:.2f}, {middle:.2f}, p95 {high:.2f})")
+        if len(chosen) >= 10:
+            measure(chosen, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A box of an image from its rows of blocks, in one go: inverse DCT, upsampling and colours, line by line.
+
+Of each component no more is in memory than the row of blocks that a line of pixels needs, or two where lines are
+interpolated, so samples stay in the cache next to the core until they are pixels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from readers.coefficients.kernels.colours import (
+    blend_16,
+    grey_16,
+    repeat_16,
+    rgb_32,
+    widen_16_even,
+    widen_16_odd,
+    widen_rows_even,
+    widen_rows_odd,
+)
+from readers.coefficients.kernels.packing import copy_bytes, read_row
+from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
+
+__all__ = ["decode_box"]
+
+_TAIL_BYTES = 32
+_MARGIN = 64  # samples that may be read or written on both sides of a line
+# What `plan` says of a component
+_INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
+# What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line
+_FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
+
+_number = types.int64
+_two = types.UniTuple(_number, 2)
+
+
+@njit(forceinline=True, error_model="numpy")
+def _aligned(number):
+    """The next number of whole cache lines."""
+    return (number + 63) & ~63
+
+
+@njit(forceinline=True, error_model="numpy")
+def _line(plan, state, component, line):
+    """The address of the first sample that was decoded of a line."""
+    bits = plan[component, _SIZE_BITS]
+    slot = (line >> bits) & plan[component, _DOWN]
+    inner = line & ((1 << bits) - 1)
+    return state[component, _RING] + ((slot << bits) + inner) * state[component, _STRIDE]
+
+
+@njit(forceinline=True, error_model="numpy")
+def _begin(plan, state, top, left, columns, memory):
+    """Which blocks of each component the box needs, and where their samples go."""
+    for component in range(plan.shape[0]):
+        bits, across, down = plan[component, _SIZE_BITS], plan[component, _ACROSS], plan[component, _DOWN]
+        first = max((left >> across) - across, 0)
+        last = min(((left + columns - 1) >> across) + across, plan[component, _COLUMNS] - 1)
+        state[component, _FIRST] = first >> bits
+        state[component, _LAST] = (last >> bits) + 1
+        state[component, _NEXT] = max((top >> down) - down, 0) >> bits
+        samples = (state[component, _LAST] - state[component, _FIRST]) << bits
+        state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
+        state[component, _RING] = memory + _MARGIN
+        memory += (state[component, _STRIDE] << bits) * (1 + down)
+
+
+@njit(forceinline=True, error_model="numpy")
+def _decode_rows(image, plan, state, component, wanted, block, places):
+    """Decode the rows of blocks up to `wanted`; 1 where the bytes are damaged."""
+    data, total = image
+    bits, width = plan[component, _SIZE_BITS], plan[component, _WIDTH]
+    first, last = state[component, _FIRST], state[component, _LAST]
+    stride = state[component, _STRIDE]
+    while state[component, _NEXT] < wanted:
+        row = state[component, _NEXT]
+        entry = data + plan[component, _INDEX] + 4 * row
+        begin, end = load_u32(entry), load_u32(entry + 4)
+        if begin > end or end > total - _TAIL_BYTES:
+            return 1
+        target = _line(plan, state, component, row << bits)
+        steps = data + plan[component, _STEPS]
+        blocks, samples = (width, first, last), (target, stride)
+        if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
+            return 1
+        if plan[component, _ACROSS]:
+            # the filter sees the outermost samples again beyond the edges
+            edge = plan[component, _COLUMNS] - (first << bits)
+            for _ in range(1 << bits):
+                if first == 0:
+                    store_u8(target - 1, load_u8(target))
+                if edge <= (last - first) << bits:
+                    store_u8(target + edge, load_u8(target + edge - 1))
+                target += stride
+        state[component, _NEXT] = row + 1
+    return 0
+
+
+@njit(forceinline=True, error_model="numpy")
+def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
+    """The address of the chroma of a line from the pixel `left` on; where it is subsampled, it is made at `wide`."""
+    across, down = plan[component, _ACROSS], plan[component, _DOWN]
+    offset = (left >> across) - (state[component, _FIRST] << plan[component, _SIZE_BITS])
+    near = _line(plan, state, component, line >> down) + offset
+    if not is_fancy or (across and plan[component, _COLUMNS] <= 2):
+        if not across:
+            return near
+        for k in range(0, (columns + 2) >> 1, 16):
+            repeat_16(near + k, wide + 2 * k)
+        return wide + (left & 1)
+    if down:
+        other = (line >> 1) + (1 if line & 1 else -1)
+        other = min(max(other, 0), plan[component, _LINES] - 1)
+        far = _line(plan, state, component, other) + offset
+        if not across:
+            for k in range(0, columns, 16):
+                blend_16(near + k, far + k, 2 if line & 1 else 1, wide + k)
+        elif left & 1:
+            for k in range(0, (columns + 1) >> 1, 16):
+                widen_rows_odd(near + k, far + k, wide + 2 * k)
+        else:
+            for k in range(0, (columns + 1) >> 1, 16):
+                widen_rows_even(near + k, far + k, wide + 2 * k)
+        return wide
+    if not across:
+        return near
+    if left & 1:
+        for k in range(0, (columns + 1) >> 1, 16):
+            widen_16_odd(near + k, wide + 2 * k)
+    else:
+        for k in range(0, (columns + 1) >> 1, 16):
+            widen_16_even(near + k, wide + 2 * k)
+    return wide
+
+
+@njit(error_model="numpy")
+def _write_pixels(luma, blue, red, columns, target, spare):
+    """A line of RGB; nothing is written behind it."""
+    for x in range(0, columns - 31, 32):
+        rgb_32(luma + x, blue + x, red + x, target + 3 * x)
+    if columns & 31:
+        if columns > 32:
+            x = columns - 32
+            rgb_32(luma + x, blue + x, red + x, target + 3 * x)
+        else:
+            rgb_32(luma, blue, red, spare)
+            copy_bytes(spare, target, 3 * columns)
+
+
+@njit(error_model="numpy")
+def _write_grey(luma, columns, target, spare):
+    for x in range(0, columns - 15, 16):
+        grey_16(luma + x, target + 3 * x)
+    rest = columns & 15
+    if rest:
+        grey_16(luma + columns - rest, spare)
+        copy_bytes(spare, target + 3 * (columns - rest), 3 * rest)
+
+
+@njit(
+    _number(
+        *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
+        *(_two, _number, types.int64[::1]),
+    ),
+    nogil=True,
+    cache=True,
+    error_model="numpy",
+)
+def decode_box(image, plan, box, is_fancy, pixels, memory, places):
+    """RGB of a box.
+
+    image: its address and bytes; its header was checked. box: top, left, height and width, at the scale that `plan` is
+    for. pixels: the address for them, and the bytes from line to line. plan: for each component the byte at
+    which its index begins, blocks in a row, the byte at which its multipliers begin, log2 of the samples that a block
+    gives in a line, whether it is still subsampled across and down (0 or 1), samples in a line, and lines. memory: the
+    address of as many bytes as `memory_bytes` says. Returns 0, or 1 where the bytes are damaged; then nothing outside
+    of them was read, and the pixels are not valid.
+    """
+    top, left, lines, columns = box
+    target, stride = pixels
+    components = plan.shape[0]
+    block = _aligned(memory)
+    spare = block + 128
+    blue = spare + 128
+    red = blue + _aligned(columns + 2 * _MARGIN)
+    state = np.zeros((3, 5), np.int64)
+    _begin(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
+    for line in range(top, top + lines):
+        for component in range(components):
+            last = line
+            if plan[component, _DOWN]:
+                last = min((line >> 1) + 1, plan[component, _LINES] - 1)
+            wanted = (last >> plan[component, _SIZE_BITS]) + 1
+            if _decode_rows(image, plan, state, component, wanted, block, places):
+                return 1
+        luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
+        if components == 1:
+            _write_grey(luma, columns, target, spare)
+        else:
+            cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
+            cr = _chroma(plan, state, 2, line, left, columns, is_fancy, red)
+            _write_pixels(luma, cb, cr, columns, target, spare)
+        target += stride
+    return 0

@@ -1,0 +1,164 @@
+"""The bytes of an image that is kept as quantised DCT coefficients, and what is checked before they are decoded.
+
+All numbers are little-endian. A block is 8 x 8 coefficients of one component; a row is a row of blocks. Blocks that
+only fill up an MCU are not kept.
+
+    0    89 "DCT" 0D 0A 1A 0A
+    8    uint32   CRC32C of all bytes from 12 on
+    12   uint16   height, uint16 width: of the image as stored, in pixels, 1 to 65535
+    16   uint8    version, 1
+    17   uint8    components: 1 (grey) or 3 (Y, Cb, Cr)
+    18   uint8    how often chroma is subsampled: 16 * horizontally + vertically, each 1 or 2; 17 for grey
+    19   uint8    orientation, 1 to 8 (EXIF)
+    20   uint32   bytes of the whole
+    24   int16[64] for each component: what its coefficients are multiplied by, in the order WORKING
+    ..   uint32   for each row of each component: the byte at which it begins; then the byte at which the last one ends
+    ..   the rows, one behind the other, component by component
+    ..   32 zero bytes, so that loads of whole words stay within the image
+
+A coefficient is low + 16 * high + 256 * top, where low and high are in -8..7. Those that are not 0 are found by masks
+of 64 bits a block, in the order SPARSE, one for the low digits and one for the high ones. A byte of a mask is a tile of
+two lines and four columns; only bytes that are not 0 are stored, and a head says which of the eight these are. The DC
+is stored apart and is in no mask. A row of n blocks is
+
+    int16[n]      DC, not as a difference
+    uint8[n]      heads of the low digits, uint8[n] heads of the high digits: bit i is byte i of the mask
+    uint8[]       the bytes of all masks of low digits, block by block; then those of high digits
+    uint8[]       low digits, two in a byte, the lower half first, block by block; then high digits. Each kind begins
+                  with a whole byte
+    4 bytes       for each coefficient that has a top digit: uint16 block in the row, uint8 place in SPARSE, int8 top;
+                  sorted by block. Up to the end of the row
+
+So where a part of a row begins follows from counting the bits in the parts before it, and nothing but the beginnings of
+the rows can lie about the size of anything. Those are compared with the bytes that are there each time they are used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from cache.errors import BadSampleError
+from readers.headers import ImageHeader
+from readers.headers.base import Buffer, bad, truncated
+from readers.headers.coefficients import HEADER, MAGIC, MEDIUM, VERSION, parse_coefficients_header
+
+__all__ = [
+    "INDEX_BYTES",
+    "MAGIC",
+    "MEDIUM",
+    "PAIRS",
+    "SPARSE",
+    "SPARSE_OF_ZIGZAG",
+    "SPARSE_TO_WORKING",
+    "SPARSE_ZIGZAG",
+    "SUBSAMPLINGS",
+    "TABLES_AT",
+    "TABLE_BYTES",
+    "TAIL_BYTES",
+    "WORKING",
+    "WORKING_ZIGZAG",
+    "Shape",
+    "blocks_of",
+    "check_sum",
+    "pack_header",
+    "parse_coefficients",
+]
+
+TABLES_AT, TABLE_BYTES, INDEX_BYTES, TAIL_BYTES = 24, 128, 4, 32
+SUBSAMPLINGS = ((1, 1), (2, 1), (1, 2), (2, 2))
+_SUMMED_FROM = 12
+
+# Where a JPEG's coefficient k is in a block, 8 * line + column: the zigzag of T.81, figure A.6.
+_DIAGONALS = [(i, s - i) if s % 2 == 0 else (s - i, i) for s in range(15) for i in range(s, -1, -1)]
+_ZIGZAG = np.array([8 * line + column for line, column in _DIAGONALS if line < 8 and column < 8])
+# Bit b of a mask is the place SPARSE[b] of a block: tiles of 2 lines x 4 columns, each column by column.
+SPARSE = np.array(
+    [
+        8 * (2 * lines + line) + 4 * half + c
+        for lines in range(4)
+        for half in (0, 1)
+        for c in range(4)
+        for line in (0, 1)
+    ]
+)
+# Lines that an inverse DCT takes together; a block in the order WORKING has them interleaved, column by column.
+PAIRS = ((0, 4), (2, 6), (1, 5), (3, 7))
+WORKING = np.array([8 * line + column for pair in PAIRS for column in range(8) for line in pair])
+
+
+def _between(wanted: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The indices that turn a block in the order `given` into the order `wanted`."""
+    return np.argsort(given)[wanted].astype(np.int64)
+
+
+SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # of each bit of a mask: the number of its coefficient in a JPEG
+WORKING_ZIGZAG = _between(WORKING, _ZIGZAG)
+SPARSE_OF_ZIGZAG = np.argsort(SPARSE_ZIGZAG)
+SPARSE_TO_WORKING = np.argsort(WORKING)[SPARSE].astype(np.int64)
+
+
+class Shape(NamedTuple):
+    """What the header says: the size in pixels as stored, and which parts follow."""
+
+    height: int
+    width: int
+    components: int
+    across: int  # how often chroma is subsampled
+    down: int
+    orientation: int
+    total_bytes: int
+
+    @property
+    def header(self) -> ImageHeader:
+        return ImageHeader(MEDIUM, self.height, self.width, self.components, 0, self.orientation)
+
+    @property
+    def index_at(self) -> int:
+        return TABLES_AT + TABLE_BYTES * self.components
+
+    @property
+    def rows_at(self) -> int:
+        rows = sum(blocks_of(self, component)[0] for component in range(self.components))
+        return self.index_at + INDEX_BYTES * (rows + 1)
+
+
+def blocks_of(shape: Shape, component: int) -> tuple[int, int]:
+    """(rows, blocks in a row) of a component."""
+    across, down = (shape.across, shape.down) if component else (1, 1)
+    return -(-shape.height // (8 * down)), -(-shape.width // (8 * across))
+
+
+def pack_header(shape: Shape, summed: Buffer) -> bytes:
+    """The first 24 bytes; `summed`: all bytes behind them."""
+    sampling = 16 * shape.across + shape.down
+    fields = (shape.height, shape.width, VERSION, shape.components, sampling, shape.orientation, shape.total_bytes)
+    head = HEADER.pack(MAGIC, 0, *fields)
+    return HEADER.pack(MAGIC, crc32c(summed, crc32c(head[_SUMMED_FROM:])), *fields)
+
+
+def parse_coefficients(data: Buffer) -> Shape:
+    """The header, every field of it checked against the length of `data`. Raises BadSampleError."""
+    header = parse_coefficients_header(data)
+    *_, sampling, _, total = HEADER.unpack_from(data)
+    if divmod(sampling, 16) not in (SUBSAMPLINGS if header.components == 3 else ((1, 1),)):
+        raise bad(MEDIUM, 18, f"a subsampling of {header.components} components", sampling)
+    shape = Shape(
+        header.height, header.width, header.components, sampling >> 4, sampling & 15, header.orientation, total
+    )
+    if total < shape.rows_at + TAIL_BYTES:
+        raise bad(MEDIUM, 20, f"{shape.rows_at + TAIL_BYTES} bytes or more", total)
+    if total > len(data):
+        raise truncated(MEDIUM, 20, f"{total} bytes", data)
+    return shape
+
+
+def check_sum(data: Buffer, shape: Shape) -> None:
+    """Raise BadSampleError where the bytes do not have their CRC32C."""
+    expected = int.from_bytes(data[8:12], "little")
+    found = crc32c(memoryview(data)[_SUMMED_FROM : shape.total_bytes])
+    if found != expected:
+        raise BadSampleError(f"{MEDIUM} image: its bytes have the CRC32C {found:08x}, not {expected:08x} (damaged)")

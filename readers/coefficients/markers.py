@@ -1,0 +1,270 @@
+"""The segments of a JPEG, as far as its coefficients depend on them: frame, scans and the tables of each scan.
+
+    frame ──► scans: (components, bands, bits, Huffman tables, restart interval, bytes of entropy-coded data)
+
+Source: ITU-T T.81, annexes B, F and G. What libjpeg would warn of, or what this project's coefficients cannot express,
+raises `Refused` with the reason; such an image keeps its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from readers.coefficients.layout import SUBSAMPLINGS
+from readers.headers.base import Buffer
+
+__all__ = ["Frame", "HuffmanTable", "Refused", "Scan", "read_markers"]
+
+_BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_END, _SCAN, _QUANTISATION, _HUFFMAN, _RESTART = 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
+_JFIF, _ADOBE = 0xE0, 0xEE
+_RGB_NAMES = (ord("R"), ord("G"), ord("B"))
+_COEFFICIENTS = 64
+_LARGEST_STEP = 32_767  # libjpeg multiplies by 16 bits with a sign
+_MOST_SEGMENTS = 1 << 16
+
+_segment = struct.Struct(">HH").unpack_from
+
+
+class Refused(ValueError):
+    """A JPEG whose coefficients are not kept, and why."""
+
+
+class HuffmanTable(NamedTuple):
+    """How many codes there are of 1 to 16 bits (16 bytes), and what they stand for."""
+
+    counts: bytes
+    symbols: bytes
+
+
+class Scan(NamedTuple):
+    """One scan. components: numbers in the frame; dc, ac: their tables; start to stop: its entropy-coded bytes.
+
+    first to last are the coefficients in it, without their `low` lowest bits; high: what was left out before, 0 for the
+    first scan of these coefficients.
+    """
+
+    components: tuple[int, ...]
+    dc: tuple[HuffmanTable | None, ...]
+    ac: tuple[HuffmanTable | None, ...]
+    first: int
+    last: int
+    high: int
+    low: int
+    restart: int
+    start: int
+    stop: int
+
+
+@dataclass
+class Frame:
+    """The image and its scans. steps: for each component 64 multipliers in the order of the JPEG."""
+
+    process: int
+    height: int
+    width: int
+    components: int
+    across: int
+    down: int
+    names: tuple[int, ...]
+    tables: tuple[int, ...]
+    steps: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    scans: list[Scan] = field(default_factory=list)
+
+    @property
+    def is_progressive(self) -> bool:
+        return self.process == _PROGRESSIVE
+
+
+@dataclass
+class _State:
+    """What the segments before a scan have defined."""
+
+    steps: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    huffman: dict[tuple[int, int], HuffmanTable] = field(default_factory=dict)
+    restart: int = 0
+    is_jfif: bool = False
+    adobe: int = -1  # the transform that Adobe's segment names
+
+
+def read_markers(data: Buffer, find_marker: Callable[[int], int]) -> Frame:
+    """The frame and the scans of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF. Raises Refused.
+
+    find_marker: the first marker other than a restart at or behind a byte; the length of `data` where there is none.
+    """
+    state, frame, at = _State(), None, 2
+    try:
+        for _ in range(_MOST_SEGMENTS):
+            code, size = _segment(data, at)
+            if code >> 8 != 0xFF or code & 0xFF == 0xFF:
+                if code != 0xFFFF:
+                    raise Refused(f"no marker at byte {at}")
+                at += 1  # any number of FF may come before a marker
+                continue
+            marker, body, end = code & 0xFF, at + 4, at + 2 + size
+            if marker == _END or size < 2 or end > len(data):
+                break
+            if marker in _FRAMES:
+                if frame is not None:
+                    raise Refused("two frames")
+                frame = _read_frame(marker, bytes(data[body:end]))
+            elif marker == _SCAN:
+                if frame is None:
+                    raise Refused("a scan before the frame")
+                at = find_marker(end)
+                _read_scan(frame, state, data, body, end, at)
+                continue
+            else:
+                _define(state, frame, marker, bytes(data[body:end]) if marker < 0xE1 or marker == _ADOBE else b"")
+            at = end
+    except (struct.error, IndexError):
+        # Two bytes are left behind the last segment: the end marker, as a rule.
+        if bytes(data[at : at + 2]) != b"\xff\xd9":
+            raise Refused("it is truncated") from None
+    else:
+        if marker != _END:
+            raise Refused(f"a damaged segment at byte {at}")
+    if frame is None:
+        raise Refused("no frame")
+    _check_colours(frame, state)
+    _check_coverage(frame)
+    return frame
+
+
+def _read_frame(process: int, body: bytes) -> Frame:
+    if process not in (_BASELINE, _EXTENDED, _PROGRESSIVE):
+        raise Refused(f"process SOF{process & 15}")
+    bits, height, width, components = struct.unpack_from(">BHHB", body)
+    if bits != 8 or components not in (1, 3) or not height or not width or len(body) != 6 + 3 * components:
+        raise Refused(f"{bits} bits, {components} components, {height} x {width} pixels")
+    names, samplings, tables = (tuple(body[6 + i :: 3]) for i in range(3))
+    factors = [divmod(one, 16) for one in samplings]
+    across, down = factors[0] if components == 3 else (1, 1)
+    if components == 3 and ((across, down) not in SUBSAMPLINGS or factors[1:] != [(1, 1), (1, 1)]):
+        raise Refused(f"sampling factors {factors}")
+    if len(set(names)) < components or not all(1 <= one <= 4 for pair in factors for one in pair):
+        raise Refused("two components of one name, or sampling factors beyond 4")
+    return Frame(process, height, width, components, across, down, names, tables)
+
+
+def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> None:
+    """A segment between others: tables, the restart interval, what the colours are."""
+    if marker == _QUANTISATION:
+        if frame is not None and frame.scans:
+            raise Refused("tables of quantisation that change between scans")
+        at = 0
+        while at < len(body):
+            wide, number = divmod(body[at], 16)
+            dtype = np.dtype(">u2") if wide else np.dtype(np.uint8)
+            stop = at + 1 + _COEFFICIENTS * dtype.itemsize
+            if wide > 1 or number > 3 or stop > len(body):
+                raise Refused("a damaged table of quantisation")
+            state.steps[number] = np.frombuffer(body[at + 1 : stop], dtype).astype(np.int64)
+            at = stop
+    elif marker == _HUFFMAN:
+        at = 0
+        while at < len(body):
+            kind, number = divmod(body[at], 16)
+            counts = body[at + 1 : at + 17]
+            stop = at + 17 + sum(counts)
+            if kind > 1 or number > 3 or len(counts) < 16 or stop > len(body):
+                raise Refused("a damaged Huffman table")
+            state.huffman[kind, number] = HuffmanTable(counts, body[at + 17 : stop])
+            at = stop
+    elif marker == _RESTART:
+        (state.restart,) = struct.unpack(">H", body)
+    elif marker == _JFIF and body[:5] == b"JFIF\0" and len(body) >= 14:
+        state.is_jfif = True
+    elif marker == _ADOBE and body[:5] == b"Adobe" and len(body) >= 12:
+        state.adobe = body[11]
+    elif marker < _SCAN and marker != 0x01:
+        raise Refused(f"a segment FF{marker:02X}")
+
+
+def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, stop: int) -> None:
+    """Add the scan whose header is from `body` to `end` and whose data ends at `stop`."""
+    header = bytes(data[body:end])
+    count = header[0]
+    if not 1 <= count <= frame.components or len(header) != 4 + 2 * count:
+        raise Refused("a damaged scan header")
+    components = tuple(frame.names.index(one) if one in frame.names else -1 for one in header[1 : 1 + 2 * count : 2])
+    if min(components) < 0 or list(components) != sorted(set(components)):
+        raise Refused("a scan of unknown components, or in another order than the frame")
+    selectors = [divmod(one, 16) for one in header[2 : 2 + 2 * count : 2]]
+    first, last, bits = header[1 + 2 * count :]
+    high, low = divmod(bits, 16)
+    is_band = first > 0
+    if frame.is_progressive:
+        if (last < first if is_band else last > 0) or last > 63 or (is_band and count > 1) or low > 13:
+            raise Refused("a damaged progressive scan")
+        if high and low != high - 1:
+            raise Refused("a scan that refines by more than a bit")
+    elif (first, last, bits) != (0, _COEFFICIENTS - 1, 0):
+        raise Refused("a sequential scan of a part of the coefficients")
+    needs_dc = not is_band and not (frame.is_progressive and high)
+    needs_ac = is_band or not frame.is_progressive
+    dc = tuple(_table(state, 0, one[0]) if needs_dc else None for one in selectors)
+    ac = tuple(_table(state, 1, one[1]) if needs_ac else None for one in selectors)
+    if stop == len(data):
+        raise Refused("it is truncated")
+    while stop > end and data[stop - 1] == 0xFF:  # any number of them may come before a marker
+        stop -= 1
+    if not frame.scans:
+        frame.steps = [_steps(state, number) for number in frame.tables]
+    frame.scans.append(Scan(components, dc, ac, first, last, high, low, state.restart, end, stop))
+
+
+def _table(state: _State, kind: int, number: int) -> HuffmanTable:
+    """A Huffman table that is a prefix code. kind: 0 for DC, whose symbols are sizes up to 15; 1 for AC."""
+    table = state.huffman.get((kind, number))
+    if table is None:
+        raise Refused("a scan without its Huffman table")
+    code = 0
+    for bits, count in enumerate(table.counts, 1):
+        code += count
+        if count and code >= 1 << bits:  # a code of ones alone is not allowed
+            raise Refused("a Huffman table that is not a code")
+        code <<= 1
+    if len(table.symbols) > 256 or (kind == 0 and max(table.symbols, default=0) > 15):
+        raise Refused("a Huffman table of unknown symbols")
+    return table
+
+
+def _steps(state: _State, number: int) -> npt.NDArray[np.int64]:
+    steps = state.steps.get(number)
+    if steps is None:
+        raise Refused("a component without its table of quantisation")
+    if steps.min() < 1 or steps.max() > _LARGEST_STEP:
+        raise Refused(f"quantisation by {steps.min()} to {steps.max()}")
+    return steps
+
+
+def _check_colours(frame: Frame, state: _State) -> None:
+    """Raise Refused unless libjpeg takes the components for grey, or for Y, Cb and Cr."""
+    if frame.components == 3:
+        is_rgb = state.adobe == 0 or (not state.is_jfif and state.adobe < 0 and frame.names == _RGB_NAMES)
+        if is_rgb or state.adobe > 1:
+            raise Refused("colours other than YCbCr")
+
+
+def _check_coverage(frame: Frame) -> None:
+    """Raise Refused unless the scans give every bit of every coefficient once, in an order without warnings.
+
+    libjpeg smooths the blocks of progressive images that are not complete.
+    """
+    known = np.full((frame.components, _COEFFICIENTS), -1)  # the lowest bit that is known of each coefficient
+    for scan in frame.scans:
+        for component in scan.components:
+            band = known[component, scan.first : scan.last + 1]
+            if (scan.first and known[component, 0] < 0) or (band != (scan.high if scan.high else -1)).any():
+                raise Refused("scans in an unusual order")
+            band[:] = scan.low
+    if known.any():
+        raise Refused("it is not complete")

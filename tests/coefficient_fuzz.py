@@ -1,0 +1,146 @@
+"""Decode damaged coefficients, and encode damaged JPEGs, in memory between pages that no one may touch.
+
+    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|beyond TRIALS SEED
+
+An access outside of the bytes, the pixels or the memory for lines ends the process with SIGSEGV. `beyond` shows that it
+does: it says that the image is longer than it is. Prints how many trials ended how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+from coefficient_cases import SAMPLINGS, picture_jpeg
+from image_cases import encoded, picture
+
+from cache.errors import BadSampleError
+from readers.coefficients import encode, encode_strictly, parse_coefficients
+from readers.coefficients.compiled import load_functions
+from readers.coefficients.decode import box_plan, memory_bytes
+from readers.coefficients.layout import SPARSE_TO_WORKING, Shape
+
+PAGE = mmap.PAGESIZE
+MOST_PAGES = 512
+
+
+class Guarded:
+    """Memory that ends, or begins, at a page that no one may touch."""
+
+    def __init__(self, pages: int = MOST_PAGES) -> None:
+        self.map = mmap.mmap(-1, (pages + 2) * PAGE)
+        self.array = np.frombuffer(self.map, np.uint8)
+        self.size = pages * PAGE
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for page in (0, pages + 1):
+            if libc.mprotect(self.array.ctypes.data + page * PAGE, PAGE, 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    def at_end(self, size: int) -> np.ndarray:
+        return self.array[PAGE + self.size - size : PAGE + self.size]
+
+    def at_begin(self, size: int) -> np.ndarray:
+        return self.array[PAGE : PAGE + size]
+
+
+def images() -> list[bytes]:
+    sizes = ((40, 56), (17, 90), (64, 33), (8, 8))
+    made = [
+        picture_jpeg(*size, sampling, 90, seed=n) for n, size in enumerate(sizes) for sampling in (*SAMPLINGS, "gray")
+    ]
+    return [*made, *(picture_jpeg(30, 50, sampling, 100, noise=True) for sampling in ("420", "444"))]
+
+
+def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:
+    """Flips, truncation, and lies in the index, whose checksum nobody compares."""
+    found = bytearray(data)
+    kind = rng.integers(5)
+    index = np.frombuffer(found, "<u4", (shape.rows_at - shape.index_at) // 4, shape.index_at)
+    if kind == 0:  # any bytes behind the header
+        for _ in range(rng.integers(1, 12)):
+            found[rng.integers(24, len(found))] = rng.integers(256)
+    elif kind == 1:  # lies that may pass for truth
+        entry = rng.integers(len(index))
+        index[entry] = (int(index[entry]) + int(rng.integers(-40, 41))) & 0xFFFFFFFF
+    elif kind == 2:  # and others
+        entry, far = rng.integers(len(index)), int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(found)]))
+        index[entry] = rng.choice([far, rng.integers(2**32), len(found) - rng.integers(70)])
+    elif kind == 3:  # heads and masks, which say how long the parts of a row are
+        begin = int(index[rng.integers(len(index) - 1)])
+        for _ in range(rng.integers(1, 30)):
+            found[min(begin + int(rng.integers(400)), len(found) - 1)] = rng.choice([0, 255, rng.integers(256)])
+    else:
+        del index
+        del found[rng.integers(24, len(found) + 1) :]
+        found[20:24] = len(found).to_bytes(4, "little")
+    return bytes(found)
+
+
+def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Counter[str]:
+    functions, counts = load_functions(), Counter[str]()
+    sources = [encode_strictly(data) for data in images()]
+    shapes = [parse_coefficients(data) for data in sources]
+    data, pixels, memory = Guarded(), Guarded(), Guarded()
+    for trial in range(trials):
+        number = trial % len(sources)
+        one = spoiled(rng, sources[number], shapes[number]) if not longer else sources[number]
+        try:
+            shape = parse_coefficients(one)
+        except BadSampleError:
+            counts["refused by its header"] += 1
+            continue
+        size = int(rng.choice([8, 4, 2, 1]))
+        height, width = -(-shape.height * size // 8), -(-shape.width * size // 8)
+        top, left = int(rng.integers(height)), int(rng.integers(width))
+        lines, columns = int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
+        place: Callable[[Guarded, int], np.ndarray] = Guarded.at_end if trial % 2 or longer else Guarded.at_begin
+        source = place(data, shape.total_bytes)
+        source[:] = np.frombuffer(one, np.uint8, shape.total_bytes)
+        if longer:  # an index that is right for a longer image
+            index = source[shape.index_at : shape.rows_at].view("<u4")
+            index[-1] += longer
+        out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
+        image, box = (source.ctypes.data, shape.total_bytes + longer), (top, left, lines, columns)
+        is_fancy, target = bool(size > 1 and trial % 3), (out.ctypes.data, 3 * columns)
+        plan, address = box_plan(shape, size), lent.ctypes.data
+        status = functions.decode_box(image, plan, box, is_fancy, target, address, SPARSE_TO_WORKING)
+        counts["refused by the decoder" if status else "decoded"] += 1
+    return counts
+
+
+def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
+    counts, data = Counter[str](), Guarded()
+    sources = images()[::3]
+    for size in ((40, 56), (17, 33)):
+        for options in (
+            {"progressive": True},
+            {"restart_marker_blocks": 2},
+            {"progressive": True, "restart_marker_rows": 1},
+        ):
+            sources.append(encoded(picture(*size), "JPEG", quality=85, **options))
+    for trial in range(trials):
+        found = bytearray(sources[trial % len(sources)])
+        start = 0 if trial % 3 == 0 else found.index(b"\xff\xda") - 4
+        for _ in range(rng.integers(1, 5)):
+            found[rng.integers(start, len(found))] = rng.choice([0, 255, rng.integers(256)])
+        if trial % 5 == 0:
+            cut = int(rng.integers(4, len(found)))
+            del found[cut : int(rng.integers(cut, len(found) + 1))]
+        source = data.at_end(len(found))
+        source[:] = found
+        counts["kept as a JPEG" if encode(memoryview(source)) is None else "encoded"] += 1
+    return counts
+
+
+if __name__ == "__main__":
+    what, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    generator = np.random.default_rng(seed)
+    if what == "encode":
+        print(dict(fuzz_encoder(count, generator)))
+    else:
+        print(dict(fuzz_decoder(count, generator, longer=4 * PAGE if what == "beyond" else 0)))

@@ -1,0 +1,34 @@
+"""What the tests of DALI share: crops, and what two loaders must have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.dali import DaliLoader
+from readers.loader import ImageLoader
+
+__all__ = ["CROPS", "MEAN_DIFFERENCE", "MOST_DIFFERENCE", "labels_of", "same_epochs", "same_pixels"]
+
+CROPS = [RandomResizedCrop(32), RandomHorizontalFlip()]
+# Both resize by a triangle filter and round; DALI's weights come from a table. Of 255.
+MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.5, 6
+
+
+def same_pixels(ours: Any, theirs: Any, scale: float = 1.0) -> None:
+    difference = np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)) * scale
+    assert ours.shape == theirs.shape
+    assert difference.mean() <= MEAN_DIFFERENCE and difference.max() < MOST_DIFFERENCE + 0.01
+
+
+def same_epochs(ours: ImageLoader, theirs: DaliLoader, epochs: int = 2, scale: float = 1.0) -> None:
+    for _ in range(epochs):
+        for (images, labels), (others, other_labels) in zip(ours, theirs, strict=True):
+            assert np.asarray(labels).tolist() == np.asarray(other_labels).tolist()
+            same_pixels(images, others, scale)
+
+
+def labels_of(loader: DaliLoader) -> list[list[int]]:
+    return [np.asarray(labels).tolist() for _, labels in loader]

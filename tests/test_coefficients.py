@@ -1,0 +1,431 @@
+"""Images kept as DCT coefficients decode to libjpeg-turbo's pixels to the bit, in any box and at any scale."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from coefficient_cases import SAMPLINGS, Compiled, exact, picture_jpeg, reduced, stored_coefficients
+from image_cases import SIZE, encoded, picture, pillow_rgb
+from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
+from PIL import Image
+
+from cache.errors import BadSampleError
+from readers.coefficients import Refused, decode, encode, encode_strictly, parse_coefficients, unsupported_reason
+from readers.decode import Region, decode_image
+
+pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
+if unsupported_reason():
+    pytest.skip(unsupported_reason(), allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("compiled")
+TRIALS = int(os.environ.get("TRIALS", "100000"))
+ROOT = Path(__file__).resolve().parent.parent
+ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
+COLOUR = [(2, 2), (1, 1), (1, 1)]
+GOLDEN = (
+    "894443540d0a1a0a7122ec1b0800080001011101cf00000001000b000200140006001800070021000f00280010002e00"
+    "1c0035001d00370004001600090023000d002600120030001a0033001f0039002a003c002c003e000300150005001700"
+    "080022000e00270011002f001b0034001e0038002b003d000a0024000c002500130031001900320020003a0029003b00"
+    "2d003f0036004000a0000000af000000b3ff09090608020854011d000001ff"
+) + "00" * 32
+
+
+def check(data: bytes, expected: np.ndarray | None = None) -> bytes:
+    """Encode, compare all pixels, and return the coefficients."""
+    kept = encode_strictly(data, max_ratio=200)
+    assert np.array_equal(decode(kept), exact(data) if expected is None else expected)
+    return kept
+
+
+def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple[int, ...], factor: int) -> Region:
+    """A box of an image of the size `full`, of at least a pixel at the scale where that is `scaled`."""
+    (top, bottom), (left, right) = (np.sort(rng.choice(side + 1, 2, replace=False)) for side in scaled)
+    height, width = min(bottom * factor, full[0]) - top * factor, min(right * factor, full[1]) - left * factor
+    return Region(*map(int, (top * factor, left * factor, height, width)), factor)
+
+
+# --- pixels -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+def test_small_images_have_their_pixels(sampling: str) -> None:
+    for height, width in [(n, n) for n in range(1, 18)] + [(1, 17), (17, 1), (2, 9), (9, 2), (3, 40), (40, 3), (33, 4)]:
+        for quality in (30, 95):
+            check(picture_jpeg(height, width, sampling, quality))
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+def test_larger_images_have_their_pixels(sampling: str) -> None:
+    for height, width, quality in ((231, 310, 90), (64, 64, 50), (100, 333, 98), (333, 100, 10)):
+        check(picture_jpeg(height, width, sampling, quality))
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+@pytest.mark.parametrize("quality", [1, 5, 25, 60, 85, 100])
+def test_noise_has_its_pixels(sampling: str, quality: int) -> None:
+    check(picture_jpeg(70, 90, sampling, quality, noise=True))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_wide_and_high_images_have_their_pixels(sampling: str) -> None:
+    for height, width in ((9, 65_500), (65_500, 9)):
+        kept = check(picture_jpeg(height, width, sampling, 80))
+        box = Region(height // 2, width // 2, height - height // 2, width - width // 2)
+        assert np.array_equal(
+            decode(kept, box), exact(picture_jpeg(height, width, sampling, 80))[box.top :, box.left :]
+        )
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}, {"optimize": True}])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_pillows_jpegs_have_their_pixels(mode: str, options: dict[str, int], progressive: bool) -> None:
+    for sampling in (0, 1, 2):
+        for quality in (40, 92):
+            image = picture(61, 83, seed=quality).convert(mode)
+            check(encoded(image, "JPEG", quality=quality, subsampling=sampling, progressive=progressive, **options))
+
+
+@pytest.mark.parametrize("factors", [[(1, 1)], *([pair, (1, 1), (1, 1)] for pair in SAMPLINGS.values())], ids=str)
+@pytest.mark.parametrize("code", [FLAT, LONG, GAPS], ids=["flat", "long", "gaps"])
+def test_jpegs_that_no_encoder_makes_have_their_pixels(factors: list[tuple[int, int]], code: tuple) -> None:
+    rng = np.random.default_rng(len(factors))
+    for height, width in ((8, 8), (21, 35), (50, 17)):
+        blocks = random_blocks(rng, height, width, factors)
+        steps = rng.integers(1, 12, 64)
+        for interleaved, progressive, restart in ((True, False, 2), (False, False, 0), (True, True, 5)):
+            check(Jpeg(height, width, factors, blocks, steps, code, restart, interleaved, progressive).encode())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_wild_coefficients_have_the_same_pixels_or_are_refused(sampling: tuple[int, int]) -> None:
+    """Beyond what images give libjpeg's sums of 16 bits overflow, in a way of their own."""
+    rng = np.random.default_rng(5)
+    factors = [sampling, (1, 1), (1, 1)]
+    kept = 0
+    for largest in (200, 900, 2000, 8191, 12_000):
+        for _ in range(4):
+            blocks = random_blocks(rng, 40, 40, factors, largest)
+            for one in blocks:
+                one[..., 0] = rng.integers(-largest, largest + 1, one.shape[:2])
+            data = Jpeg(40, 40, factors, blocks).encode()
+            if max(int(abs(one).max()) for one in blocks) > 8191:
+                with pytest.raises(Refused, match="beyond what images of 8 bits have"):
+                    encode_strictly(data, 200)
+            else:
+                kept, coefficients = kept + 1, encode_strictly(data, 200)
+                assert np.array_equal(decode(coefficients), exact(data))
+                for factor in (2, 4, 8):
+                    region = Region(0, 0, 40, 40, factor)
+                    assert np.array_equal(decode(coefficients, region), reduced(data, factor)), factor
+    assert kept >= 12
+
+
+def test_wide_steps_have_their_pixels() -> None:
+    """Tables of 16 bits, as quality 1 without limit has."""
+    blocks = random_blocks(np.random.default_rng(1), 30, 30, COLOUR, largest=3)
+    for one in blocks:
+        one[..., 0] = np.clip(one[..., 0], -3, 3)
+    steps = np.random.default_rng(2).integers(200, 2500, 64)
+    check(Jpeg(30, 30, COLOUR, blocks, steps, process=0xC1).encode())
+
+
+# --- scales, boxes, orientation -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
+    for height, width in [(8 + n, 25 - n) for n in range(17)] + [(231, 310), (9, 200), (64, 64), (120, 8)]:
+        for data in (picture_jpeg(height, width, sampling), picture_jpeg(height, width, sampling, 30, noise=True)):
+            found = decode(encode_strictly(data, 200), Region(0, 0, height, width, factor))
+            assert np.array_equal(found, reduced(data, factor)), (height, width)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
+def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
+    rng = np.random.default_rng(3)
+    sources = [
+        picture_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
+    ]
+    for data in sources:
+        kept, whole = encode_strictly(data, 200), exact(data)
+        scaled = {1: whole} | {n: reduced(data, n) for n in (2, 4, 8) if min(whole.shape[:2]) >= n}
+        for _ in range(150):
+            factor = int(rng.choice(list(scaled)))
+            pixels = scaled[factor]
+            (top, bottom), (left, right) = (
+                np.sort(rng.choice(side + 1, 2, replace=False)) for side in pixels.shape[:2]
+            )
+            height = min(bottom * factor, whole.shape[0]) - top * factor
+            width = min(right * factor, whole.shape[1]) - left * factor
+            region = Region(*map(int, (top * factor, left * factor, height, width)), factor)
+            assert np.array_equal(decode(kept, region), pixels[top:bottom, left:right]), region
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(64, 96), SIZE])
+def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, int]) -> None:
+    """Upright, also where colour may be repeated, and where the scale does not divide the sides."""
+    image = picture(*size)
+    data = encoded(image, "JPEG", orientation, quality=88, subsampling=2)
+    kept = encode_strictly(data)
+    height, width = pillow_rgb(data).shape[:2]
+    assert parse_coefficients(kept).header.upright_size == (height, width)
+    assert np.array_equal(decode(kept), pillow_rgb(data))
+    for region in (
+        Region(0, 0, height, width, 2),
+        Region(8, 16, 40, 24, 4),
+        Region(16, 8, height - 16, width - 8, 8),
+        Region(5, 7, 31, 29),
+        Region(3, 2, 33, 40, 1, coarse=True),
+        Region(8, 8, 32, 48, 2, coarse=True),
+    ):
+        expected = decode_image(data, region)
+        assert np.array_equal(decode(kept, region), expected), region
+        out = np.zeros((expected.shape[0] + 2, expected.shape[1] + 3, 3), np.uint8)
+        inner = out[1:-1, 1:-2]
+        assert decode(kept, region, inner) is inner and np.array_equal(inner, expected)
+        inner[:] = 0
+        assert not out.any()  # nothing was written around it
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
+    for height, width in ((40, 56), (41, 57), (17, 3), (2, 2)):
+        data = picture_jpeg(height, width, sampling)
+        for region in (
+            Region(0, 0, height, width, 1, True),
+            Region(height // 2, width // 3, 1, 2 if width > 2 else 1, 1, True),
+        ):
+            assert np.array_equal(decode(encode_strictly(data, 200), region), decode_image(data, region))
+
+
+def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
+    kept = encode_strictly(picture_jpeg(20, 30))
+    for region in (
+        Region(20, 0, 1, 1),
+        Region(0, 30, 1, 1),
+        Region(-1, 0, 4, 4),
+        Region(0, 0, 0, 4),
+        Region(0, 0, 8, 8, 3),
+    ):
+        with pytest.raises(ValueError, match="region: "):
+            decode(kept, region)
+    for out in (np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.int8), np.zeros((19, 30, 3), np.uint8)):
+        with pytest.raises(ValueError, match="out: expected writable"):
+            decode(kept, out=out)
+
+
+@pytest.mark.corpora
+def test_boxes_of_the_corpora_have_their_pixels() -> None:
+    """Every JPEG of the folders in CORPORA; TRIALS (default 100,000) boxes at all scales, shared among them."""
+    folders = os.environ.get("CORPORA", "").split()
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
+    jpegs = [path for path in paths if path.read_bytes()[:3] == b"\xff\xd8\xff"]
+    assert jpegs, "CORPORA='DIR DIR' names no folders of JPEGs"
+    rng, counts, boxes = np.random.default_rng(1), Counter[str](), 0
+    for path in jpegs:
+        data = path.read_bytes()
+        try:
+            kept = encode_strictly(data, max_ratio=20)
+        except Refused as error:
+            counts[re.sub(r"\d+", "N", str(error))] += 1
+            continue
+        height, width = parse_coefficients(kept).header.upright_size
+        scaled = {
+            n: decode_image(data, Region(0, 0, height, width, n)) for n in (1, 2, 4, 8) if min(height, width) >= n
+        }
+        for factor, pixels in scaled.items():
+            assert np.array_equal(decode(kept, Region(0, 0, height, width, factor)), pixels), (path, factor)
+        for _ in range(-(-TRIALS // len(jpegs))):
+            factor = int(rng.choice(list(scaled)))
+            region = random_region(rng, (height, width), scaled[factor].shape[:2], factor)
+            top, left = region.top // factor, region.left // factor
+            found = decode(kept, region)
+            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
+            boxes += 1
+        counts["the same pixels"] += 1
+    print(f"\n{len(jpegs)} JPEGs, {boxes:,} boxes: {dict(counts)}")
+
+
+# --- what is kept, and what is not --------------------------------------------------------------------------------
+def test_the_bytes_are_as_documented() -> None:
+    """An independent reader of the layout finds the coefficients that the JPEG was written from."""
+    rng = np.random.default_rng(8)
+    for factors in ([(1, 1)], COLOUR):
+        blocks = random_blocks(rng, 30, 50, factors, largest=700)
+        steps = rng.integers(1, 10, 64)
+        kept = encode_strictly(Jpeg(30, 50, factors, blocks, steps).encode())
+        found, tables = stored_coefficients(kept)
+        assert len(found) == len(blocks)
+        natural = np.argsort(ZIGZAG)
+        for one, table, written in zip(found, tables, blocks, strict=True):
+            rows, columns = one.shape[:2]
+            assert np.array_equal(one.reshape(rows, columns, 64), written[:rows, :columns, natural])
+            assert np.array_equal(table.reshape(64), steps[natural])
+
+
+def test_the_bytes_of_a_small_image_stay_the_same() -> None:
+    """Caches on a disk outlive versions: another layout needs another number of its version."""
+    blocks = [np.zeros((1, 1, 64), np.int64)]
+    blocks[0][0, 0, [0, 1, 2, 40]] = (-77, 5, -300, 17)
+    kept = encode_strictly(Jpeg(8, 8, [(1, 1)], blocks, np.arange(1, 65)).encode())
+    assert kept.hex() == GOLDEN
+
+
+def test_coefficients_are_at_most_twice_the_jpeg() -> None:
+    data = picture_jpeg(64, 64, "444", 90)
+    assert len(encode_strictly(data)) <= 2 * len(data)
+    flat = encoded(Image.new("RGB", (640, 640), "teal"), "JPEG", progressive=True)
+    with pytest.raises(Refused, match="too many times the bytes"):
+        encode_strictly(flat)
+
+
+def _jpeg(**changes: object) -> bytes:
+    values = {"height": 24, "width": 24, "factors": COLOUR, **changes}
+    factors = values["factors"]
+    blocks = random_blocks(np.random.default_rng(1), 24, 24, factors)  # type: ignore[arg-type]
+    return Jpeg(**{"blocks": blocks, **values}).encode()  # type: ignore[arg-type]
+
+
+def _cmyk() -> bytes:
+    return encoded(picture(20, 20).convert("CMYK"), "JPEG")
+
+
+def _changed(data: bytes, marker: int, offset: int, value: int) -> bytes:
+    at = data.index(bytes([0xFF, marker])) + offset
+    return data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def _part(scans: int) -> bytes:
+    """The first scans of a progressive JPEG, with an end."""
+    data = encoded(picture(40, 40), "JPEG", progressive=True)
+    starts = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+    return data[: starts[scans]] + b"\xff\xd9"
+
+
+REFUSED = {
+    "a PNG": (lambda: encoded(picture(9, 9), "PNG"), "not a JPEG"),
+    "CMYK": (_cmyk, "4 components"),
+    "12 bits": (lambda: _jpeg(bits=12, process=0xC1), "12 bits"),
+    "arithmetic": (lambda: _jpeg(process=0xC9), "process SOF9"),
+    "lossless": (lambda: _jpeg(process=0xC3), "process SOF3"),
+    "4:1:1": (lambda: picture_jpeg(40, 40, "411"), "sampling factors"),
+    "subsampled luma": (lambda: _jpeg(factors=[(1, 1), (2, 1), (1, 1)]), "sampling factors"),
+    "RGB by Adobe": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\0")), "colours other"),
+    "YCCK's transform": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\2")), "colours other"),
+    "an incomplete progressive": (lambda: _part(3), "not complete"),
+    "a scan is missing": (lambda: _part(1), "not complete"),
+    "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated|a code that"),
+    "without an end": (lambda: _jpeg()[:-2], "truncated|expected"),
+    "bytes left over": (lambda: _jpeg()[:-2] + b"\0\0\0\xff\xd9", "left over"),
+    "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of turn"),
+    "restarts without an interval": (
+        lambda: _jpeg(restart=1).replace(b"\xff\xdd\0\x04\0\1", b"\xff\xdd\0\x04\0\0"),
+        "turn",
+    ),
+    "an unused code": (lambda: _jpeg(code=LONG)[:-60] + b"\xfe" * 58 + b"\xff\xd9", "code that|left over"),
+    "a table that is no code": (lambda: _changed(_jpeg(), 0xC4, 5, 3), "Huffman table"),
+    "no table of quantisation": (lambda: _changed(_jpeg(), 0xDB, 4, 1), "without its table"),
+    "quantisation by 0": (lambda: _changed(_jpeg(), 0xDB, 9, 0), "quantisation by 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_has_a_reason(case: str) -> None:
+    make, message = REFUSED[case]
+    data = make()
+    with pytest.raises(Refused, match=message):
+        encode_strictly(data)
+    assert encode(data) is None
+
+
+@pytest.mark.parametrize("kind", ["sequential", "progressive"])
+def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
+    """Every byte of a small JPEG changed, and every prefix of it."""
+    if kind == "progressive":
+        data = encoded(picture(17, 23), "JPEG", progressive=True, quality=60)
+    else:
+        data = _jpeg(restart=2, code=GAPS)
+    start, rng, kept = data.index(b"\xff\xda"), np.random.default_rng(1), 0
+    damaged = [data[:n] for n in range(0, len(data), 7)]
+    for at in range(2, len(data)):
+        if at > start or at % 3 == 0:
+            damaged.append(data[:at] + bytes([data[at] ^ int(rng.integers(1, 256))]) + data[at + 1 :])
+    for one in damaged:
+        coefficients = encode(one)
+        if coefficients is not None and parse_coefficients(coefficients).orientation == 1:
+            kept += 1
+            assert np.array_equal(decode(coefficients), decode_image(one))
+    assert kept > 20
+
+
+# --- trust --------------------------------------------------------------------------------------------------------
+def test_damage_is_noticed() -> None:
+    kept = encode_strictly(picture_jpeg(40, 50, "420"))
+    for at in range(0, len(kept), 5):
+        with pytest.raises(BadSampleError):
+            decode(kept[:at] + bytes([kept[at] ^ 4]) + kept[at + 1 :])
+    for size in (0, 7, 23, 24, 200, len(kept) - 1):
+        with pytest.raises(BadSampleError, match="truncated"):
+            decode(kept[:size])
+    assert np.array_equal(decode(memoryview(b"x" + kept + b"more")[1:]), decode(kept))
+
+
+@pytest.mark.parametrize(
+    "at, value, message",
+    [
+        (0, b"\x88", "byte 0: expected the magic"),
+        (12, b"\0\0", "byte 12: expected a height"),
+        (16, b"\2", "byte 16: expected version 1, found 2"),
+        (17, b"\2", "byte 17: expected 1 or 3 components, found 2"),
+        (18, b"\x13", "byte 18: expected a subsampling"),
+        (19, b"\0", "byte 19: expected an orientation"),
+        (20, b"\0\0\0\0", "byte 20: expected"),
+        (20, b"\xff\xff\xff\x7f", "truncated"),
+        (8, b"\1\2\3\4", "CRC32C"),
+    ],
+)
+def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str) -> None:
+    kept = encode_strictly(picture_jpeg(16, 16))
+    with pytest.raises(BadSampleError, match=message):
+        decode(kept[:at] + value + kept[at + len(value) :])
+
+
+# --- compiled functions -------------------------------------------------------------------------------------------
+def test_a_process_compiles_and_all_others_load(compiled: Compiled) -> None:
+    """Two that began at the same time with an empty directory, and one that came later."""
+    assert sorted(log.count("compiling the decoder") for log in compiled.logs) == [0, 1], compiled.logs
+    assert compiled.load() == ""
+
+
+def test_a_directory_that_others_may_write_to_is_not_used(compiled: Compiled, tmp_path: Path) -> None:
+    """What is in it would be executed."""
+    (name,) = (one.name for one in (compiled.folder / "compiled").iterdir())
+    (tmp_path / "compiled" / name).mkdir(parents=True)
+    (tmp_path / "compiled" / name).chmod(0o777)
+    log = compiled.load(PACKER_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="1")
+    assert "not private to this user" in log and not list((tmp_path / "compiled" / name).iterdir())
+
+
+def test_without_numba_the_extra_is_named() -> None:
+    script = """
+import sys
+sys.modules["numba"] = None
+from readers.coefficients import decode, encode, parse_coefficients
+from cache.errors import MissingExtraError
+for work in (lambda: encode(b"\\xff\\xd8\\xff"), lambda: encode(b"")):
+    try:
+        print(work())
+    except MissingExtraError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert "[coefficients]'" in first and "numba" in first and second == "None"

@@ -1,0 +1,399 @@
+"""Decoding shared out between a device and the CPU: which images, that nothing else changes, and the share that "auto"
+finds. Times are those of clocks that only planted work moves; the device is a double."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tree_of
+from gpu_doubles import Double, install
+from test_device_decode import jpeg, png, turned
+from test_loader_device import compare
+from test_loader_timers import Clock
+
+import packer
+import readers
+from cache.errors import BadSampleError
+from readers.augment import RandomHorizontalFlip, RandomResizedCrop, cpu
+from readers.decode.batch import routes
+from readers.decode.device import DecodeStream
+from readers.decode.share import Share, Spent
+from readers.diagnosis.imageloader import ImageLoaderPipeline
+from readers.headers import parse_any
+from readers.loader import ImageLoader
+
+CROP = [RandomResizedCrop(50, (0.5, 1.0)), RandomHorizontalFlip()]
+FIELDS = ("image", "label", "key", "index")
+COUNT = 96
+OPTIONS: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, "decoder": "torchcodec"}
+SHARES = (0, 0.25, 0.5, 1, "auto")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """96 images, five in six of which a device decodes."""
+    root = tmp_path_factory.mktemp("photos") / "images"
+    kinds: list[Callable[[int], bytes]] = [
+        lambda i: jpeg(i),
+        lambda i: jpeg(i, (70, 90)),
+        lambda i: turned(i, 6),
+        lambda i: jpeg(i, mode="L"),
+        lambda i: jpeg(i, (64, 64)),
+        lambda i: png(i),
+    ]
+    images = {f"class{i % 3}/{i:03d}.{'png' if i % 6 == 5 else 'jpg'}": kinds[i % 6](i) for i in range(COUNT)}
+    packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", samples_per_shard=40)
+    return root.parent / "set"
+
+
+@pytest.fixture
+def reader(packed: Path) -> Iterator[readers.Reader]:
+    with readers.open(packed) as opened:
+        yield opened
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Double:
+    return install(monkeypatch, "torchcodec")
+
+
+def listen(monkeypatch: pytest.MonkeyPatch, double: Double, does: Callable[[bytes], object]) -> None:
+    """Call `does` with each image that the device decodes."""
+    decode_one = double.decode_one
+
+    def decode(data: bytes) -> torch.Tensor:
+        does(data)
+        return decode_one(data)
+
+    monkeypatch.setattr(double, "decode_one", decode)
+
+
+# --- which images -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("share", [0, 0.03, 0.25, 1 / 3, 0.5, 0.9, 1])
+@pytest.mark.parametrize("step", [1, 2, 8])
+def test_the_cpu_gets_its_share_of_any_positions_in_a_row(share: float, step: int) -> None:
+    """step: an order whose positions belong to nodes gives a rank every second or every eighth, less evenly."""
+    chosen = Share(share).choose(7, 2, step * np.arange(20_000))
+    for count in (16, 256, 1000):
+        counts = np.convolve(chosen, np.ones(count), "valid")
+        assert np.abs(counts - share * count).max() <= (3 if step == 1 else 6)
+    assert chosen.mean() == pytest.approx(share, abs=1e-3)
+
+
+def test_it_follows_from_seed_epoch_and_position_alone() -> None:
+    positions = np.arange(5000)
+    chosen = Share(0.25).choose(7, 2, positions)
+    assert np.array_equal(chosen[::-1], Share(0.25, threads=9).choose(7, 2, positions[::-1]))
+    assert np.array_equal(chosen[900:], Share(0.25).choose(7, 2, positions[900:]))
+    for seed, epoch in ((8, 2), (7, 3)):
+        assert not np.array_equal(chosen, Share(0.25).choose(seed, epoch, positions))
+    assert not (chosen & ~Share(0.3).choose(7, 2, positions)).any(), "a larger share adds images"
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, math.inf, "half", "0.5", True, None, [0.5]])
+def test_what_is_no_share(reader: readers.Reader, double: Double, share: Any) -> None:
+    with pytest.raises(ValueError, match=r"^cpu_share is 'auto' or a number from 0 to 1, not "):
+        ImageLoader(reader, 4, cpu_share=share, **OPTIONS)
+
+
+@pytest.mark.parametrize("share", [0.25, "auto"])
+@pytest.mark.parametrize("decoder", ["auto", "cpu"])
+def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader, share: Any, decoder: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^cpu_share='?{share}'? is .* device='cpu' and decoder='{decoder}'"):
+        ImageLoader(reader, 4, augment=CROP, decoder=decoder, cpu_share=share)
+    assert ImageLoader(reader, 4, augment=CROP, decoder=decoder, cpu_share=0).decoder == "cpu"
+
+
+# --- nothing else changes -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("refused", [(), (0, 6, 30, 31)], ids=["", "some refused"])
+def test_the_same_batches_for_each_share(
+    reader: readers.Reader, double: Double, share: Any, refused: tuple[int, ...]
+) -> None:
+    """Also where the device refuses images, which costs no other image its place there."""
+    double.refuse = {bytes(reader.read(i)) for i in refused}
+    loader = ImageLoader(reader, 12, cpu_share=share, threads=3, **OPTIONS)
+    compare(list(loader), list(ImageLoader(reader, 12, **{**OPTIONS, "decoder": "cpu"})), 0)
+    able, stats = int(routes(reader.info).sum()), loader.stats()
+    failed = able - stats.device_images - stats.shared_images
+    assert failed == len(refused) if share == 0 else 0 <= failed <= len(refused)
+    assert stats.made == COUNT and able == 80
+    if not refused:
+        assert len(double.calls) <= len(loader) and sum(double.calls) == stats.device_images
+        assert stats.shared_images == 0 if share == 0 else stats.device_images == 0 if share == 1 else True
+
+
+def test_a_number_gives_the_same_pixels_after_a_resume(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device decodes the same images, also in other batches, by other threads and on more ranks."""
+    seen: list[bytes] = []
+    listen(monkeypatch, double, seen.append)
+    loader = ImageLoader(reader, 8, cpu_share=0.4, threads=3, **OPTIONS)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    rest = [image for batch in batches for image in batch[0]]
+    by_device, rest_keys = set(seen), {bytes(reader.read(row)) for row in loader.order.indices(0, np.arange(24, COUNT))}
+    seen.clear()
+    resumed: list[torch.Tensor] = []
+    for rank in range(2):
+        other = ImageLoader(reader, 4, cpu_share=0.4, threads=1, rank=rank, world_size=2, **OPTIONS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other.load_state_dict(state)
+        resumed += [image for batch in other for image in batch[0]]
+    assert len(resumed) == len(rest) == COUNT - 24
+    assert set(seen) == by_device & rest_keys and len(seen) == len(set(seen)) > 20
+
+
+@pytest.mark.parametrize(("share", "name"), [(0, ""), (0.25, ", cpu_share=0.25"), ("auto", ", cpu_share=auto")])
+def test_states_name_the_share(reader: readers.Reader, double: Double, share: Any, name: str) -> None:
+    loader = ImageLoader(reader, 8, cpu_share=share, **OPTIONS)
+    state = loader.state_dict()
+    assert loader.decoder == state["decoder"] == f"torchcodec/cpu{name}"
+    for other in (0, 0.25, "auto"):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            loader.with_options(cpu_share=other).load_state_dict(state)
+        began = [f"began with the decoder 'torchcodec/cpu{name}'" in str(warning.message) for warning in warned]
+        assert began == ([] if other == share else [True])
+
+
+def test_a_diagnosis_names_the_share(reader: readers.Reader, double: Double) -> None:
+    pipeline = ImageLoaderPipeline(ImageLoader(reader, 8, cpu_share="auto", **OPTIONS), distinct=1)
+    assert [stage.what for stage in pipeline.stages if stage.name == "decode"] == ["torchcodec/cpu, cpu_share=auto"]
+
+
+def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode_image = cpu.decode_image
+    bad = bytes(reader.read(0))
+
+    def failing(data: Any, *more: Any) -> Any:
+        if bytes(data) == bad:
+            raise BadSampleError("planted")
+        return decode_image(data, *more)
+
+    monkeypatch.setattr(cpu, "decode_image", failing)
+    loader = ImageLoader(reader, 12, cpu_share=1, on_error="substitute", **OPTIONS)
+    with pytest.warns(UserWarning, match="1 bad samples .*planted"):
+        assert sum(len(batch[0]) for batch in loader) == COUNT
+    assert [sample.index for sample in loader.bad_samples] == [0]
+
+
+# --- "auto" -------------------------------------------------------------------------------------------------------
+class Machine:
+    """What batches take on it, in nanoseconds: a byte on the device and on a thread, and the rest of a batch."""
+
+    def __init__(self, device: float, cpu: float, threads: int = 1, rest: tuple[float, float] = (0, 0)) -> None:
+        self.device, self.cpu, self.threads, self.rest = device, cpu, threads, rest
+        self.noise = random.Random(1)
+        self.spread = 0.0
+
+    def batch(self, share: float, images: int = 256) -> Spent:
+        """Images of 40 to 160 kB."""
+        sizes = [self.noise.randrange(40_000, 160_000) for _ in range(images)]
+        chosen = Share(share).choose(0, self.noise.randrange(1000), np.arange(images))
+        by_cpu = sum(size for size, is_cpu in zip(sizes, chosen, strict=True) if is_cpu)
+        by_device = sum(sizes) - by_cpu
+        shared, decoded = (
+            ns * self.noise.uniform(1 - self.spread, 1 + self.spread)
+            for ns in (self.cpu * by_cpu, self.device * by_device)
+        )
+        whole = images / 256
+        device, cpu = decoded + whole * self.rest[0], shared + whole * self.rest[1]
+        return Spent(images, round(cpu), round(shared), by_cpu, round(device), round(decoded), by_device)
+
+    def apart(self, share: float) -> float:
+        """By how much longer the device takes than the threads, of the time of the slower one."""
+        spent = [self.batch(share) for _ in range(50)]
+        device, cpu = sum(one.device for one in spent), sum(one.cpu for one in spent) / self.threads
+        return (device - cpu) / max(device, cpu)
+
+
+def run(share: Share, machine: Machine, batches: int, ahead: int = 6) -> list[float]:
+    """The share of each of so many batches, `ahead` of which are planned before what one took is known."""
+    planned: deque[float] = deque()
+    found = []
+    for _ in range(batches):
+        found.append(share.value)
+        planned.append(share.value)
+        if len(planned) > ahead:
+            share.add(machine.batch(planned.popleft()))
+    return found
+
+
+MS = 1e6
+MACHINES: dict[str, tuple[float, float, int, tuple[float, float]]] = {
+    "equal": (10, 10, 1, (0, 0)),
+    "a device as fast as 4 threads, with 8": (2, 8, 8, (0, 0)),
+    "a device as fast as 30 threads, with 2": (1, 30, 2, (0, 0)),
+    "a slow device": (30, 10, 4, (0, 0)),
+    "much else for the threads": (2, 8, 4, (5 * MS, 80 * MS)),
+    "much else for the device": (2, 8, 4, (40 * MS, 0)),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
+@pytest.mark.parametrize("ahead", [0, 6, 20])
+def test_auto_lets_both_finish_together(machine: tuple[Any, ...], ahead: int) -> None:
+    where = Machine(*machine)
+    share = Share("auto", where.threads)
+    shares = run(share, where, 120, ahead)
+    assert abs(where.apart(share.value)) < 0.08, share.value
+    moves = np.sign(np.diff(shares))
+    moves = moves[moves != 0]
+    assert (moves == moves[0]).all() and len(moves) <= 6, "it goes there, and not to and fro"
+
+
+@pytest.mark.parametrize(("device", "cpu", "bound"), [(0.01, 100, 1 / 32), (100, 0.01, 31 / 32)])
+def test_auto_leaves_each_of_them_some_images(device: float, cpu: float, bound: float) -> None:
+    """Or it would not see when their rates change."""
+    share = Share("auto")
+    run(share, Machine(device, cpu), 60)
+    assert share.value == bound
+
+
+def test_auto_does_not_follow_noise() -> None:
+    machine = Machine(2, 8, 4)
+    machine.spread = 0.25
+    share = Share("auto", machine.threads)
+    shares = run(share, machine, 1000)
+    settled = np.array(shares[100:])
+    machine.spread = 0
+    assert abs(machine.apart(float(settled.mean()))) < 0.05
+    assert np.ptp(settled) <= 0.08 and np.count_nonzero(np.diff(settled)) <= 20
+
+
+@pytest.mark.parametrize("change", [{"device": 8.0}, {"device": 0.5}, {"cpu": 32.0}, {"cpu": 2.0}], ids=str)
+def test_auto_recovers_when_a_rate_changes(change: dict[str, float]) -> None:
+    machine = Machine(2, 8, 4)
+    share = Share("auto", machine.threads)
+    run(share, machine, 100)
+    for name, ns in change.items():
+        setattr(machine, name, ns)
+    assert abs(machine.apart(share.value)) > 0.3
+    run(share, machine, 100)
+    assert abs(machine.apart(share.value)) < 0.08
+
+
+def test_one_stalled_batch_moves_it_little() -> None:
+    machine = Machine(2, 8, 4, (5 * MS, 5 * MS))
+    share = Share("auto", machine.threads)
+    run(share, machine, 100)
+    before = share.value
+    usual = machine.batch(before)
+    share.add(usual._replace(cpu=usual.cpu + 60 * 1000 * MS, device=100 * usual.device))
+    assert share.value == pytest.approx(before, abs=0.05)
+
+
+def test_smaller_batches_count_for_less() -> None:
+    """The last one of an epoch may have three images."""
+    machine = Machine(2, 8, 4, (5 * MS, 5 * MS))
+    share = Share("auto", machine.threads)
+    run(share, machine, 100)
+    before = share.value
+    for _ in range(10):
+        share.add(Spent(3, 10, 1, 100, 5_000, 4_000, 100))
+        run(share, machine, 10, 0)
+    assert share.value == pytest.approx(before, abs=0.04)
+
+
+@pytest.mark.parametrize("empty", [{"device_bytes": 0, "decoded": 0}, {"shared_bytes": 0, "shared": 0}], ids=str)
+def test_nothing_moves_before_both_have_decoded_something(empty: dict[str, int]) -> None:
+    share, machine = Share("auto"), Machine(1, 9)
+    for _ in range(20):
+        share.add(machine.batch(0.5)._replace(**empty))
+    assert share.value == Share("auto").value
+
+
+# --- "auto" in a loader -------------------------------------------------------------------------------------------
+def plant(monkeypatch: pytest.MonkeyPatch, double: Double, rates: dict[str, int]) -> None:
+    """Times of so many nanoseconds a pixel, by a clock of each thread that nothing else moves."""
+    clock, decode_image = Clock(), cpu.decode_image
+
+    def pixels(data: Any) -> int:
+        header = parse_any(data)
+        return header.height * header.width
+
+    def decode_on_cpu(data: Any, *more: Any) -> Any:
+        clock.advance(rates["cpu"] * pixels(data))
+        return decode_image(data, *more)
+
+    monkeypatch.setattr(time, "perf_counter_ns", clock)
+    monkeypatch.setattr(cpu, "decode_image", decode_on_cpu)
+    listen(monkeypatch, double, lambda data: clock.advance(rates["device"] * pixels(data)))
+
+
+def expected(rates: dict[str, int], threads: int) -> float:
+    """One image in six is for the CPU alone, and all are of about the same size."""
+    device, cpu = rates["device"], rates["cpu"] / threads
+    return (device - cpu / 5) / (device + cpu)
+
+
+@pytest.mark.parametrize(
+    ("device", "cpu_rate", "threads"), [(100, 100, 1), (100, 300, 2), (100, 100, 3)], ids=["1:1", "2:3", "3:1"]
+)
+def test_a_loader_finds_the_share(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch, device: int, cpu_rate: int, threads: int
+) -> None:
+    rates = {"device": device, "cpu": cpu_rate}
+    plant(monkeypatch, double, rates)
+    loader = ImageLoader(reader, 24, cpu_share="auto", threads=threads, **OPTIONS)
+    loader.stats()
+    for epoch in range(12):
+        assert sum(len(batch[0]) for batch in loader) == COUNT
+        stats = loader.stats()
+        if not epoch:
+            assert stats.cpu_share == 0.25, "it begins with some for each"
+    assert stats.cpu_share == pytest.approx(expected(rates, threads), abs=0.06)
+    share = stats.cpu_share
+    assert stats.shared_images / (stats.shared_images + stats.device_images) == pytest.approx(share, abs=0.06)
+    shown = f"cpu_share {share:.2f} ({stats.shared_images} images by the CPU, {stats.device_images} by the device)"
+    assert shown in str(stats) and stats.to_dict()["cpu_share"] == share
+    rates["device"] *= 5  # the training needs the device as well
+    for _ in range(16):
+        list(loader)
+    assert loader.stats().cpu_share == pytest.approx(expected(rates, threads), abs=0.06)
+    other = loader.over(reader, loader.order, threads=1)
+    list(other)
+    assert other.stats().cpu_share == 0.25, "what was measured of one loader says nothing of another"
+
+
+def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(
+    reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"device": 0, "cpu": 100}
+    plant(monkeypatch, double, rates)
+    worked = [0]
+
+    def work(data: bytes) -> None:
+        worked[0] += 300 * parse_any(data).height * parse_any(data).width
+
+    listen(monkeypatch, double, work)
+    monkeypatch.setattr(DecodeStream, "tick", lambda self: worked[0])
+    monkeypatch.setattr(DecodeStream, "elapsed", staticmethod(lambda start, end: end - start))
+    loader = ImageLoader(reader, 24, cpu_share="auto", threads=1, **OPTIONS)
+    for _ in range(12):
+        list(loader)
+    assert loader.stats().cpu_share == pytest.approx(expected({"device": 300, "cpu": 100}, 1), abs=0.06)
+
+
+def test_stats_say_nothing_of_a_share_without_one(reader: readers.Reader, double: Double) -> None:
+    for decoder, share in (("cpu", None), ("torchcodec", 0)):
+        loader = ImageLoader(reader, 24, **{**OPTIONS, "decoder": decoder})
+        list(loader)
+        assert loader.stats().cpu_share == share and "share" not in str(loader.stats())
