@@ -178,7 +178,7 @@ class Learner:
         return F.mse_loss(model(kept.sqrt() * images + (1 - kept).sqrt() * noise, steps), noise)
 
     def generator(self, step: int) -> torch.Generator:
-        """Random numbers of a step on this rank, whatever was drawn before."""
+        """Random numbers of a step on this rank; those of the steps before do not change them."""
         key = (self.seed, step, dist.get_rank() if dist.is_initialized() else 0)
         drawn = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator(self.device).manual_seed(int(drawn))
@@ -200,18 +200,18 @@ class Learner:
         return x
 
     @property
-    def made_with(self) -> dict[str, Any]:
+    def configuration(self) -> dict[str, Any]:
         return {**asdict(self.settings), "size": self.size, "seed": self.seed}
 
     def state_dict(self) -> dict[str, Any]:
         state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
-        return {**state, "step": self.step, "made_with": self.made_with}
+        return {**state, "step": self.step, "configuration": self.configuration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError for a state of other settings."""
-        for name, value in self.made_with.items():
-            if state["made_with"].get(name) != value:
-                raise ValueError(f"it has {name} {state['made_with'].get(name)}, and this run {value}")
+        for name, value in self.configuration.items():
+            if state["configuration"].get(name) != value:
+                raise ValueError(f"it has {name} {state['configuration'].get(name)}, and this run {value}")
         for name in ("model", "average", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
         self.step = state["step"]

@@ -79,14 +79,13 @@ def _check_set(job: Job) -> Check:
 
 
 def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
-    what = f"{name}: an epoch has every sample once, with its label, as Pillow makes it or its mirror image"
+    what = f"{name}: every sample once, with its label, as Pillow makes it or mirrored"
     if "error" in run:
         return Check(what, str(run["error"]), False)
     bound = CONTENDERS[name].options["bound"]
     found = (
-        f"{run['whole']} of {count}, {run['flipped']:.0%} mirrored; they differ from Pillow's by {run['mean']:.2f} of "
-        f"255 on average, the worst image by {run['worst']:.2f} (allowed: {bound:g}), single values by up to "
-        f"{run['largest']:.0f}"
+        f"{run['whole']} of {count}, {run['flipped']:.0%} mirrored; {run['mean']:.2f} of 255 from Pillow's on average, "
+        f"the worst image {run['worst']:.2f} (allowed: {bound:g}), the worst value {run['largest']:.0f}"
     )
     even = abs(run["flipped"] - 0.5) < 5 * 0.5 / math.sqrt(count)
     # A value of Pillow's own rows has passed through float32.
@@ -103,11 +102,15 @@ def _check_order(ran: dict[str, dict[str, Any]], reference: Reference, job: Job)
     ordered = [name for name in ran if CONTENDERS[name].options.get("ordered")]
     others = [name for name in ordered if ran[name]["order"] != order]
     what = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
-    yield Check(what, f"not in {', '.join(others)}" if others else ", ".join(ordered), not others)
-    drawn = {ran[name]["flips"] for name in ordered if CONTENDERS[name].options.get("draws")}
-    if drawn:
+    if ordered:
+        yield Check(what, f"not in {'; '.join(others)}" if others else "; ".join(ordered), not others)
+    drawn = [name for name in ordered if CONTENDERS[name].options.get("draws")]
+    ways = len({ran[name]["flips"] for name in drawn})
+    if ways:
         yield Check(
-            "ImageLoader, ImageDataset and DaliLoader flip the same images", f"{len(drawn)} ways", len(drawn) == 1
+            "the flips of readers.augment are the same",
+            "; ".join(drawn) if ways == 1 else f"{ways} different ones",
+            ways == 1,
         )
 
 

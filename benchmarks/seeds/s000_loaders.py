@@ -300,22 +300,22 @@ def _rocal_loader(job: Job, backend: Any) -> Batches:
         yield from _endless(loader)
 
 
-@contender(ROCAL_HOST, bound=16.0, note=f"its file reader; {_ROCAL_NOTE}")
+@contender(ROCAL_HOST, bound=24.0, note=f"its file reader; {_ROCAL_NOTE}")
 def rocal_host(job: Job) -> Batches:
     return _rocal_files(job, "cpu")
 
 
-@contender(ROCAL_HIP, bound=16.0, note=f"its file reader; {_ROCAL_NOTE}")
+@contender(ROCAL_HIP, bound=24.0, note=f"its file reader; {_ROCAL_NOTE}")
 def rocal_hip(job: Job) -> Batches:
     return _rocal_files(job, "gpu")
 
 
-@contender("ours: RocalLoader, host", bound=16.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
+@contender("ours: RocalLoader, host", bound=24.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
 def rocal_loader_host(job: Job) -> Batches:
     return _rocal_loader(job, "cpu")
 
 
-@contender("ours: RocalLoader, HIP", bound=16.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
+@contender("ours: RocalLoader, HIP", bound=24.0, ordered=True, note=f"a packed set; {_ROCAL_NOTE}")
 def rocal_loader_hip(job: Job) -> Batches:
     return _rocal_loader(job, "gpu")
 

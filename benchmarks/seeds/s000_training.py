@@ -141,7 +141,7 @@ def feature_network(file: Path | None) -> Callable[[Any], Features]:
 
 
 def check_features(file: Path | None) -> None:
-    """Ends the program for a file that is no network of features."""
+    """Ends the program for a file that is not a network of features."""
     if file is not None:
         import torch
 
