@@ -1,6 +1,6 @@
 """Where images come from, and who decodes them: files, /dev/shm, byte caches, an MPI window, a GPU, or no file at all.
 
-    python benchmarks/seeds/s003.py [--count 8192] [--seconds 2] [--smoke]
+    python benchmarks/seeds/s003.py [--count 8192] [--seconds 1.5] [--smoke]
 
 Rows that read measure the bytes alone, one image at a time; rows that decode, batches of `--batch-size` uint8 images in
 random order, with as many worker processes or threads as there are CPUs. Rows that are cold begin with an empty page
@@ -13,6 +13,8 @@ import argparse
 import atexit
 import importlib
 import random
+import signal
+import sys
 import time
 import zlib
 from collections import Counter
@@ -44,7 +46,7 @@ _TARGET_BYTES = 1 << 22
 
 def job_of(arguments: argparse.Namespace, folder: str = "full") -> Job:
     """What the rows get; sizes are those of the options, or small ones with --smoke."""
-    seconds = arguments.seconds or (0.2 if arguments.smoke else 2.0)
+    seconds = arguments.seconds or (0.2 if arguments.smoke else 1.5)
     return Job(Place(arguments.work / folder), arguments.batch_size, usable_cpus(), seconds)
 
 
@@ -127,6 +129,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
             del CONTENDERS[name]
     stack = ExitStack()
     atexit.register(stack.close)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy in /dev/shm is removed then, too
     count = arguments.count or (256 if arguments.smoke else 8192)
     count += -count % arguments.batch_size
     job = job_of(arguments)
@@ -260,7 +263,7 @@ EXPERIMENT = Experiment(
 def options() -> argparse.ArgumentParser:
     found = parser(__doc__)
     found.add_argument("--count", type=int, help="images; default 8192, with --smoke 256")
-    found.add_argument("--seconds", type=float, help="of the clock of a row; default 2, with --smoke 0.2")
+    found.add_argument("--seconds", type=float, help="of the clock of a row; default 1.5, with --smoke 0.2")
     found.add_argument("--batch-size", type=int, default=64)
     return found
 
