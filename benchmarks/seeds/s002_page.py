@@ -220,8 +220,8 @@ def _limits(page: Page, sleeps: Sleeps | None) -> None:
         "by up to 5 degrees, `RandomResizedCrop(224)`, normalisation. In that code DALI flipped every image and turned "
         "each by exactly 5 degrees, on a canvas that grew with each turn; here all rows draw, and keep the size. "
         "torchvision turned by nearest neighbour and DALI bilinearly, their defaults; here PyTorch has a row for each. "
-        "Epochs there also held a validation without the load, so that the milliseconds a step that follow from them "
-        "are too many."
+        "Its epochs also hold a validation without the load, so that milliseconds a step, which follow from seconds an "
+        "epoch, are too many there."
     )
     page.text(
         "No row merges turns, since that would change pixels. All files are in the page cache; PyTorch and DALI read "
