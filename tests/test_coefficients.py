@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -410,6 +411,15 @@ def test_a_directory_that_others_may_write_to_is_not_used(compiled: Compiled, tm
     (tmp_path / "compiled" / name).chmod(0o777)
     log = compiled.load(PACKER_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="1")
     assert "not private to this user" in log and not list((tmp_path / "compiled" / name).iterdir())
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    sources = [picture_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
+    expected = [exact(data) for data in sources]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = pool.map(lambda data: decode(encode_strictly(data, 200)), sources)
+            assert all(map(np.array_equal, found, expected))
 
 
 def test_without_numba_the_extra_is_named() -> None:
