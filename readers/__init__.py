@@ -49,7 +49,7 @@ from readers.table import Table
 
 if TYPE_CHECKING:
     from readers import order as order
-    from readers.caching import CachedReader, CachedStats, Capacity, Decoded, Recoded, cached
+    from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.staging import Staged, StageOptions, stage
@@ -62,6 +62,7 @@ __all__ = [
     "CachedReader",
     "CachedStats",
     "Capacity",
+    "Coefficients",
     "DamagedSampleError",
     "DatasetError",
     "Decoded",
@@ -100,6 +101,7 @@ _LAZY = {
     "CachedReader": "readers.caching",
     "CachedStats": "readers.caching",
     "Capacity": "readers.caching",
+    "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
     "StageOptions": "readers.staging",

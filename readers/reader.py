@@ -290,6 +290,13 @@ class Reader:
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store)
 
+    def for_decoding(self) -> Reader:
+        """The same samples for `readers.decode`, which gives the same pixels for them: where a cache keeps images in a
+        form that only this package decodes (`keep="coefficients"`), they are in that form, else this reader.
+        """
+        store = self.store.for_decoding()
+        return self if store is self.store else Reader(self.table, store)
+
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close the store; the next read opens it again."""

@@ -67,7 +67,7 @@ IMAGES = {
         *OPTIONS,
     ]
 }
-SMALL = {media: encode(media.upper(), "P" if media == "gif" else "RGB") for media in MEDIA[1:-1]}
+SMALL = {media: encode(media.upper(), "P" if media == "gif" else "RGB") for media in MEDIA[1:-2]}
 MAGICS = (
     b"\xff\xd8\xff",
     b"\x89PNG\r\n\x1a\n",
@@ -195,8 +195,8 @@ def test_other_bytes_are_not_taken_for_foreign_images(data: bytes) -> None:
 
 def test_the_codes_of_media_are_frozen() -> None:
     """Columns of an index store the position in MEDIA; SUFFIX names the members of archives."""
-    assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
-    assert tuple(SUFFIX) == MEDIA[1:-1] and [*SUFFIX.values()] == ["jpg", "png", "webp", "gif", "bmp", "tif"]
+    assert MEDIA == ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels", "coefficients")
+    assert tuple(SUFFIX) == MEDIA[1:-2] and [*SUFFIX.values()] == ["jpg", "png", "webp", "gif", "bmp", "tif"]
 
 
 def test_decoded_pixels_are_refused_as_files() -> None:

@@ -89,6 +89,12 @@ class Store(ABC):
         """Whether the file of a shard is still in the state of `state`."""
         return True
 
+    def for_decoding(self) -> Store:
+        """The store to read images from that are decoded at once: this one, or one whose payloads take less decoding
+        to the same pixels. `close` this one.
+        """
+        return self
+
     def stats(self) -> Any:
         """Counts of reads, of a store that has them (`CopyStats`, `CachedStats`); None of others."""
         return None
@@ -200,6 +206,11 @@ class Joined(Store):
     def is_current(self, shard: int) -> bool:
         number = self._number(shard)
         return self.parts[number].store.is_current(shard - self._first_shard[number])
+
+    def for_decoding(self) -> Store:
+        parts = [part._replace(store=part.store.for_decoding()) for part in self.parts]
+        changed = any(ours.store is not part.store for ours, part in zip(parts, self.parts, strict=True))
+        return Joined(parts) if changed else self
 
     def close(self) -> None:
         for part in self.parts:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,13 +20,23 @@ from cache.errors import CacheError, CacheFullError
 from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
-from readers.caching.form import Decoded, Encoded, Form, KeepLike, Recoded, as_form
-from readers.caching.store import CHECKS, Cached, CachedStats, Check, Terms, agree
+from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, Originals, Terms, agree
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader
 from readers.table import Table, checked_indices
 
-__all__ = ["Backend", "CachedReader", "CachedStats", "Capacity", "Decoded", "Encoded", "Recoded", "cached"]
+__all__ = [
+    "Backend",
+    "CachedReader",
+    "CachedStats",
+    "Capacity",
+    "Coefficients",
+    "Decoded",
+    "Encoded",
+    "Recoded",
+    "cached",
+]
 
 Backend: TypeAlias = Literal["file", "memfd", "mpi"]
 _ANY_JOB = "0"
@@ -36,17 +45,16 @@ _ANY_JOB = "0"
 class CachedReader(Reader):
     """A reader over a cache, as `readers.cached` returns it.
 
-    Where `keep` is not "encoded", resume tokens treat it as another set: the samples are the same, their pixels differ
-    slightly.
+    Where `keep` is "recoded…" or "decoded…", resume tokens treat it as another set: the samples are the same, their
+    pixels differ slightly.
     """
 
-    store: Cached
     _ahead: FillAhead | None = None
 
     def read(self, index: int, field: str = "image") -> Buffer:
         """As `Reader.read`; a hit needs no extent."""
         if self._rows is None and field == self._only:
-            found = self.store.hit(index)
+            found = self._cache.hit(index)
             if found is not None:
                 return found
         return super().read(index, field)
@@ -56,7 +64,7 @@ class CachedReader(Reader):
         if self._rows is not None or field != self._only:
             return super().read_many(indices, field)
         wanted = checked_indices(indices, self)
-        found = self.store.hits(wanted)
+        found = self._cache.hits(wanted)
         missing = [i for i, data in enumerate(found) if data is None]
         if missing:
             for i, data in zip(missing, super().read_many(wanted[missing], field), strict=True):
@@ -65,7 +73,14 @@ class CachedReader(Reader):
 
     def _setup(self) -> None:
         super()._setup()
-        self._only = self.fields[0] if len(self.fields) == 1 else None
+        store: Any = self.store
+        self._cache: Cached = store.source if isinstance(store, Originals) else store
+        # Images of a cache that is for decoders are read from below it.
+        self._only = self.fields[0] if len(self.fields) == 1 and self._cache is store else None
+
+    def for_decoding(self) -> CachedReader:
+        """As `Reader.for_decoding`."""
+        return self if self._cache is self.store else CachedReader(self.table, self._cache)
 
     def prefill(
         self,
@@ -83,7 +98,7 @@ class CachedReader(Reader):
 
         Processes that fill the same cache share the work. Samples that cannot be read are skipped: reading one raises.
         """
-        return prefill(self.table, self.store, threads, order, epoch, progress)
+        return prefill(self.table, self._cache, threads, order, epoch, progress)
 
     def fill_ahead(self, order: Order, epoch: int, start: int = 0) -> FillAhead:
         """Fill the cache in the background, in the order of an epoch from position `start` on, ahead of its readers.
@@ -93,22 +108,22 @@ class CachedReader(Reader):
         """
         if self._ahead is not None:
             self._ahead.stop()
-        self._ahead = FillAhead(self.table, self.store, order, epoch, start)
+        self._ahead = FillAhead(self.table, self._cache, order, epoch, start)
         return self._ahead
 
     def stats(self) -> CachedStats:
         """How full the cache is and how often it was hit, by all processes that use it."""
-        return self.store.stats()
+        return self._cache.stats()
 
     @property
     def keep(self) -> Form:
         """The form that images are kept in."""
-        return self.store.form
+        return self._cache.form
 
     @property
     def kept(self) -> Subset:
         """The samples that have a slot in the cache."""
-        return self.store.subset
+        return self._cache.subset
 
     def close(self) -> None:
         """Leave the cache and close the store below."""
@@ -138,7 +153,9 @@ def cached(
     capacity: "auto" (the whole set, or what memory allows), bytes (an int, or a text such as "20GiB"), or a share of
         the set (a float from 0 to 1, or a text such as "25%"). Samples that do not fit pass through: the same ones in
         every process and every epoch.
-    keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`.
+    keep: "encoded", "recoded:256@90" or `Recoded(256, 90)`, "decoded:256" or `Decoded([Resize(256)])`, "coefficients":
+        what decoding a JPEG on the CPU begins with, for the same pixels (ImageLoader and ImageDataset; what reads
+        images as they are reads below the cache). Needs `pip install 'packer-vision[coefficients]'`.
     fields: the fields to keep (default: all).
     partition: (node, nodes) keeps only this node's contiguous part, as `readers.order.NodeLocal` assigns it.
     check: when payloads are checked against their CRC32C: "never", on the "first" hit of this process, or "always";
@@ -150,20 +167,22 @@ def cached(
 
     A reader may be cached again, in another directory: memory over a local disk over the set. Where the memory cannot
     be reserved, everything passes through, with a warning; there is one, too, where "auto" keeps little because
-    /dev/shm is small. Raises ValueError and UnknownNameError for invalid arguments.
+    /dev/shm is small, and where the CPU cannot decode coefficients. Raises ValueError and UnknownNameError for invalid
+    arguments, MissingExtraError.
     """
     if check not in CHECKS:
         raise ValueError(f"check is one of {', '.join(CHECKS)}, not {check!r}")
     table, form = reader.table, as_form(keep)
     slots = _slots(table, fields, partition)
+    if form.is_for_decoders and not _can_decode():
+        capacity = 0
     measures = measure(Reader(Table(table.columns, None, table.forms), reader.store), slots, form, compress)
     try:
         threshold, size = budget(capacity, measures, Path(directory) if backend == "file" else None)
     except CacheError as error:
         _warn(f"everything passes through, without a cache: {error}")
         threshold = size = 0
-    form = measures.form
-    terms = Terms(threshold, tuple(measures.shares), form.rate if isinstance(form, Recoded) else 0.0)
+    terms = Terms(threshold, tuple(measures.shares), rate_of(measures.form))
     shared: SharedByteCache | None = None
     if size:
         # Jobs have names of their own; a cache that outlives its job must not have one.
@@ -177,11 +196,23 @@ def cached(
             shared.close()
             shared = None
         terms = theirs or terms
-    if isinstance(form, Recoded):
-        form = replace(form, rate=terms.rate)
+    form = with_rate(form, terms.rate)
+    if form.is_for_decoders:
+        kept = Cached(reader.store.for_decoding(), shared, slots, terms, form, table.columns, check)
+        return CachedReader(table, Originals(kept, reader.store))
     store = Cached(reader.store, shared, slots, terms, form, table.columns, check)
     forms = (*table.forms, form) if form.converts else table.forms
     return CachedReader(Table(table.columns, table.rows, forms), store)
+
+
+def _can_decode() -> bool:
+    """Whether this machine decodes coefficients; warns where it does not. Raises MissingExtraError."""
+    from readers.coefficients import unsupported_reason  # loads crc32c
+
+    reason = unsupported_reason()
+    if reason:
+        _warn(f"everything passes through, without a cache of coefficients: {reason}")
+    return not reason
 
 
 def _slots(table: Table, fields: Sequence[str] | None, partition: tuple[int, int] | None) -> Slots:

@@ -26,8 +26,8 @@ from cache import SharedByteCache
 from cache.filesystem import Budget, cache_budget
 from cache.messages import parse_size
 from cache.stores import Buffer
-from readers.caching.form import Form, Recoded, compressed_share, may_pay
-from readers.headers import MEDIA
+from readers.caching.form import Coefficients, Form, compressed_share, may_pay, rate_of, with_rate
+from readers.headers import MEDIA, sniff
 from readers.order.permutation import Permutation, UInt64s, counter_hash, derive_keys
 from readers.reader import SAMPLE_ERRORS, Reader, read_good
 from readers.sample import headers_of
@@ -231,8 +231,11 @@ class Measures:
 
     def _converted(self, rows: _Ints, sizes: _Ints) -> _Ints:
         if not self.reader.table.has_headers:
-            return np.full(len(rows), int(self.mean * _MARGIN) + 1, np.int64)
-        form = replace(self.form, rate=self.form.rate * _MARGIN) if isinstance(self.form, Recoded) else self.form
+            mean = np.full(len(rows), int(self.mean * _MARGIN) + 1, np.int64)
+            if not isinstance(self.form, Coefficients):
+                return mean
+            return np.where(sizes > 0, np.ceil(sizes * self.form.rate * _MARGIN).astype(np.int64), mean)
+        form = with_rate(self.form, rate_of(self.form) * _MARGIN)
         return form.bytes(form.info(self.reader.image_info(rows)), sizes)
 
 
@@ -242,9 +245,9 @@ def measure(reader: Reader, slots: Slots, form: Form, compress: bool) -> Measure
     mean = 0.0
     for name in slots.fields:
         if name == "image" and form.converts:
-            if isinstance(form, Recoded) or not reader.table.has_headers:
+            if rate_of(form) or not reader.table.has_headers:
                 rate, mean = _converted(reader, slots, form)
-                form = replace(form, rate=rate) if isinstance(form, Recoded) else form
+                form = with_rate(form, rate)
         elif compress:
             share = _compressed(reader, slots, name)
             if share < 1:
@@ -296,15 +299,23 @@ def _compressed(reader: Reader, slots: Slots, name: str) -> float:
 
 
 def _converted(reader: Reader, slots: Slots, form: Form) -> tuple[float, float]:
-    """(bytes per pixel of images that change, bytes of an image) in their kept form."""
+    """(rate, bytes of an image) in the kept form.
+
+    The rate is the bytes per pixel of images that change; of coefficients per byte of a JPEG, or of any image where no
+    index says which images are JPEGs.
+    """
     found = []
     for image in _some(reader, slots.subset.spread(4 * _PEEKED), "image"):
         with suppress(*SAMPLE_ERRORS):
             found.append((form.convert(image), image))
     if not found:
         return 1.0, 0.0
-    info = headers_of(converted for converted, _ in found)
     sizes = np.array([len(converted) for converted, _ in found])
+    if isinstance(form, Coefficients):
+        before = np.array([len(image) for _, image in found])
+        rated = np.array([sniff(image) == "jpeg" or not reader.table.has_headers for _, image in found])
+        return float(sizes[rated].sum() / max(1, before[rated].sum())) or 1.0, float(sizes.mean())
+    info = headers_of(converted for converted, _ in found)
     changed = np.array([converted is not image for converted, image in found])
     pixels = (info.height.astype(np.int64) * info.width)[changed]
     rate = float(sizes[changed].sum() / pixels.sum()) if pixels.sum() else 1.0

@@ -3,6 +3,11 @@
     "encoded"                      the bytes as they are
     Recoded(256, quality=90)       "recoded:256@90": shrunk to this short side and encoded again
     Decoded([Resize(256)])         "decoded:256": uint8 pixels after ops that draw nothing
+    Coefficients()                 "coefficients": JPEGs without their entropy coding, for the decoders of this package
+
+Coefficients give the pixels of the JPEG, so only decoders are given them (`Store.for_decoding`): reading such a sample
+returns the JPEG, from below the cache. Which images become coefficients is not known before they are read; the others
+are kept as they are.
 
 A kept form is a function of the original alone, and what it says of the result (`info`) is a function of the original's
 header. So every process hands out the same, whether a sample came from the cache or had to be made.
@@ -18,7 +23,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,6 +33,7 @@ import readers.table as tables
 from cache.stores import Buffer, Int64s
 from readers.headers import MEDIA, sniff
 from readers.headers.base import PIXELS_HEADER_BYTES, shrunk_sides
+from readers.headers.coefficients import MAGIC, VERSION
 from readers.sample import ImageInfo
 
 if TYPE_CHECKING:
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPRESSED_MEDIA",
+    "Coefficients",
     "Decoded",
     "Encoded",
     "Form",
@@ -45,6 +52,8 @@ __all__ = [
     "compressed_share",
     "decompress",
     "may_pay",
+    "rate_of",
+    "with_rate",
 ]
 
 _JPEG, _PIXELS = MEDIA.index("jpeg"), MEDIA.index("pixels")
@@ -61,7 +70,11 @@ class Form(tables.Form, Protocol):
 
     @property
     def converts(self) -> bool:
-        """Whether images are handed out in another form than the stored one."""
+        """Whether images are kept in another form than the stored one."""
+
+    @property
+    def is_for_decoders(self) -> bool:
+        """Whether only decoders are given the kept form, which has the same pixels as the original."""
 
     def convert(self, image: Buffer) -> Buffer:
         """The kept form of an encoded image. Raises BadSampleError."""
@@ -71,7 +84,7 @@ class Form(tables.Form, Protocol):
 class Encoded:
     """The bytes as they are."""
 
-    converts = False
+    converts = is_for_decoders = False
 
     @property
     def kind(self) -> str:
@@ -97,7 +110,7 @@ class Recoded:
     rate: bytes per pixel, for estimates; `readers.cached` measures it.
     """
 
-    converts = True
+    converts, is_for_decoders = True, False
 
     short_side: int
     quality: int = 90
@@ -146,7 +159,7 @@ class Decoded:
     """Pixels, uint8 RGB, after `ops`: the leading Resize, CenterCrop and Crop of the augmentation, which then starts
     after them. No ops: the whole upright image."""
 
-    converts = True
+    converts, is_for_decoders = True, False
 
     ops: tuple[Op, ...] = ()
 
@@ -197,6 +210,36 @@ class Decoded:
         return decoded(image, self.ops)
 
 
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """The quantised DCT coefficients of JPEGs (`readers.coefficients`); other images keep their bytes.
+
+    rate: bytes per byte of a JPEG, for estimates; `readers.cached` measures it.
+    """
+
+    converts = is_for_decoders = True
+
+    rate: float = field(default=1.0, repr=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        return f"coefficients-{VERSION}"
+
+    def info(self, original: ImageInfo) -> ImageInfo:
+        return original
+
+    def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
+        return np.where(info.media == _JPEG, np.ceil(original * self.rate).astype(np.int64), original)
+
+    def convert(self, image: Buffer) -> Buffer:
+        """Coefficients that a cache below has made already stay as they are. Raises MissingExtraError."""
+        if image[: len(MAGIC)] == MAGIC:
+            return image
+        from readers.coefficients import encode  # loads crc32c
+
+        return encode(image) or image
+
+
 KeepLike: TypeAlias = str | Form
 
 
@@ -204,8 +247,8 @@ def as_form(keep: KeepLike) -> Form:
     """A form from its text. Raises ValueError."""
     if not isinstance(keep, str):
         return keep
-    if keep == "encoded":
-        return Encoded()
+    if keep in ("encoded", "coefficients"):
+        return Encoded() if keep == "encoded" else Coefficients()
     match = re.fullmatch(r"recoded:(\d+)(?:@(\d+))?", keep)
     if match:
         return Recoded(int(match[1]), int(match[2] or 90))
@@ -214,7 +257,19 @@ def as_form(keep: KeepLike) -> Form:
         from readers.augment.ops import Resize
 
         return Decoded([Resize(int(match[1]))] if match[1] else [])
-    raise ValueError(f"keep is encoded, recoded:SIDE, recoded:SIDE@QUALITY, decoded or decoded:SIDE, not {keep!r}")
+    raise ValueError(
+        f"keep is encoded, coefficients, recoded:SIDE, recoded:SIDE@QUALITY, decoded or decoded:SIDE, not {keep!r}"
+    )
+
+
+def rate_of(form: Form) -> float:
+    """What a form measures for its estimates; 0 where it measures nothing."""
+    return form.rate if isinstance(form, Recoded | Coefficients) else 0.0
+
+
+def with_rate(form: Form, rate: float) -> Form:
+    """The form with this measurement, if it has one."""
+    return replace(form, rate=rate) if isinstance(form, Recoded | Coefficients) else form
 
 
 def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:

@@ -28,7 +28,7 @@ from readers.caching.budget import Slots
 from readers.caching.form import Form, compress, decompress
 from readers.index import Columns
 
-__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "Terms", "agree"]
+__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "Originals", "Terms", "agree"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
@@ -43,7 +43,7 @@ class Terms:
 
     threshold: see `Subset`.
     packed: the fields that are compressed.
-    rate: bytes per pixel of a recoded image, as measured; 0 for other forms.
+    rate: of a form that has one, as measured; else 0.
     """
 
     threshold: int
@@ -72,7 +72,8 @@ def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
 
 
 class Cached(StoreOver):
-    """`source` behind shared memory. Without it (`shared` is None) nothing is kept, but images are still converted.
+    """`source` behind shared memory. Without it (`shared` is None) nothing is kept, but images are still converted,
+    unless their form is for decoders alone, who take the original as well.
 
     columns: those whose rows the extents name.
     check: when payloads are compared with their CRC32C: that of the index, or else of the shared memory.
@@ -255,13 +256,11 @@ class Cached(StoreOver):
 
     def _store(self, row: int, shard: int, data: Buffer) -> Buffer:
         """Convert a payload, store it if it has a slot, and return it as it is handed out."""
-        converted = self.convert(row, data)
-        if self.shared is None:
+        kept = self._has_place(row)
+        converted = data if self.form.is_for_decoders and not kept else self.convert(row, data)
+        if self.shared is None or row % self.slots.width not in self.slots.numbers:
             return converted
         slot = self.slots.one(row)
-        if row % self.slots.width not in self.slots.numbers:
-            return converted
-        kept = slot >= 0 and self.subset.keeps(row // self.slots.width)
         if not (kept and (self.put(row, shard, converted) or self.shared.has(slot))):
             self.shared.count(passed=1)
             return converted
@@ -269,6 +268,12 @@ class Cached(StoreOver):
         if self._plain:  # the memory of the process need not hold it a second time
             return self.shared.get(slot) or converted
         return converted
+
+    def _has_place(self, row: int) -> bool:
+        """Whether a payload has a slot; of a form that others can do without, whether there is also room left."""
+        if self.shared is None or (self.form.is_for_decoders and self.shared.full):
+            return False
+        return self.slots.one(row) >= 0 and self.subset.keeps(row // self.slots.width)
 
     def hits(self, rows: Int64s) -> list[Buffer | None]:
         """`hit` for many rows, counted together."""
@@ -302,6 +307,44 @@ class Cached(StoreOver):
         except IndexError:
             if hits and self.shared is not None:
                 self.shared.count(hits=hits, hit_bytes=size)
+
+
+class Originals(StoreOver):
+    """A cache whose images are for decoders alone: all others read images below it, and what else it keeps from it.
+
+    below: the store that the cache is over, with the images as they are.
+    """
+
+    def __init__(self, source: Cached, below: Store) -> None:
+        self.source: Cached = source
+        self.below = below
+        fields = source.columns.fields
+        self._image, self._width = fields.index("image") if "image" in fields else -1, len(fields)
+
+    def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
+        return self._store_of(row).read_one(row, shard, offset, length)
+
+    def read(self, extents: Extents) -> list[Buffer]:
+        images = extents.row % self._width == self._image
+        if images.all() or not images.any():
+            return (self.below if images.any() else self.source).read(extents)
+        return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
+
+    def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
+        images = extents.row % self._width == self._image
+        for store, which in ((self.below, images), (self.source, ~images)):
+            if which.any():
+                store.prefetch(extents.take(which), below_bytes)
+
+    def for_decoding(self) -> Store:
+        return self.source
+
+    def close(self) -> None:
+        self.source.close()
+        self.below.close()
+
+    def _store_of(self, row: int) -> Store:
+        return self.below if row % self._width == self._image else self.source
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ the rows can lie about the size of anything. Those are compared with the bytes t
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +44,7 @@ from crc32c import crc32c
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
 from readers.headers.base import Buffer, bad, truncated
+from readers.headers.coefficients import HEADER, MAGIC, MEDIUM, VERSION, parse_coefficients_header
 
 __all__ = [
     "INDEX_BYTES",
@@ -68,12 +68,8 @@ __all__ = [
     "parse_coefficients",
 ]
 
-MEDIUM = "coefficients"
-MAGIC = b"\x89DCT\r\n\x1a\n"
-VERSION = 1
 TABLES_AT, TABLE_BYTES, INDEX_BYTES, TAIL_BYTES = 24, 128, 4, 32
 SUBSAMPLINGS = ((1, 1), (2, 1), (1, 2), (2, 2))
-_HEADER = struct.Struct("<8sIHHBBBBI")
 _SUMMED_FROM = 12
 
 # Where a JPEG's coefficient k is in a block, 8 * line + column: the zigzag of T.81, figure A.6.
@@ -140,28 +136,19 @@ def pack_header(shape: Shape, summed: Buffer) -> bytes:
     """The first 24 bytes; `summed`: all bytes behind them."""
     sampling = 16 * shape.across + shape.down
     fields = (shape.height, shape.width, VERSION, shape.components, sampling, shape.orientation, shape.total_bytes)
-    head = _HEADER.pack(MAGIC, 0, *fields)
-    return _HEADER.pack(MAGIC, crc32c(summed, crc32c(head[_SUMMED_FROM:])), *fields)
+    head = HEADER.pack(MAGIC, 0, *fields)
+    return HEADER.pack(MAGIC, crc32c(summed, crc32c(head[_SUMMED_FROM:])), *fields)
 
 
 def parse_coefficients(data: Buffer) -> Shape:
     """The header, every field of it checked against the length of `data`. Raises BadSampleError."""
-    if len(data) < _HEADER.size:
-        raise truncated(MEDIUM, 0, f"a header of {_HEADER.size} bytes", data)
-    magic, _, height, width, version, components, sampling, orientation, total = _HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise bad(MEDIUM, 0, f"the magic {MAGIC.hex(' ')}", magic.hex(" "))
-    if version != VERSION:
-        raise bad(MEDIUM, 16, f"version {VERSION}", f"{version}; empty the cache that wrote it")
-    if not height or not width:
-        raise bad(MEDIUM, 12, "a height and a width of 1 to 65535", f"{height} and {width}")
-    if components not in (1, 3):
-        raise bad(MEDIUM, 17, "1 or 3 components", components)
-    if divmod(sampling, 16) not in (SUBSAMPLINGS if components == 3 else ((1, 1),)):
-        raise bad(MEDIUM, 18, f"a subsampling of {components} components", sampling)
-    if not 1 <= orientation <= 8:
-        raise bad(MEDIUM, 19, "an orientation of 1 to 8", orientation)
-    shape = Shape(height, width, components, sampling >> 4, sampling & 15, orientation, total)
+    header = parse_coefficients_header(data)
+    *_, sampling, _, total = HEADER.unpack_from(data)
+    if divmod(sampling, 16) not in (SUBSAMPLINGS if header.components == 3 else ((1, 1),)):
+        raise bad(MEDIUM, 18, f"a subsampling of {header.components} components", sampling)
+    shape = Shape(
+        header.height, header.width, header.components, sampling >> 4, sampling & 15, header.orientation, total
+    )
     if total < shape.rows_at + TAIL_BYTES:
         raise bad(MEDIUM, 20, f"{shape.rows_at + TAIL_BYTES} bytes or more", total)
     if total > len(data):

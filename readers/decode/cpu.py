@@ -12,6 +12,9 @@ where a resize hides them:
 - Scale. libjpeg decodes at 1/2, 1/4 or 1/8 by inverse DCTs of fewer coefficients.
 - Colour that is stored at half the size is repeated instead of interpolated: a tenth of the time.
 
+Coefficients that a cache keeps in place of a JPEG (`readers.coefficients`) give the pixels of the JPEG, to the bit, in
+every box and at every scale.
+
 JPEGs for which libjpeg warns or fails are left to Pillow, which decides what is damaged beyond use: it continues after
 most warnings, with the same pixels, and reads colour samplings that TurboJPEG has no name for. An image that is damaged
 where decoding can go past it is decoded, as by Pillow; the CRC32C of the index is there to find that.
@@ -32,6 +35,7 @@ from cache.errors import BadSampleError
 from readers.decode.pillow import as_stored, decode_stored, decode_whole
 from readers.decode.region import Region, Scratch, check_header, pixels_of, upright
 from readers.headers import ImageHeader, read_frame, read_header
+from readers.headers.coefficients import MEDIUM as COEFFICIENTS
 from readers.sample import Buffer
 
 __all__ = ["DECODER", "check_coding", "decode_image", "decode_unchanged", "has_clean_header"]
@@ -57,7 +61,8 @@ def decode_image(
 ) -> npt.NDArray[np.uint8]:
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3]. Raises BadSampleError.
 
-    data: the encoded image. Where it is decoded already, the result is a read-only view of it.
+    data: the encoded image, or what a cache keeps of it. Where that is pixels, the result is a read-only view of them;
+        of coefficients, the pixels are those of the JPEG, and their checksum is compared.
     region: the part that is needed (None: all of it). Only JPEGs can be reduced; other images are cropped at full size.
     scratch: memory to use; the result may be a view of it, valid until its next use.
     size: the (height, width) that the index promises for the upright image.
@@ -66,6 +71,8 @@ def decode_image(
     check_header(header, size)
     if region is None:
         region = Region(0, 0, *header.upright_size)
+    if header.media == COEFFICIENTS:
+        return _decode_coefficients(data, header, Region(*region), scratch)
     top, left, height, width, reduce, coarse = region
     if header.orientation != 1 and (header.height % reduce or header.width % reduce):
         reduce = 1  # the decoder counts its squares from the stored corner, which is another one
@@ -92,9 +99,24 @@ def decode_unchanged(data: Buffer, size: tuple[int, int] | None = None) -> npt.N
     if header.media == "pixels":
         raise BadSampleError("the cache holds this image as 8-bit RGB; keep='encoded' leaves it unchanged")
     check_header(header, size)
-    if header.media == "jpeg" and header.components == 3:
+    if header.media in ("jpeg", COEFFICIENTS) and header.components == 3:
         return np.array(decode_image(data))
+    if header.media == COEFFICIENTS:
+        return np.array(decode_image(data)[..., 0])
     return np.array(upright(decode_stored(data, header), as_stored(header)))
+
+
+def _decode_coefficients(
+    data: Buffer, header: ImageHeader, region: Region, scratch: Scratch | None
+) -> npt.NDArray[np.uint8]:
+    """The same, of coefficients. Only the box is in `scratch`, at its beginning."""
+    from readers.coefficients import decode  # loads crc32c
+
+    if scratch is None or header.orientation != 1:
+        return decode(data, region)
+    shape = (-(-region.height // region.reduce), -(-region.width // region.reduce), 3)
+    count = math.prod(shape)
+    return decode(data, region, np.frombuffer(scratch.pixels(count), np.uint8, count).reshape(shape))
 
 
 def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 from cache.errors import BadSampleError
 from readers.headers.base import MEDIA, PIXELS_MAGIC, SUFFIX, Buffer, ImageHeader, parse_pixels
 from readers.headers.chunks import gif_frames, parse_gif, parse_png, parse_webp, png_frames, webp_frames
+from readers.headers.coefficients import MAGIC as COEFFICIENTS_MAGIC
+from readers.headers.coefficients import parse_coefficients_header
 from readers.headers.jpeg import parse_frame, parse_jpeg
 from readers.headers.magic import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.headers.pillow import parse_bmp, parse_decodable
@@ -80,11 +82,14 @@ def parse_header(data: Buffer) -> ImageHeader:
 
 
 def parse_any(data: Buffer) -> ImageHeader:
-    """The header of what a reader hands out: an encoded image, or pixels that a cache has decoded.
+    """The header of what a reader hands out: an encoded image, or the pixels or coefficients that a cache has of one.
 
-    Pixels exist in memory only. In a file or a shard they are not an image: `sniff` and `parse_header` refuse them.
+    Those exist in caches only. In a file or a shard they are not an image: `sniff` and `parse_header` refuse them.
     """
-    return parse_pixels(data) if data[: len(PIXELS_MAGIC)] == PIXELS_MAGIC else parse_header(data)
+    magic = data[: len(PIXELS_MAGIC)]
+    if magic == PIXELS_MAGIC:
+        return parse_pixels(data)
+    return parse_coefficients_header(data) if magic == COEFFICIENTS_MAGIC else parse_header(data)
 
 
 def read_header(data: Buffer) -> ImageHeader:

@@ -41,8 +41,9 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | memoryview
 
-# The position is the code that an index column stores: append, never reorder. Pixels are never in a file.
-MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels")
+# The position is the code that an index column stores: append, never reorder. The last two are never in a
+# file.
+MEDIA = ("", "jpeg", "png", "webp", "gif", "bmp", "tiff", "pixels", "coefficients")
 SUFFIX = {"jpeg": "jpg", "png": "png", "webp": "webp", "gif": "gif", "bmp": "bmp", "tiff": "tif"}
 # Four times the size from which Pillow speaks of a decompression bomb: 1 GB of RGB.
 MAX_PIXELS = 4 * 89_478_485

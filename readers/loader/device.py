@@ -33,6 +33,7 @@ from readers.loader.crew import Crew
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
+from readers.reader import Reader
 from readers.sample import Buffer
 
 __all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
@@ -50,6 +51,9 @@ class DeviceWork(EpochWork):
 
     decodes: bool = True
     share: Share = field(default_factory=Share)
+
+    def reader_of_images(self) -> Reader:
+        return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
 
     def tools(self) -> Renderer:
         return _BoxRenderer(self.recipes[0].interpolation)

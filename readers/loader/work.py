@@ -16,11 +16,11 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, upright_sides
+from readers.feed import BadSample, Feed, read_samples, upright_sides
 from readers.headers import ImageHeader
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
-from readers.reader import SAMPLE_ERRORS
+from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
@@ -88,6 +88,14 @@ class EpochWork:
     allocate: Allocate
     classes: int = 0
     _read_seconds: float = 0.0
+    _images: Reader = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._images = self.reader_of_images()
+
+    def reader_of_images(self) -> Reader:
+        """Where images are read."""
+        return self.feed.reader.for_decoding()
 
     @property
     def steps(self) -> int:
@@ -100,7 +108,7 @@ class EpochWork:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self.feed.reader.prefetch(self.feed.rows(self._epoch, step + 1)[1])
+            self._images.prefetch(self.feed.rows(self._epoch, step + 1)[1])
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
@@ -166,7 +174,7 @@ class EpochWork:
 
     def _plan_samples(self, positions: Int64s, indices: Int64s) -> tuple[list[Plan], list[tuple[int, int]]]:
         """What happens to these samples, by view, and the sizes of their upright images."""
-        heights, widths = upright_sides(self.feed.reader.image_info(indices))
+        heights, widths = upright_sides(self._images.image_info(indices))
         # 0 is the size of an image whose header cannot be read; decoding it then raises the reason.
         given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
         plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
@@ -174,7 +182,7 @@ class EpochWork:
 
     def _read(self, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
         clock.begin_read()
-        data = self.feed.read(indices)
+        data = read_samples(self._images, indices)
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data
@@ -225,7 +233,7 @@ class EpochWork:
 
         def render(index: int) -> list[Job]:
             jobs, stored, sizes = self._plan_one(position, index)
-            data = self.feed.reader.read(index)
+            data = self._images.read(index)
             for job, size, place in zip(jobs, sizes, places, strict=True):
                 if size != place.shape[2:]:
                     raise BadSampleError(f"the batch has another size than {size}")

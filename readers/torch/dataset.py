@@ -92,7 +92,8 @@ class ImageDataset(Dataset[Any]):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
         check_choice("output", output, _OUTPUTS)
         check_choice("on_error", on_error, ON_ERROR)
-        self.reader, self.decode, self.output, self.on_error = reader, decode, output, on_error
+        self.decode, self.output, self.on_error = decode, output, on_error
+        self.reader = reader
         self.transform, self.target_transform = transform, target_transform
         self._fields = Fields(fields, reader)
         self._ops = _OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
@@ -105,6 +106,15 @@ class ImageDataset(Dataset[Any]):
         self._keywords = _wants_keyword(transform)
         self._counts = torch.zeros(2, dtype=torch.int64).share_memory_()  # bad samples, and the first one's number + 1
         self._local = _PerThread()
+
+    @property
+    def reader(self) -> Reader:
+        return self._reader
+
+    @reader.setter
+    def reader(self, reader: Reader) -> None:
+        self._reader = reader
+        self._images = reader.for_decoding() if self.decode == "RGB" else reader
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -183,7 +193,7 @@ class ImageDataset(Dataset[Any]):
             return None
 
         def take(row: int) -> Any:
-            data = read_sample(self.reader, row)
+            data = read_sample(self._images, row)
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
             return self._sample(row, data, task)
 
@@ -211,7 +221,7 @@ class ImageDataset(Dataset[Any]):
         rows, items = [int(index) for index in indices], []
         if "image" not in self.fields:
             return [self._item(row, None) for row in rows]
-        data = read_samples(self.reader, rows) if len(rows) > 1 else [read_sample(self.reader, row) for row in rows]
+        data = read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
         for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
             try:
                 item: Any = self._sample(int(index), encoded, task)
@@ -272,8 +282,9 @@ class ImageDataset(Dataset[Any]):
 def _check_unchanged(reader: Any) -> None:
     """Raise ValueError for images that a cache has made 8-bit RGB of."""
     while reader is not None:
-        kind = getattr(getattr(reader, "keep", None), "kind", "encoded")
-        if kind != "encoded":
+        keep: Any = getattr(reader, "keep", None)
+        kind = getattr(keep, "kind", "encoded")
+        if kind != "encoded" and not keep.is_for_decoders:
             raise ValueError(f"decode='unchanged' over a cache that keeps images {kind}: open it with keep='encoded'")
         reader = getattr(reader, "base", None)
 

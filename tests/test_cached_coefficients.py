@@ -1,0 +1,324 @@
+"""A cache of DCT coefficients: decoders have the same pixels from it, everything else reads the images below it."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cached_sources import SlowReader, images
+from coefficient_cases import Compiled, made_jpeg
+from gpu_doubles import install
+from image_cases import encoded, picture
+from torch.utils.data import DataLoader
+
+import readers
+from cache.errors import BadSampleError, MissingExtraError
+from readers.augment import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
+from readers.coefficients import unsupported_reason
+from readers.dali import Source
+from readers.headers import parse_any
+from readers.loader import ImageLoader
+from readers.rocal import external_source
+from readers.torch import ImageDataset
+
+pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
+if unsupported_reason():
+    pytest.skip(unsupported_reason(), allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("compiled")
+ROOT = Path(__file__).resolve().parent.parent
+KEEP = "coefficients"
+HEIGHT, WIDTH = 216, 288
+AUGMENTS: dict[str, list[Op]] = {
+    "a box, scaled": [RandomResizedCrop(48), RandomHorizontalFlip()],
+    "scaled": [Resize(64), CenterCrop(48)],
+    "a box as it is": [CenterCrop(96)],
+    "the whole": [Resize((200, 200))],
+    "a crop of changed pixels": [RandomRotation(20), RandomResizedCrop(32)],
+}
+
+
+def _images() -> dict[str, bytes]:
+    """By name: JPEGs of all kinds, and images that are kept as they are."""
+    found = {f"jpeg {kind}": made_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
+    pixels = picture(HEIGHT, WIDTH, 2)
+    for orientation in range(2, 9):
+        found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
+    found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
+    found["jpeg odd"] = made_jpeg(HEIGHT - 3, WIDTH + 5, "420")
+    found["other png"] = encoded(pixels, "PNG")
+    found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
+    found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]
+    return found
+
+
+IMAGES = _images()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images") / "train" / "all"
+    root.mkdir(parents=True)
+    for name, data in IMAGES.items():
+        (root / f"{name}.{'png' if 'png' in name else 'jpg'}").write_bytes(data)
+    return root.parent.parent
+
+
+@pytest.fixture(params=("shards", "folder"))
+def base(request: pytest.FixtureRequest, folder: Path, pack: Any) -> Any:
+    if request.param == "folder":
+        return readers.open_folder(folder, "train")
+    return readers.open(pack(folder, samples_per_shard=4), "train")
+
+
+@pytest.fixture
+def packed_base(folder: Path, pack: Any) -> Any:
+    return readers.open(pack(folder, samples_per_shard=4), "train")
+
+
+def batches(reader: Any, ops: list[Op], epochs: int = 1, **options: Any) -> list[bytes]:
+    loader = ImageLoader(reader, 4, augment=ops, seed=5, tail="exact", threads=2, **options)
+    return [_digest(batch) for _ in range(epochs) for batch in loader]
+
+
+def _digest(batch: Any) -> bytes:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in batch)).digest()
+
+
+def kept_media(reader: Any) -> list[str]:
+    """What decoders are given of each sample."""
+    return [parse_any(data).media for data in reader.for_decoding().read_many(range(len(reader)))]
+
+
+# --- pixels -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str, Any]) -> None:
+    """In the epoch that fills it and in the next, whatever the batch needs of an image."""
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        assert batches(reader, AUGMENTS[name], 2) == batches(base, AUGMENTS[name], 2)
+        stats = reader.stats()
+        assert stats.present == stats.misses == len(IMAGES) <= stats.hits and stats.passed == 0
+
+
+def test_jpegs_become_coefficients_and_others_stay(base: Any, place: dict[str, Any]) -> None:
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        reader.prefill(2)
+        assert reader.stats().present == len(IMAGES) and reader.keep == readers.Coefficients()
+        for key, medium in zip(reader.keys, kept_media(reader), strict=True):
+            assert (medium == "coefficients") == ("jpeg" in key), key
+        assert reader.stats().misses == 0
+
+
+def test_sizes_are_estimated(base: Any, place: dict[str, Any]) -> None:
+    """ "auto" keeps everything; a share keeps a share, and the others come as they are."""
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        whole = reader.stats()
+        assert whole.present == len(IMAGES) and whole.used_bytes > 0.7 * whole.capacity_bytes
+    slow = SlowReader(base)
+    with readers.cached(slow, 0.5, KEEP, **place) as reader:
+        kept = [reader.kept.keeps(i) for i in range(len(IMAGES))]
+        assert 0 < sum(kept) < len(IMAGES)
+        for _ in range(2):
+            slow.reads.clear()
+            found = kept_media(reader)
+        assert sorted(slow.reads) == [i for i, keeps in enumerate(kept) if not keeps]
+        for key, keeps, medium in zip(reader.keys, kept, found, strict=True):
+            assert (medium == "coefficients") == (keeps and "jpeg" in key)
+        assert batches(reader, AUGMENTS["scaled"]) == batches(base, AUGMENTS["scaled"])
+
+
+@pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
+def test_items_are_those_without_a_cache(base: Any, output: str, place: dict[str, Any]) -> None:
+    def items(reader: Any) -> list[bytes]:
+        if output == "ops":
+            data = ImageDataset(reader, [Resize(64), CenterCrop(48)])
+        else:
+            data = ImageDataset(reader, output=output, transform=np.asarray)  # type: ignore[arg-type]
+        return [_digest(data[i]) for i in range(len(reader))]
+
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        assert items(reader) == items(base) == items(reader) and reader.stats().hits == len(IMAGES)
+
+
+def dali_source(reader: Any) -> list[bytes]:
+    source = Source(reader, 1, shuffle=False, tail="exact")
+    return [source.batch(0, step)[0][0].tobytes() for step in range(len(reader))]
+
+
+def rocal_source(reader: Any) -> list[bytes]:
+    source = external_source(reader, 2, shuffle=False, rank=0, world_size=1)
+    fed = [bytes(image) for _ in range(len(reader) // 2) for image in next(source)[0]]
+    source.close()
+    return fed
+
+
+# --- everything else ----------------------------------------------------------------------------------------------
+def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) -> None:
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        expected = images(base)
+        some = reader.select(indices=[3, 1])
+        assert images(reader) == [bytes(data) for data in reader.stream()] == expected
+        assert [bytes(reader.read(i)) for i in range(len(expected))] == expected
+        assert [bytes(sample.image) for sample in reader] == expected
+        media = kept_media(reader)
+        assert images(some) == [expected[3], expected[1]] and kept_media(some) == [media[3], media[1]]
+        joined = readers.concat([reader, base])
+        assert images(joined) == 2 * expected and kept_media(joined)[: len(expected)] == media
+        assert reader.fingerprint == base.fingerprint
+        assert (reader.sizes() == base.sizes()).all()
+        assert all((ours == theirs).all() for ours, theirs in zip(reader.info, base.info, strict=True))
+
+
+def test_bytes_and_unchanged_pixels_are_of_the_images(base: Any, place: dict[str, Any]) -> None:
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        encoded = ImageDataset(reader, decode=None)
+        unchanged, expected = (ImageDataset(each, decode="unchanged", output="numpy") for each in (reader, base))
+        for i, data in enumerate(images(base)):
+            assert encoded[i][0] == data and np.array_equal(unchanged[i][0], expected[i][0])
+
+
+def test_devices_are_given_jpegs(packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    double = install(monkeypatch, "torchvision")
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        ops = AUGMENTS["a box, scaled"]
+        assert batches(reader, ops, decoder="torchvision") == batches(packed_base, ops, decoder="torchvision")
+        assert double.calls and reader.stats().hits == 0
+
+
+def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: dict[str, Any]) -> None:
+    good = packed_base.select(indices=[i for i, key in enumerate(packed_base.keys) if "jpeg" in key])
+    with readers.cached(good, keep=KEEP, **place) as reader:
+        reader.prefill()
+        for make in (dali_source, rocal_source):
+            ours, theirs = make(reader), make(good)
+            assert len(ours) == len(good) and ours == theirs
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+def test_runs_continue_with_and_without_the_cache(base: Any, place: dict[str, Any]) -> None:
+    def run(reader: Any, state: Any = None, stop: int | None = None) -> tuple[list[bytes], Any]:
+        loader = ImageLoader(reader, 3, augment=AUGMENTS["a box, scaled"], seed=7, threads=2)
+        if state is not None:
+            loader.load_state_dict(state)
+        found: list[bytes] = []
+        for batch in loader:
+            found.append(_digest(batch))
+            if len(found) == stop:
+                break
+        return found, loader.state_dict()
+
+    whole, _ = run(base)
+    with readers.cached(base, keep=KEEP, **place) as reader:
+        for first, then in ((base, reader), (reader, base), (reader, reader)):
+            found, state = run(first, stop=2)
+            assert found + run(then, state)[0] == whole
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_what_they_have_made(packed_base: Any, place: dict[str, Any], method: str) -> None:
+    ops = AUGMENTS["scaled"]
+    workers = {"num_workers": 2, "multiprocessing_context": method, "timeout": 60, "persistent_workers": True}
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        expected = [_digest(batch) for batch in DataLoader(ImageDataset(packed_base, ops), 3)]
+        loader = DataLoader(ImageDataset(reader, ops), 3, **workers)
+        assert [_digest(batch) for batch in loader] == expected and reader.stats().present == len(IMAGES)
+        puts = reader.stats().puts
+        assert [_digest(batch) for batch in loader] == expected and reader.stats().puts == puts
+        del loader
+
+
+def rank_epoch(path: Path, place: dict[str, Any], rank: int) -> list[bytes]:
+    with readers.open(path, "train") as base, readers.cached(base, keep=KEEP, **place) as reader:
+        return batches(reader, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
+
+
+def test_two_ranks_at_once(packed_base: Any, place: dict[str, Any]) -> None:
+    persisting = {**place, "persist": True}
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = [pool.submit(rank_epoch, packed_base.path, persisting, rank) for rank in range(2)]
+        for rank, each in enumerate(found):
+            expected = batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
+            assert each.result(timeout=120) == expected
+    slow = SlowReader(packed_base)
+    with readers.cached(slow, keep=KEEP, **persisting) as reader:
+        slow.reads.clear()  # of the measurement
+        assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
+        assert slow.reads == [] and reader.stats().present == len(IMAGES)
+    for path in place["directory"].iterdir():
+        path.unlink()
+
+
+def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
+    """What the disk has is not made again."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    slow = SlowReader(packed_base)
+    with readers.cached(slow, keep=KEEP, **{**place, "directory": disk}) as below:
+        below.prefill()
+        with readers.cached(below, keep=KEEP, **place) as reader:
+            slow.reads.clear()
+            assert batches(reader, AUGMENTS["scaled"], 2) == batches(packed_base, AUGMENTS["scaled"], 2)
+            assert not slow.reads and reader.stats().hits == below.stats().hits == len(IMAGES)
+            assert images(reader) == images(packed_base) and sorted(slow.reads) == list(range(len(IMAGES)))
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("at", [9, 200, -40])
+def test_damaged_bytes_are_not_decoded(packed_base: Any, place: dict[str, Any], spoil: Any, at: int) -> None:
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        number = list(reader.keys).index(next(key for key in reader.keys if "jpeg odd" in key))
+        spoil(reader.for_decoding(), number, at)
+        with pytest.raises(BadSampleError, match=rf"sample {number} .*jpeg odd.*CRC32C"):
+            batches(reader, AUGMENTS["scaled"])
+        with readers.cached(packed_base, keep=KEEP, check="first", **place) as checked:
+            assert batches(checked, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
+            assert checked.stats().dropped == 1
+        assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"]), "it was made again"
+
+
+def test_without_the_package(packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    unsupported_reason.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "numba"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[coefficients\]'"):
+        readers.cached(packed_base, keep=KEEP, **place)
+
+
+OLD_CPU = """
+import sys, warnings
+import readers
+from readers.augment import CenterCrop, Resize
+from readers.loader import ImageLoader
+
+with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    reader = readers.cached(base, keep="coefficients", directory=sys.argv[2])
+    print(*(str(one.message) for one in warned))
+    ours, theirs = ([*ImageLoader(each, 4, augment=[Resize(64), CenterCrop(48)])] for each in (reader, base))
+    print(all((a[0] == b[0]).all() for a, b in zip(ours, theirs, strict=True)), reader.stats().capacity_bytes)
+"""
+
+
+def test_on_a_cpu_that_cannot_decode_them(
+    packed_base: Any, place: dict[str, Any], compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything passes through, with a warning: nodes of different kinds may run the same script."""
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse2")
+    command = [sys.executable, "-c", OLD_CPU, str(packed_base.path), str(place["directory"])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    warned, result = done.stdout.splitlines()
+    assert "everything passes through" in warned and "AVX2" in warned and result == "True 0"
