@@ -43,7 +43,7 @@ class Settings:
     size: tuple[int, int] | None = None
     batch: int = BATCH
     loads: tuple[int, ...] = LOADS
-    compared: int = BATCH
+    compared: int = 16
     warm: int = 2
     seconds: float = 1.0
     least: int = 3
@@ -53,7 +53,7 @@ class Settings:
 def settings(arguments: argparse.Namespace) -> Settings:
     if not arguments.smoke:
         return Settings()
-    return Settings(64, (160, 120), 8, (1, 3), compared=16, warm=2, seconds=0.2, least=2, watched=1.0)
+    return Settings(64, (160, 120), 8, (1, 3), warm=2, seconds=0.2, least=2, watched=1.0)
 
 
 def job(arguments: argparse.Namespace, load: int, *, ordered: bool = False) -> Job:
@@ -155,7 +155,7 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def _by_plan(image: Any, plan: Any, number: int, bilinear: bool) -> Any:
-    """An image by Pillow, as a plan of ours says."""
+    """An image by Pillow, by the plan of a recipe."""
     from pillow_transforms import crop, hflip, resize, rotate, vflip
 
     (before,), box = plan.before, plan.boxes

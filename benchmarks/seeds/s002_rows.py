@@ -106,7 +106,7 @@ _DALI_IMPORTS = "torch nvidia.dali.plugin.pytorch"
 _DALI_NOTE = "its file reader; whole images decoded; one operator flips both ways, and turns are bilinear, its default"
 
 
-@contender(DALI, imports=_DALI_IMPORTS, note=_DALI_NOTE, models=1)
+@contender(DALI, imports=_DALI_IMPORTS, note=_DALI_NOTE, models=1, ends=True)
 def dali_cpu(job: Job) -> Iterable[Any]:
     return _dali(job, "cpu")
 
@@ -152,7 +152,7 @@ _OURS_NOTE = (
 
 
 def ops(load: int, *, bilinear: bool = True) -> list[Any]:
-    """The list of a row of ours. bilinear: how it turns."""
+    """The ops of our rows. bilinear: how it turns."""
     from readers.augment import (
         Normalize,
         RandomHorizontalFlip,
