@@ -2,8 +2,9 @@
 
     python benchmarks/coefficients.py FOLDER [--images 200] [--rounds 5]
 
-FOLDER: JPEGs, at any depth. One thread; the CPU time of the thread, of every way for each image in turn, summed over
-the images of a round. Ratios are taken within a round; medians over rounds. All pixels are compared first.
+FOLDER: JPEGs, at any depth. One thread, and its CPU time. A round is every way in turn, each over all images, so that
+none finds in the CPU's cache what another has read. Ratios are taken within a round; medians over rounds. All pixels
+are compared first.
 """
 
 from __future__ import annotations
@@ -110,17 +111,14 @@ def measure(images: list[Image], rounds: int) -> None:
         "box": "decode_image, box",
         "1/2": "decode_image, 1/2",
     }
-    times = {name: [] for name in ways}  # type: dict[str, list[float]]
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        spent = dict.fromkeys(ways, 0.0)
-        for image in images:
-            for name, function in ways.items():
-                started = time.thread_time()
+        for name, function in ways.items():
+            started = time.thread_time()
+            for image in images:
                 function(image)
-                spent[name] += time.thread_time() - started
-        if number:  # the first one warms up
-            for name, seconds in spent.items():
-                times[name].append(1000 * seconds / len(images))
+            if number:  # the first round warms up
+                times[name].append(1000 * (time.thread_time() - started) / len(images))
     for name, found in times.items():
         base = against.get(name.partition(",")[0])
         ratio = f"  {np.median(np.divide(times[base], found)):5.2f} x as fast" if base else ""

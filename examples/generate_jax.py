@@ -26,11 +26,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from make_text import CELL, GRID, LETTERS, WORD, contains, glyphs, text_images
 
 Parameters: TypeAlias = list[tuple[jax.Array, jax.Array]]
-_RATE, _MEAN, _SQUARE = 3e-3, 0.9, 0.999
+_RATE, _MEAN, _SQUARE = 6e-3, 0.9, 0.999
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class State(NamedTuple):
     steps: jax.Array
 
 
+def new_key(seed: int) -> jax.Array:
+    """A key of the generator that XLA brings along, which is quicker than the default one, and compiled sooner."""
+    return random.key(seed, impl="rbg")
+
+
 def make_batch(task: Task, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Images, uint8 [count, height, width, 3], and whether they have the word, bool [count]."""
     keys = iter(random.split(key, 4))
@@ -71,12 +77,13 @@ def make_batch(task: Task, key: jax.Array, count: int) -> tuple[jax.Array, jax.A
     return images, contains(text, task.word)
 
 
-def begin(task: Task, key: jax.Array) -> State:
+def begin(task: Task, seed: int) -> State:
     """A network before its first step."""
-    parameters, channels = [], 3
-    for (side, _, width), drawn in zip(task.layers, random.split(key, len(task.layers)), strict=True):
+    draw, parameters, channels = np.random.default_rng(seed), [], 3
+    for side, _, width in task.layers:
         scale = (2 / (side * side * channels)) ** 0.5
-        parameters.append((scale * random.normal(drawn, (side, side, channels, width)), jnp.zeros(width)))
+        kernel = draw.normal(0, scale, (side, side, channels, width))
+        parameters.append((jnp.asarray(kernel, jnp.float32), jnp.zeros(width)))
         channels = width
     parameters.append((jnp.zeros(channels), jnp.zeros(())))
     nothing = jax.tree.map(jnp.zeros_like, parameters)
@@ -86,7 +93,8 @@ def begin(task: Task, key: jax.Array) -> State:
 def scores(task: Task, parameters: Parameters, images: jax.Array) -> jax.Array:
     """Above 0 where the network sees the word: float32 [count]. What it says is the most that any place says."""
     *layers, (weights, offset) = parameters
-    x = images.astype(jnp.float32) / 128 - 1
+    x = images.astype(jnp.float32) / 64
+    x = x - x.mean((1, 2), keepdims=True)
     for (kernel, bias), (_, stride, _) in zip(layers, task.layers, strict=True):
         x = lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         x = jax.nn.relu(x + bias)
@@ -140,13 +148,13 @@ def main() -> None:
     task = TINY if arguments.tiny else Task()
     height, width = (cell * count for cell, count in zip(task.cell, task.grid, strict=True))
     make = jax.jit(make_batch, static_argnums=(0, 2))
-    key = random.key(1)
+    key = new_key(1)
     rate = images_per_second(lambda call: make(task, random.fold_in(key, call), task.batch), task.batch)
-    print(f"{rate:,.0f} images/s of {height} x {width} made on {jax.devices()[0]}")
+    print(f"{rate:,.0f} images/s of {height} x {width} made on {jax.devices()[0]}", flush=True)
 
-    state = begin(task, random.key(2))
+    state = begin(task, 8)
     in_a_call = arguments.in_a_call or (2 if jax.default_backend() == "cpu" else 50)
-    state, _ = train(task, state, random.key(3), in_a_call)  # compiles
+    state, _ = train(task, state, new_key(3), in_a_call)  # compiles
     begun, start = int(state.steps), time.perf_counter()
     for call in range(-(-(arguments.steps - begun) // in_a_call)):
         state, right = train(task, state, random.fold_in(key, call), in_a_call)
@@ -156,10 +164,13 @@ def main() -> None:
     rate = (int(state.steps) - begun) * task.batch / (time.perf_counter() - start)
     print(f"{rate:,.0f} images/s made and trained on")
 
-    images, labels = make(task, random.key(4), 1024)
-    right = jnp.mean((scores(task, state.parameters, images) > 0) == labels)
-    guess = max(float(labels.mean()), 1 - float(labels.mean()))
-    print(f"accuracy {float(right):.1%} on new images; {guess:.1%} by always giving the same answer")
+    see, found = jax.jit(scores, static_argnums=0), []
+    for new in random.split(new_key(4), 16):
+        images, labels = make(task, new, task.batch)
+        found.append((np.asarray(see(task, state.parameters, images) > 0), np.asarray(labels)))
+    said, true = map(np.concatenate, zip(*found, strict=True))
+    guess = max(true.mean(), 1 - true.mean())
+    print(f"accuracy {(said == true).mean():.1%} on new images; {guess:.1%} by always giving the same answer")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
 from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
 from packer.output import Result, set_title
-from readers.originals import AS_FILES
+from readers.originals import AS_FILES, TREE
 
 __all__ = [
     "DIRECTORY",
@@ -251,7 +251,8 @@ def clean_staged(
     source = None if dataset is None else _source_text(dataset)
 
     def is_chosen(copy: Copy) -> bool:
-        return source is None or source in (copy.source.removesuffix(AS_FILES), os.path.realpath(copy.path))
+        places = (copy.path, copy.path / TREE)
+        return source is None or source in (copy.source.removesuffix(AS_FILES), *map(os.path.realpath, places))
 
     removed, kept, foreign = list[StagedCopy](), list[StagedCopy](), list[str]()
     for store in _stores(target):

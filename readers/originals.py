@@ -2,6 +2,9 @@
 
 What was a file keeps its name below the split's folder. What was none gets a name from its key: `key.json` for a json
 field, `key.jpg` and so on for an image. Names come from the set and are not trusted: who writes a file checks its path.
+
+Staged, they are below a folder of their own, `TREE`: the copy's own records would pass for a class in a tree without
+splits, since torchvision takes every folder for one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ __all__ = [
     "AS_FILES",
     "LABELS_FILE",
     "LABELS_HEADER",
+    "TREE",
     "LabelRow",
     "Originals",
     "are_class_folders",
@@ -38,6 +42,7 @@ __all__ = [
 LABELS_FILE = "labels.csv"
 LABELS_HEADER = ("path", "label", "class", "split")
 AS_FILES = " as files"
+TREE = "files"
 _GROUP = 32  # samples that are read together
 _MOST_GROUPS = 32  # that wait: of one that is only copied in part the rest is never asked for
 
@@ -135,9 +140,9 @@ class Originals:
         has_table = rows and not all(map(are_class_folders, self._readers))
         self._table = label_table(rows) if has_table else b""
         if self._table:
-            listed.append(StagedFile(LABELS_FILE, len(self._table), crc32c(self._table)))
+            listed.append(StagedFile(f"{TREE}/{LABELS_FILE}", len(self._table), crc32c(self._table)))
         name = f"{files.manifest.name}-files"
-        digest = hashlib.blake2b(f"{files.manifest.fingerprint} {AS_FILES} {splits}".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{files.manifest.fingerprint} {AS_FILES} {TREE} {splits}".encode(), digest_size=16)
         try:
             self.manifest = Manifest(self, name, digest.hexdigest(), tuple(listed))
         except StagingError as error:
@@ -175,10 +180,11 @@ class Originals:
         for index in range(len(reader)):
             for field, name in original_files(reader, index):
                 path = shortened(name)
-                self._places[path] = _Place(number, index, field)
+                staged = f"{TREE}/{path}"
+                self._places[staged] = _Place(number, index, field)
                 sizes, checksums = facts[field]
                 row = LabelRow.of(reader, index, path) if field == reader.fields[0] else None
-                yield StagedFile(path, sizes[index], checksums[index]), row
+                yield StagedFile(staged, sizes[index], checksums[index]), row
 
     @staticmethod
     def _checksums(reader: Reader, field: str) -> list[int]:

@@ -26,7 +26,7 @@ from cache.errors import StagingError
 from cache.messages import Watcher
 from cache.node import detect_ranks, usable_cpus
 from readers.order import ResumeToken, StagedFirst
-from readers.originals import Originals
+from readers.originals import TREE, Originals
 from readers.packed import open_packed
 from readers.reader import Reader
 from readers.staged_files import Portion, SetFiles, set_files
@@ -131,7 +131,8 @@ class Staged:
     @property
     def path(self) -> Path:
         """The local directory. Raises StagingError before the context is entered."""
-        return self._entered().path
+        path = self._entered().path
+        return path if self.options.form == "shards" else path / TREE
 
     @property
     def counts(self) -> node.CopyCounts:
@@ -165,7 +166,7 @@ class Staged:
             if self.options.form == "shards":
                 return self._open(self._request(files))
             with closing(Originals(files, files.splits(self.options.portion()), self._open_split)) as originals:
-                return self._open(self._requested(originals.manifest, originals.manifest.files))
+                return self._open(self._requested(originals.manifest, originals.manifest.files)) / TREE
         except BaseException:
             self._session = None
             raise

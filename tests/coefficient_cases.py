@@ -23,7 +23,7 @@ from PIL import Image
 from cache.files import atomic_write
 from cache.locks import locked
 
-__all__ = ["SAMPLINGS", "Compiled", "compiled", "exact", "made_jpeg", "reduced", "stored_coefficients"]
+__all__ = ["SAMPLINGS", "Compiled", "compiled", "exact", "picture_jpeg", "reduced", "stored_coefficients"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLINGS = {"444": (1, 1), "422": (2, 1), "440": (1, 2), "420": (2, 2)}
@@ -76,7 +76,7 @@ def _finished(process: subprocess.Popen[str]) -> str:
     return log
 
 
-def made_jpeg(
+def picture_jpeg(
     height: int, width: int, sampling: str = "444", quality: int = 90, noise: bool = False, seed: int = 1
 ) -> bytes:
     """A baseline JPEG of a picture, or of noise; sampling "gray" for one component."""
@@ -149,14 +149,14 @@ def _read_row(row: bytes, found: npt.NDArray[np.int64]) -> None:
             for bit in range(64):
                 if mask >> bit & 1:
                     digit = row[at + number // 2] >> 4 * (number % 2) & 15
-                    found[(block, *_place(bit))] += (digit - 16 * (digit > 7)) * 16**kind
+                    found[(block, *_position(bit))] += (digit - 16 * (digit > 7)) * 16**kind
                     number += 1
         at += (number + 1) // 2
     for block, bit, digit in struct.iter_unpack("<HBb", row[at:]):
-        found[(block, *_place(bit))] += 256 * digit
+        found[(block, *_position(bit))] += 256 * digit
 
 
-def _place(bit: int) -> tuple[int, int]:
+def _position(bit: int) -> tuple[int, int]:
     """(line, column): tiles of two lines and four columns, a byte each."""
     tile, inner = divmod(bit, 8)
     return 2 * (tile // 2) + inner % 2, 4 * (tile % 2) + inner // 2

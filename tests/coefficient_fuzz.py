@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from coefficient_cases import SAMPLINGS, made_jpeg
+from coefficient_cases import SAMPLINGS, picture_jpeg
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
@@ -50,8 +50,10 @@ class Guarded:
 
 def images() -> list[bytes]:
     sizes = ((40, 56), (17, 90), (64, 33), (8, 8))
-    made = [made_jpeg(*size, sampling, 90, seed=n) for n, size in enumerate(sizes) for sampling in (*SAMPLINGS, "gray")]
-    return [*made, *(made_jpeg(30, 50, sampling, 100, noise=True) for sampling in ("420", "444"))]
+    made = [
+        picture_jpeg(*size, sampling, 90, seed=n) for n, size in enumerate(sizes) for sampling in (*SAMPLINGS, "gray")
+    ]
+    return [*made, *(picture_jpeg(30, 50, sampling, 100, noise=True) for sampling in ("420", "444"))]
 
 
 def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:
@@ -103,10 +105,10 @@ def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Coun
             index = source[shape.index_at : shape.rows_at].view("<u4")
             index[-1] += longer
         out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
-        status = functions.decode_box(
-            *(source.ctypes.data, shape.total_bytes + longer, box_plan(shape, size), top, left, lines, columns),
-            *(bool(size > 1 and trial % 3), out.ctypes.data, 3 * columns, lent.ctypes.data, SPARSE_TO_WORKING),
-        )
+        image, box = (source.ctypes.data, shape.total_bytes + longer), (top, left, lines, columns)
+        is_fancy, target = bool(size > 1 and trial % 3), (out.ctypes.data, 3 * columns)
+        plan, address = box_plan(shape, size), lent.ctypes.data
+        status = functions.decode_box(image, plan, box, is_fancy, target, address, SPARSE_TO_WORKING)
         counts["refused by the decoder" if status else "decoded"] += 1
     return counts
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from packer.cli.group import cli
 from readers.diagnosis import Advice, Diagnosis, Payload, PayloadFact, PayloadField, Rung, StageCost, StepTime
 from readers.diagnosis.advice import advise
-from readers.diagnosis.evidence import Evidence, Facts, Member
+from readers.diagnosis.evidence import Evidence
+from readers.diagnosis.facts import Facts, Member
 from readers.diagnosis.model import Model, fit
 from readers.diagnosis.text import advice_lines, findings_lines
 from readers.diagnosis.tips import DALI, HPC, PART_8, SOURCES, TIPS

@@ -26,7 +26,8 @@ from readers.diagnosis import Advice, Change, Diagnosis, Pipeline, Stage
 from readers.diagnosis.apply import apply_advice
 from readers.diagnosis.changed_imageloader import change_imageloader
 from readers.diagnosis.dataloader import DataLoaderPipeline
-from readers.diagnosis.evidence import Evidence, gather
+from readers.diagnosis.evidence import Evidence
+from readers.diagnosis.facts import gather
 from readers.diagnosis.imageloader import ImageLoaderPipeline
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, leaves

@@ -178,6 +178,7 @@ def test_probabilities() -> None:
         (lambda: RandomCrop(8, padding=-1), "RandomCrop: padding is"),
         (lambda: RandomHorizontalFlip(1.5), "p is"),
         (lambda: RandomRotation(-4), "degrees is"),
+        (lambda: RandomRotation(4, "bicubic"), "interpolation is"),  # type: ignore[arg-type]
         (lambda: ColorJitter(contrast=-1), "contrast is"),
         (lambda: ColorJitter(hue=0.7), "hue is"),
         (lambda: GaussianBlur((0.0, 1.0)), "sigma is"),

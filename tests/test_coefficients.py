@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from coefficient_cases import SAMPLINGS, Compiled, exact, made_jpeg, reduced, stored_coefficients
+from coefficient_cases import SAMPLINGS, Compiled, exact, picture_jpeg, reduced, stored_coefficients
 from image_cases import SIZE, encoded, picture, pillow_rgb
 from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
 from PIL import Image
@@ -23,6 +26,7 @@ if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("compiled")
+TRIALS = int(os.environ.get("TRIALS", "100000"))
 ROOT = Path(__file__).resolve().parent.parent
 ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
 COLOUR = [(2, 2), (1, 1), (1, 1)]
@@ -41,32 +45,41 @@ def check(data: bytes, expected: np.ndarray | None = None) -> bytes:
     return kept
 
 
+def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple[int, ...], factor: int) -> Region:
+    """A box of an image of the size `full`, of at least a pixel at the scale where that is `scaled`."""
+    (top, bottom), (left, right) = (np.sort(rng.choice(side + 1, 2, replace=False)) for side in scaled)
+    height, width = min(bottom * factor, full[0]) - top * factor, min(right * factor, full[1]) - left * factor
+    return Region(*map(int, (top * factor, left * factor, height, width)), factor)
+
+
 # --- pixels -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 def test_small_images_have_their_pixels(sampling: str) -> None:
     for height, width in [(n, n) for n in range(1, 18)] + [(1, 17), (17, 1), (2, 9), (9, 2), (3, 40), (40, 3), (33, 4)]:
         for quality in (30, 95):
-            check(made_jpeg(height, width, sampling, quality))
+            check(picture_jpeg(height, width, sampling, quality))
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 def test_larger_images_have_their_pixels(sampling: str) -> None:
     for height, width, quality in ((231, 310, 90), (64, 64, 50), (100, 333, 98), (333, 100, 10)):
-        check(made_jpeg(height, width, sampling, quality))
+        check(picture_jpeg(height, width, sampling, quality))
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 @pytest.mark.parametrize("quality", [1, 5, 25, 60, 85, 100])
 def test_noise_has_its_pixels(sampling: str, quality: int) -> None:
-    check(made_jpeg(70, 90, sampling, quality, noise=True))
+    check(picture_jpeg(70, 90, sampling, quality, noise=True))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_wide_and_high_images_have_their_pixels(sampling: str) -> None:
     for height, width in ((9, 65_500), (65_500, 9)):
-        kept = check(made_jpeg(height, width, sampling, 80))
+        kept = check(picture_jpeg(height, width, sampling, 80))
         box = Region(height // 2, width // 2, height - height // 2, width - width // 2)
-        assert np.array_equal(decode(kept, box), exact(made_jpeg(height, width, sampling, 80))[box.top :, box.left :])
+        assert np.array_equal(
+            decode(kept, box), exact(picture_jpeg(height, width, sampling, 80))[box.top :, box.left :]
+        )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -128,7 +141,7 @@ def test_wide_steps_have_their_pixels() -> None:
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
     for height, width in [(8 + n, 25 - n) for n in range(17)] + [(231, 310), (9, 200), (64, 64), (120, 8)]:
-        for data in (made_jpeg(height, width, sampling), made_jpeg(height, width, sampling, 30, noise=True)):
+        for data in (picture_jpeg(height, width, sampling), picture_jpeg(height, width, sampling, 30, noise=True)):
             found = decode(encode_strictly(data, 200), Region(0, 0, height, width, factor))
             assert np.array_equal(found, reduced(data, factor)), (height, width)
 
@@ -137,7 +150,7 @@ def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
 def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
     rng = np.random.default_rng(3)
     sources = [
-        made_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
+        picture_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
     ]
     for data in sources:
         kept, whole = encode_strictly(data, 200), exact(data)
@@ -184,7 +197,7 @@ def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, in
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
     for height, width in ((40, 56), (41, 57), (17, 3), (2, 2)):
-        data = made_jpeg(height, width, sampling)
+        data = picture_jpeg(height, width, sampling)
         for region in (
             Region(0, 0, height, width, 1, True),
             Region(height // 2, width // 3, 1, 2 if width > 2 else 1, 1, True),
@@ -193,7 +206,7 @@ def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
 
 
 def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
-    kept = encode_strictly(made_jpeg(20, 30))
+    kept = encode_strictly(picture_jpeg(20, 30))
     for region in (
         Region(20, 0, 1, 1),
         Region(0, 30, 1, 1),
@@ -206,6 +219,38 @@ def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
     for out in (np.zeros((20, 30, 4), np.uint8), np.zeros((20, 30, 3), np.int8), np.zeros((19, 30, 3), np.uint8)):
         with pytest.raises(ValueError, match="out: expected writable"):
             decode(kept, out=out)
+
+
+@pytest.mark.corpora
+def test_boxes_of_the_corpora_have_their_pixels() -> None:
+    """Every JPEG of the folders in CORPORA; TRIALS (default 100,000) boxes at all scales, shared among them."""
+    folders = os.environ.get("CORPORA", "").split()
+    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
+    jpegs = [path for path in paths if path.read_bytes()[:3] == b"\xff\xd8\xff"]
+    assert jpegs, "CORPORA='DIR DIR' names no folders of JPEGs"
+    rng, counts, boxes = np.random.default_rng(1), Counter[str](), 0
+    for path in jpegs:
+        data = path.read_bytes()
+        try:
+            kept = encode_strictly(data, max_ratio=20)
+        except Refused as error:
+            counts[re.sub(r"\d+", "N", str(error))] += 1
+            continue
+        height, width = parse_coefficients(kept).header.upright_size
+        scaled = {
+            n: decode_image(data, Region(0, 0, height, width, n)) for n in (1, 2, 4, 8) if min(height, width) >= n
+        }
+        for factor, pixels in scaled.items():
+            assert np.array_equal(decode(kept, Region(0, 0, height, width, factor)), pixels), (path, factor)
+        for _ in range(-(-TRIALS // len(jpegs))):
+            factor = int(rng.choice(list(scaled)))
+            region = random_region(rng, (height, width), scaled[factor].shape[:2], factor)
+            top, left = region.top // factor, region.left // factor
+            found = decode(kept, region)
+            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
+            boxes += 1
+        counts["the same pixels"] += 1
+    print(f"\n{len(jpegs)} JPEGs, {boxes:,} boxes: {dict(counts)}")
 
 
 # --- what is kept, and what is not --------------------------------------------------------------------------------
@@ -234,7 +279,7 @@ def test_the_bytes_of_a_small_image_stay_the_same() -> None:
 
 
 def test_coefficients_are_at_most_twice_the_jpeg() -> None:
-    data = made_jpeg(64, 64, "444", 90)
+    data = picture_jpeg(64, 64, "444", 90)
     assert len(encode_strictly(data)) <= 2 * len(data)
     flat = encoded(Image.new("RGB", (640, 640), "teal"), "JPEG", progressive=True)
     with pytest.raises(Refused, match="too many times the bytes"):
@@ -270,13 +315,13 @@ REFUSED = {
     "12 bits": (lambda: _jpeg(bits=12, process=0xC1), "12 bits"),
     "arithmetic": (lambda: _jpeg(process=0xC9), "process SOF9"),
     "lossless": (lambda: _jpeg(process=0xC3), "process SOF3"),
-    "4:1:1": (lambda: made_jpeg(40, 40, "411"), "sampling factors"),
+    "4:1:1": (lambda: picture_jpeg(40, 40, "411"), "sampling factors"),
     "subsampled luma": (lambda: _jpeg(factors=[(1, 1), (2, 1), (1, 1)]), "sampling factors"),
     "RGB by Adobe": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\0")), "colours other"),
     "YCCK's transform": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\2")), "colours other"),
     "an incomplete progressive": (lambda: _part(3), "not complete"),
     "a scan is missing": (lambda: _part(1), "not complete"),
-    "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated"),
+    "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated|a code that"),
     "without an end": (lambda: _jpeg()[:-2], "truncated|expected"),
     "bytes left over": (lambda: _jpeg()[:-2] + b"\0\0\0\xff\xd9", "left over"),
     "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of turn"),
@@ -292,7 +337,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_kept_says_why(case: str) -> None:
+def test_a_refusal_has_a_reason(case: str) -> None:
     make, message = REFUSED[case]
     data = make()
     with pytest.raises(Refused, match=message):
@@ -322,7 +367,7 @@ def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
 
 # --- trust --------------------------------------------------------------------------------------------------------
 def test_damage_is_noticed() -> None:
-    kept = encode_strictly(made_jpeg(40, 50, "420"))
+    kept = encode_strictly(picture_jpeg(40, 50, "420"))
     for at in range(0, len(kept), 5):
         with pytest.raises(BadSampleError):
             decode(kept[:at] + bytes([kept[at] ^ 4]) + kept[at + 1 :])
@@ -347,7 +392,7 @@ def test_damage_is_noticed() -> None:
     ],
 )
 def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str) -> None:
-    kept = encode_strictly(made_jpeg(16, 16))
+    kept = encode_strictly(picture_jpeg(16, 16))
     with pytest.raises(BadSampleError, match=message):
         decode(kept[:at] + value + kept[at + len(value) :])
 
@@ -366,6 +411,15 @@ def test_a_directory_that_others_may_write_to_is_not_used(compiled: Compiled, tm
     (tmp_path / "compiled" / name).chmod(0o777)
     log = compiled.load(PACKER_CACHE_DIR=str(tmp_path), NUMBA_DISABLE_JIT="1")
     assert "not private to this user" in log and not list((tmp_path / "compiled" / name).iterdir())
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    sources = [picture_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
+    expected = [exact(data) for data in sources]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            found = pool.map(lambda data: decode(encode_strictly(data, 200)), sources)
+            assert all(map(np.array_equal, found, expected))
 
 
 def test_without_numba_the_extra_is_named() -> None:

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
     "hue": ([ColorJitter(hue=0.5)], 1, 0.01),
     "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 1, 0.01),
     "rotation": ([RandomRotation(180)], 1, 0.01),
+    "rotation to the nearest pixel": ([RandomRotation(180, "nearest")], 255, 0.2),
     "blur": ([GaussianBlur((0.3, 3.0), p=0.7)], 1, 0.01),
     "erasing": ([RandomErasing(0.8, value=(10, 20, 30))], 0, 0.0),
     "normalize": ([Normalize((0.5,) * 3, (0.2,) * 3)], 0.01, 0.01),

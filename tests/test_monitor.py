@@ -182,7 +182,7 @@ def test_two_records_are_compared_series_by_series_and_span_by_span() -> None:
     first = usage_of((Mark("start", 0.0), Mark("epoch", 5.0), Mark("only in A", 9.0)), **SLOW)
     result = compare(first, usage_of((Mark("epoch", 2.0, images=640.0),), **FAST))
     rows = {row.name: row for row in result.rows}
-    assert list(rows) == ["steps", "images", "gpu0 busy", "cpu busy", "eth0 in", "sda read"]
+    assert list(rows) == ["steps", "images", "gpu0 busy", "cpu busy", "sda read", "eth0 in"]
     assert rows["images"].ratio == 1.5 and rows["sda read"].b is None and rows["eth0 in"].ratio is None
     (span,) = result.spans
     assert (span.name, span.seconds, span.steps, span.images) == ("epoch", (4.0, 8.0), (3.0, 4.0), (100.0, 640.0))

@@ -251,6 +251,24 @@ def test_leaving_a_loop_ends_its_thread_and_the_workers(workers: int) -> None:
     assert [batch[0][0].item() for batch in prefetcher] == list(range(0, COUNT, BATCH)), "and the next one is whole"
 
 
+def test_a_loop_that_ended_keeps_nothing_of_its_caller() -> None:
+    """What is left to the garbage collector ends in any order, for which workers of a DataLoader wait 5 s each."""
+
+    class Held:
+        pass
+
+    def train() -> weakref.ref[Held]:
+        held = Held()
+        assert len(list(DevicePrefetcher(numbers(), "cpu"))) == 10
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert train()() is None
+    finally:
+        gc.enable()
+
+
 def test_another_loop_ends_the_one_before() -> None:
     prefetcher = DevicePrefetcher(numbers(), "cpu")
     first, second = iter(prefetcher), iter(prefetcher)

@@ -19,15 +19,11 @@ import readers
 from cache.staging import copies
 
 
-def staged_files(path: Path) -> dict[str, bytes]:
-    return {name: data for name, data in files_of(path).items() if not name.startswith(".staging/")}
-
-
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
 def test_the_copy_is_the_original_tree(tree: Path, tmp_path: Path, to: str) -> None:
     source = packer.convert(tree, to=to, output=tmp_path / "set", workers=1, shuffle=5, samples_per_shard=7).output
     with (first := readers.stage(source, tmp_path / "node", form="files")) as local:
-        assert staged_files(local) == files_of(tree)
+        assert files_of(local) == files_of(tree)
     with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
         assert found == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
     with readers.stage(source, tmp_path / "node") as shards:
@@ -35,16 +31,25 @@ def test_the_copy_is_the_original_tree(tree: Path, tmp_path: Path, to: str) -> N
     assert len(packer.clean_staged(source, tmp_path / "node").removed) == 2
 
 
+def test_nothing_but_the_tree_is_in_it(tmp_path: Path) -> None:
+    """Every folder is a class to torchvision's ImageFolder, hidden ones too."""
+    tree_of(tmp_path / "tree", {f"{name}/{i}.jpg": make_jpeg(i) for i, name in enumerate(["cat", "dog"])})
+    source = packer.convert(tmp_path / "tree", to="tar", output=tmp_path / "set", workers=1).output
+    with (staged := readers.stage(source, tmp_path / "node", form="files")) as local:
+        assert sorted(path.name for path in local.iterdir()) == ["cat", "dog"] and staged.path == local
+    assert len(packer.clean_staged(local, tmp_path / "node").removed) == 1, "by the directory that was printed"
+
+
 def test_a_copy_in_part_is_completed(source: Path, tree: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, form="files", splits="val") as local:
-        assert {name.partition("/")[0] for name in staged_files(local)} == {"val"}
+        assert {name.partition("/")[0] for name in files_of(local)} == {"val"}
     with readers.stage(source, tmp_path, form="files") as whole:
         damaged, missing = sorted(path for path in whole.rglob("*.JPEG"))[:2]
         damaged.write_bytes(damaged.read_bytes()[::-1])
         missing.unlink()
     with (mended := readers.stage(source, tmp_path, form="files", verify=True)) as whole:
         assert (mended.counts.copied, mended.counts.damaged) == (2, 1)
-        assert staged_files(whole) == files_of(tree)
+        assert files_of(whole) == files_of(tree)
 
 
 def test_an_unmodified_program_reads_a_folder_of_images(source: Path, tree: Path, tmp_path: Path) -> None:

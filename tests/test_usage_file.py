@@ -55,6 +55,8 @@ def test_the_file_of_a_killed_process_is_whole_up_to_a_line(recorded: Path) -> N
 
 
 HEAD = '{"packer usage": 1, "host": "a", "started": 1, "interval": 0.5}\n'
+DOCUMENT = """{"usage": {"host": "a", "started": 1, "interval": 1, "marks": [], "times": [1, 2],
+"series": [{"name": "x", "unit": "1"}], "durations": [0.5, 0.5], "values": {"x": [1, null]}}}"""
 SERIES = '{"series": [{"name": "x", "unit": "share", "full": 1}]}\n'
 
 
@@ -65,7 +67,12 @@ SERIES = '{"series": [{"name": "x", "unit": "share", "full": 1}]}\n'
         ("PNG", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ('{"usage": null}', "neither a record"),
-        ('{"usage": {"durations": 3}}', "'series': expected a list"),
+        ('{"usage": {"durations": 3}}', "host: expected a text"),
+        (DOCUMENT.replace('[{"name": "x", "unit": "1"}]', "3"), "series: expected a list"),
+        (DOCUMENT.replace("[1, 2]", "3"), "do not fit together"),
+        (DOCUMENT.replace("[0.5, 0.5]", "[0.5]"), "do not fit together"),
+        (DOCUMENT.replace('"x":', '"y":'), "do not fit together: KeyError"),
+        (DOCUMENT.replace("[1, null]", '["1", null]'), "a row: expected a number"),
         (HEAD.replace("1,", "2,", 1), "version 2"),
         (HEAD.replace('"a"', "7"), "host: expected a text"),
         (HEAD.replace("0.5", "1e999"), "expected a number"),

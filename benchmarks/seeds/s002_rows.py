@@ -3,6 +3,9 @@
 A row takes a `Job` and returns an iterable of (images, labels). Its load is how many times each image is flipped left
 to right (p = 0.5), flipped top to bottom (p = 0.5) and turned by -5 to 5 degrees, before a random box is resized. All
 rows draw for each image, keep its size when they turn it, and leave black what comes into view.
+
+Options of a row: models, how many of them it runs under (default: all); ends, only the lowest and the highest load;
+watched, whether utilisation is recorded; least, batches of a figure (worker processes finish theirs in pairs).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ __all__ = [
     "MEAN",
     "OURS",
     "OURS_GPU",
+    "OURS_NEAREST",
     "PYTORCH",
     "PYTORCH_LINEAR",
     "SIZE",
@@ -38,7 +42,8 @@ LOADS = (1, 4, 8, 12)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PYTORCH, PYTORCH_LINEAR = "PyTorch DataLoader", "PyTorch DataLoader, bilinear rotation"
 DALI, DALI_GPU = "DALI, CPU operators", "DALI, GPU operators"
-OURS, DALI_LOADER = "ours: ImageLoader", "ours: DaliLoader, CPU"
+OURS, OURS_NEAREST = "ours: ImageLoader", "ours: ImageLoader, nearest pixel"
+DALI_LOADER = "ours: DaliLoader, CPU"
 OURS_GPU, DALI_LOADER_GPU = "ours: ImageLoader, GPU", "ours: DaliLoader, GPU"
 _MANY_EPOCHS = 1000
 _PREFETCH = 2
@@ -63,12 +68,24 @@ class Job:
 _PILLOW = "Pillow, by the functions that torchvision's transforms call; worker processes"
 
 
-@contender(PYTORCH, imports="torch.utils.data PIL", note=f"{_PILLOW}; nearest neighbours when it turns, its default")
+@contender(
+    PYTORCH,
+    imports="torch.utils.data PIL",
+    note=f"{_PILLOW}; nearest neighbours when it turns, its default",
+    least=4,
+    watched=True,
+)
 def pytorch(job: Job) -> Iterable[Any]:
     return _pytorch(job, bilinear=False)
 
 
-@contender(PYTORCH_LINEAR, imports="torch.utils.data PIL", note="the same; turns are bilinear, as in the rows below")
+@contender(
+    PYTORCH_LINEAR,
+    imports="torch.utils.data PIL",
+    note="the same; turns are bilinear, as in the rows below",
+    least=4,
+    watched=True,
+)
 def pytorch_linear(job: Job) -> Iterable[Any]:
     return _pytorch(job, bilinear=True)
 
@@ -89,12 +106,12 @@ _DALI_IMPORTS = "torch nvidia.dali.plugin.pytorch"
 _DALI_NOTE = "its file reader; whole images decoded; one operator flips both ways, and turns are bilinear, its default"
 
 
-@contender(DALI, imports=_DALI_IMPORTS, note=_DALI_NOTE)
+@contender(DALI, imports=_DALI_IMPORTS, note=_DALI_NOTE, models=1, ends=True)
 def dali_cpu(job: Job) -> Iterable[Any]:
     return _dali(job, "cpu")
 
 
-@contender(DALI_GPU, note=f"{_DALI_NOTE}; decoded there too")
+@contender(DALI_GPU, note=f"{_DALI_NOTE}; decoded there too", watched=True)
 def dali_gpu(job: Job) -> Iterable[Any]:
     _need_gpu("nvidia.dali")
     return _dali(job, "gpu")
@@ -129,13 +146,13 @@ def _dali(job: Job, device: str) -> Iterator[Any]:
 
 # --- ours -------------------------------------------------------------------------------------------------------------
 _OURS_NOTE = (
-    "every turn is made by itself, bilinearly in float32, and rounded after the last one; of the flips only the two "
-    "before the first turn are made at once"
+    "every turn is made by itself, in float32, and rounded after the last one; of the flips only the two before the "
+    "first turn are made at once"
 )
 
 
-def ops(load: int) -> list[Any]:
-    """The list of a row of ours."""
+def ops(load: int, *, bilinear: bool = True) -> list[Any]:
+    """The ops of our rows. bilinear: how it turns."""
     from readers.augment import (
         Normalize,
         RandomHorizontalFlip,
@@ -146,29 +163,37 @@ def ops(load: int) -> list[Any]:
     )
 
     box = RandomResizedCrop(SIZE) if load else Resize((SIZE, SIZE))
-    turns = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(DEGREES)] * load
+    rotation = RandomRotation(DEGREES, "bilinear" if bilinear else "nearest")
+    turns = [RandomHorizontalFlip(), RandomVerticalFlip(), rotation] * load
     return [*turns, box, Normalize(MEAN, STD)]
 
 
-@contender(OURS, imports="torch readers.loader", note=f"a packed set; {_OURS_NOTE}")
+@contender(OURS, imports="torch readers.loader", note=f"a packed set; turns are bilinear; {_OURS_NOTE}", watched=True)
 def image_loader(job: Job) -> Iterable[Any]:
     return _image_loader(job)
 
 
-@contender(OURS_GPU, note="a packed set; decoded and augmented there, as far as its decoder can")
+@contender(
+    OURS_NEAREST, imports="torch readers.loader", note="the same; turns as PyTorch does by default", watched=True
+)
+def image_loader_nearest(job: Job) -> Iterable[Any]:
+    return _image_loader(job, bilinear=False)
+
+
+@contender(OURS_GPU, note="a packed set; decoded and augmented there, as far as its decoder can", watched=True)
 def image_loader_gpu(job: Job) -> Iterable[Any]:
     _need_gpu()
     return _image_loader(job, device="cuda")
 
 
-def _image_loader(job: Job, **options: Any) -> Iterator[Any]:
+def _image_loader(job: Job, *, bilinear: bool = True, **options: Any) -> Iterator[Any]:
     import readers
     from readers.loader import ImageLoader
 
     loader = ImageLoader(
         readers.open(job.packed),
         job.batch,
-        augment=ops(job.load),
+        augment=ops(job.load, bilinear=bilinear),
         shuffle=not job.ordered,
         seed=1,
         threads=job.threads,
@@ -183,12 +208,14 @@ def _image_loader(job: Job, **options: Any) -> Iterator[Any]:
     DALI_LOADER,
     imports="torch nvidia.dali readers.dali",
     note="a packed set; flips, turns and boxes are drawn by us, as for ImageLoader, and made by DALI in float32",
+    models=0,
+    ends=True,
 )
 def dali_loader(job: Job) -> Iterable[Any]:
     return _dali_loader(job, "cpu")
 
 
-@contender(DALI_LOADER_GPU, note="as on the CPU; decoded there too")
+@contender(DALI_LOADER_GPU, note="as on the CPU; decoded there too", watched=True)
 def dali_loader_gpu(job: Job) -> Iterable[Any]:
     _need_gpu("nvidia.dali")
     return _dali_loader(job, "gpu")

@@ -36,8 +36,8 @@ from readers.augment import IMAGENET_MEAN, IMAGENET_STD
 _CHECKED = 512
 _PRIME_BYTES = 1 << 28
 _WARM_BATCHES = 4
-# A cold epoch is measured without what was read before the page cache was emptied: warm batches, and those made ahead.
-_WARM_AND_AHEAD = 12
+# More than any row makes ahead: they were read before the page cache was emptied.
+_AHEAD_BATCHES = 6
 _LOOK_EVERY = 32
 _TARGET_BYTES = 1 << 22
 
@@ -86,8 +86,10 @@ def _consume(batches: Iterator[Any], job: Job, cold: bool) -> dict[str, Any]:
         _look(next(batches))
     limit = float("inf")
     if cold:
-        limit = len(list(job.place.tree.glob("*/*"))) - _WARM_AND_AHEAD * job.batch
         figures["cache"] = _chill(job)
+        for _ in range(_AHEAD_BATCHES):
+            _look(next(batches))
+        limit = len(list(job.place.tree.glob("*/*"))) - (_WARM_BATCHES + 2 * _AHEAD_BATCHES) * job.batch
     cpu, started, count, seconds = cpu_seconds_of_tree(), time.perf_counter(), 0, 0.0
     while not count or (seconds < job.seconds and count < limit):
         count += _look(next(batches))

@@ -73,43 +73,44 @@ for _name in GPU_ROWS[3:]:
 
 
 # --- JAX ------------------------------------------------------------------------------------------------------------
-def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, float]:
+def _rate(job: Job, count: int, call: Callable[[int], Any]) -> dict[str, Any]:
     """call: makes or uses `count` images; the first call compiles."""
+    import jax
+
     call(0)
     cpu, started, calls = cpu_seconds_of_tree(), time.perf_counter(), 0
     while not calls or time.perf_counter() - started < job.seconds:
         calls += 1
         call(calls)
-    done = calls * count
-    cpu = cpu_seconds_of_tree() - cpu
-    return {"images_s": done / (time.perf_counter() - started), "cpu_us": 1e6 * cpu / done}
+    seconds, cpu, done = time.perf_counter() - started, cpu_seconds_of_tree() - cpu, calls * count
+    return {"images_s": done / seconds, "cpu_us": 1e6 * cpu / done, "jax": jax.default_backend()}
 
 
 @contender("JAX: made on the device", imports="jax", kind="own", smoke=True)
-def jax_alone(job: Job) -> dict[str, float]:
+def jax_alone(job: Job) -> dict[str, Any]:
     import jax
 
     made = example("generate_jax")
     make, task = jax.jit(made.make_batch, static_argnums=(0, 2)), made.Task(batch=job.batch)
-    return _rate(job, job.batch, lambda call: jax.block_until_ready(make(task, jax.random.key(call), job.batch)))
+    return _rate(job, job.batch, lambda call: jax.block_until_ready(make(task, made.new_key(call), job.batch)))
 
 
 @contender("JAX: made and trained on", imports="jax", kind="own", note="`examples/generate_jax.py`, two steps a call")
-def jax_trained(job: Job) -> dict[str, float]:
+def jax_trained(job: Job) -> dict[str, Any]:
     import jax
 
     made = example("generate_jax")
     task, steps = made.Task(batch=job.batch), 2
-    state = made.begin(task, jax.random.key(0))
+    state = made.begin(task, 0)
     return _rate(
         job,
         steps * job.batch,
-        lambda call: jax.block_until_ready(made.train(task, state, jax.random.key(call), steps)),
+        lambda call: jax.block_until_ready(made.train(task, state, made.new_key(call), steps)),
     )
 
 
 @contender("ours: packed set, trained on in JAX", imports="torch readers.loader jax", kind="own", note="the same step")
-def jax_loaded(job: Job) -> dict[str, float]:
+def jax_loaded(job: Job) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
@@ -117,7 +118,7 @@ def jax_loaded(job: Job) -> dict[str, float]:
 
     made = example("generate_jax")
     task = made.Task(batch=job.batch)
-    step, state = jax.jit(made.step, static_argnums=0), made.begin(task, jax.random.key(0))
+    step, state = jax.jit(made.step, static_argnums=0), made.begin(task, 0)
     with readers.open(job.place.packed) as reader:
         batches = image_loader(job, reader, layout="NHWC")
 

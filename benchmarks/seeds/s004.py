@@ -1,6 +1,6 @@
 """Containers (files, HDF5, TFRecord, tar) × loaders (PyTorch, DALI, this project's) × few or extensive augmentation.
 
-    python benchmarks/seeds/s004.py [--task imagenet,faces] [--batch 64] [--step MS] [--images DIR] [--smoke]
+    python benchmarks/seeds/s004.py [--task imagenet,faces] [--batch 32] [--step MS] [--images DIR] [--smoke]
 
 few: resize, random crop, random flip. extensive: also random brightness, contrast and saturation. imagenet: JPEGs of
 500 x 375, short side 256, crop 224. faces: JPEGs of 112 x 112 in InsightFace's way, resized to 128, crop 112. All rows
@@ -122,7 +122,7 @@ def _tasks(text: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     options = parser(__doc__)
     options.add_argument("--task", type=_tasks, default=list(TASKS), help="imagenet, faces, or both with a comma")
-    options.add_argument("--batch", type=int, help="images in a batch (64; with --smoke 8)")
+    options.add_argument("--batch", type=int, help="images in a batch (32; with --smoke 8)")
     options.add_argument("--workers", type=int, default=usable_cpus(), help="processes or threads of each row")
     options.add_argument("--step", type=float, metavar="MS", help="length of the step; default: see the page")
     options.set_defaults(rounds=2)

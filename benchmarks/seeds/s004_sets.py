@@ -34,7 +34,7 @@ JITTER = 0.4  # brightness, contrast and saturation times a factor from 0.6 to 1
 
 _LEAST_SHARDS = 4
 _SMALL_BATCH = 8
-_IMAGES = {"imagenet": 512, "faces": 4096}
+_IMAGES = {"imagenet": 256, "faces": 1024}
 _MAGIC = 0xCED7230A
 _NO_LABEL_BYTES = struct.Struct("<IfQQ")
 
@@ -69,7 +69,7 @@ class Scale:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Scale:
-        batch = arguments.batch or (_SMALL_BATCH if arguments.smoke else 64)
+        batch = arguments.batch or (_SMALL_BATCH if arguments.smoke else 32)
         return cls(Path(arguments.work), batch, arguments.workers, arguments.smoke)
 
     @property

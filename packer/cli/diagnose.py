@@ -42,7 +42,7 @@ __all__ = ["command"]
               "and compare what they bring with what was predicted. Nothing is left behind.")  # fmt: skip
 @places_option
 @batch_sizes_option
-@report_option("Write a report with charts: one file that needs nothing else.")
+@report_option("Write a report with charts, in one file.")
 @written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
 @compare_option
 @json_option

@@ -27,7 +27,7 @@ _COLUMNS = 110
               "lines of JSON, which are whole at any time.")  # fmt: skip
 @click.option("--interval", type=Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
-@report_option("Write a report with a heat map: one file that needs nothing else.")
+@report_option("Write a report with a heat map, in one file.")
 @json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND…")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:

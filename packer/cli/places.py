@@ -9,7 +9,7 @@ import click
 
 from packer.cli.held import cleaning_up
 from packer.cli.text import watcher
-from readers.diagnosis.evidence import reader_of
+from readers.diagnosis.facts import reader_of
 from readers.diagnosis.places import Places, measure_places
 from readers.reader import Reader
 

@@ -150,9 +150,7 @@ def _show_costs(page: Page, result: Diagnosis) -> None:
             on_cpu = "–" if not cost.busy or cost.cpu is None else f"{min(1.0, cost.cpu / cost.busy):.0%}"
             how = "measured" if cost.measured else "computed"
             rows.append([cost.stage, _ms(cost.added), _ms(cost.freed), how, alone, on_cpu, cost.reason])
-        headings = ["stage", "added", "if free", "that is", "a batch in one worker", "on the CPU", "why they differ"]
-        if not any(cost.reason for cost in costs):
-            headings, rows = headings[:-1], [row[:-1] for row in rows]
+        headings = ["stage", "added", "if free", "that is", "a batch in one worker", "on the CPU", ""]
         page.table(headings, rows, strong=strong)
     page.facts([(f"{name[0].upper()}{name[1:]}", fact) for name, fact in facts_of(result)])
     if result.notes:

@@ -85,7 +85,7 @@ def unsupported_reason() -> str:
     _, cpu, features = _target()
     missing = [name.upper() for name in _INSTRUCTIONS if f"+{name}" not in features.split(",")]
     if missing:
-        return f"the CPU ({cpu}) has no {' and '.join(missing)} instructions, or numba is told not to use them"
+        return f"the CPU ({cpu}) has no {' and '.join(missing)} instructions, or NUMBA_CPU_FEATURES excludes them"
     return f"the CPU ({cpu}) is slow at BMI2 instructions" if cpu in _SLOW_PDEP else ""
 
 

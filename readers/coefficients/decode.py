@@ -103,10 +103,9 @@ def _decoded(
     source = np.frombuffer(data, np.uint8)
     size = 8 // reduce
     memory = _memory(box[3])
-    status = functions.decode_box(
-        *(source.ctypes.data, shape.total_bytes, box_plan(shape, size), *box[:2], *box[2:]),
-        *(is_fancy and size > 1, out.ctypes.data, out.strides[0], memory.ctypes.data, SPARSE_TO_WORKING),
-    )
+    image, lines = (source.ctypes.data, shape.total_bytes), (out.ctypes.data, out.strides[0])
+    plan, is_fancy = box_plan(shape, size), is_fancy and size > 1
+    status = functions.decode_box(image, plan, box, is_fancy, lines, memory.ctypes.data, SPARSE_TO_WORKING)
     if status:
         raise BadSampleError(f"{MEDIUM} image: its parts do not fit into its {shape.total_bytes} bytes (damaged)")
     return out
@@ -138,7 +137,7 @@ def box_plan(shape: Shape, size: int) -> npt.NDArray[np.int64]:
 def memory_bytes(columns: int) -> int:
     """What the compiled function needs for a box of so many columns: lines of blocks, two rows of three components at
     most, two lines of chroma, and room at their ends."""
-    return 512 + 50 * (columns + 192)
+    return 512 + 50 * (columns + 256)
 
 
 def _memory(columns: int) -> npt.NDArray[np.uint8]:

@@ -121,7 +121,7 @@ class _Memory:
                 self.blocks = found
         return found[:count]
 
-    def place_tables(self, functions: Functions, tables: list[HuffmanTable]) -> None:
+    def load_tables(self, functions: Functions, tables: list[HuffmanTable]) -> None:
         """Put the tables of a scan into the rows of `look` and the others."""
         for row, table in enumerate(tables):
             built = self.tables.get(table)
@@ -171,24 +171,25 @@ def _read_scan(functions: Functions, frame: Frame, scan: Scan, address: int, pla
     if restarts > scan.stop - scan.start:
         raise Refused(_REASONS[3])
     clean = memory.bytes_of(scan.stop - scan.start + _SPARE_BYTES)
-    starts, stops = np.zeros(restarts + 1, np.int64), np.zeros(restarts + 1, np.int64)
+    intervals = np.zeros((2, restarts + 1), np.int64)
     target = clean.ctypes.data
-    _check(functions.unstuff(address + scan.start, address + scan.stop, target, starts, stops, restarts))
+    _check(functions.unstuff(address + scan.start, address + scan.stop, target, intervals))
     tables = list(dict.fromkeys(table for table in (*scan.dc, *scan.ac) if table is not None))
-    memory.place_tables(functions, tables)
+    memory.load_tables(functions, tables)
     plan = np.zeros((len(scan.components), 6), np.int64)
     for row, component in enumerate(scan.components):
         down, wide = (1, 1) if is_single else planes.factors[component]
         dc, ac = scan.dc[row], scan.ac[row]
         numbers = (tables.index(dc) if dc else 0, tables.index(ac) if ac else 0)
         plan[row] = (planes.firsts[component], planes.strides[component], wide, down, *numbers)
-    arguments = (target, starts, stops, lines * across, across, scan.restart, plan)
-    decoders = (memory.look, memory.largest, memory.offsets, memory.symbols, planes.blocks, SPARSE_OF_ZIGZAG)
+    built = (memory.look, memory.largest, memory.offsets, memory.symbols)
+    counts = (lines * across, across, scan.restart)
+    arguments = (target, intervals, counts, plan, built, planes.blocks, SPARSE_OF_ZIGZAG)
     if frame.is_progressive:
         band = np.array((scan.first, scan.last, scan.high, scan.low), np.int64)
-        _check(functions.read_progressive(*arguments, *decoders, band))
+        _check(functions.read_progressive(*arguments, band))
     else:
-        _check(functions.read_sequential(*arguments, *decoders))
+        _check(functions.read_sequential(*arguments))
 
 
 def _check(result: int) -> None:
@@ -212,10 +213,9 @@ def _pack(functions: Functions, frame: Frame, shape: Shape, planes: _Planes, out
         limits = np.minimum(_LARGEST // steps, _LARGEST)[SPARSE_ZIGZAG].astype(np.int16)
         first = planes.blocks[planes.firsts[component] :].ctypes.data
         behind = np.zeros(rows, np.int64)
+        counts = (rows, width, planes.strides[component])
         place = (out.ctypes.data + at, room - TAIL_BYTES - at)
-        written = functions.pack_rows(
-            first, planes.strides[component], rows, width, *place, limits.ctypes.data, parts, behind
-        )
+        written = functions.pack_rows(first, counts, place, limits.ctypes.data, parts, behind)
         _check(min(written, 0))
         ends.append(at + behind)
         at += written

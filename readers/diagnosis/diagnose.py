@@ -13,7 +13,8 @@ from cache.messages import Watcher
 from readers.diagnosis.advice import advise
 from readers.diagnosis.apply import apply_advice
 from readers.diagnosis.climb import climb
-from readers.diagnosis.evidence import Evidence, gather
+from readers.diagnosis.evidence import Evidence
+from readers.diagnosis.facts import gather
 from readers.diagnosis.ladder import Diagnosis
 from readers.diagnosis.payload import inspect_payload
 from readers.diagnosis.pipeline import IterablePipeline, Pipeline, ending, leaves, module_for

@@ -77,7 +77,7 @@ class Crew:
     def stop(self) -> None:
         """End the threads; those in the middle of a row finish it first."""
         with self._changed:
-            self._stopped = True
+            self._stopped, self._failure = True, None  # whose traceback has the caller's frames
             self._queue.clear()
             self._changed.notify_all()
         for thread in self._threads:

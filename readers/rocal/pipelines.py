@@ -44,6 +44,7 @@ __all__ = [
     "Ops",
     "built",
     "celeba",
+    "celeba_ops",
     "encoded_images",
     "gpu_backend",
     "load_rocal",
@@ -220,6 +221,11 @@ def celeba(
     max_height and max_width with which rocAL would decode them at another size than their own.
     """
     _check_box(source, crop)
+    return _over(source, celeba_ops(size=size, crop=crop, flip=flip), Machine(backend, threads, device_id), seed)
+
+
+def celeba_ops(*, size: int = 64, crop: Crop = CELEBA_CROP, flip: float = 0.5) -> Ops:
+    """What `celeba` does to decoded images, for other readers: (rocAL, node) -> node. The images must hold the box."""
     mirror = _mirror(flip)
 
     def ops(rocal: Any, images: Any) -> Any:
@@ -232,7 +238,7 @@ def celeba(
         )
         return _resize(rocal, box, size, mirror(rocal), _MIDDLE, _MIDDLE)
 
-    return _over(source, ops, Machine(backend, threads, device_id), seed)
+    return ops
 
 
 def resnet_train(

@@ -22,25 +22,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cache.errors import FormatError, OutputError
 from cache.files import PathError, open_regular
 from cache.locks import call_after_fork, take_lock
-from readers.usage.record import (
-    Floats,
-    Limits,
-    Mark,
-    Series,
-    Usage,
-    checked_mark,
-    checked_name,
-    checked_numbers,
-    checked_series,
-)
+from readers.usage.record import Floats, Mark, Row, Series, Usage, UsageReader, arrays_of
 
 __all__ = ["Buffer", "RecordFile", "load", "save"]
 
@@ -50,7 +39,6 @@ _VERSION = 1
 _NEITHER = "neither a record of  packer monitor --output FILE  nor what  packer diagnose --json  prints"
 _LINE_BYTES = 1 << 20
 _DOCUMENT_BYTES = 256 << 20
-_Row: TypeAlias = tuple[float, float, npt.NDArray[Any]]  # end, duration, values
 
 
 class Buffer:
@@ -62,15 +50,15 @@ class Buffer:
         self.columns = 0
         self._capacity = capacity
         self._samples_a_row = 1
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._open = _OpenRow()
 
-    def add(self, end: float, duration: float, values: Sequence[float]) -> _Row | None:
+    def add(self, end: float, duration: float, values: Sequence[float]) -> Row | None:
         """Take a sample; the row (end, duration, values) that it completes, if it does."""
         self._open.add(end, duration, np.asarray(values, np.float64))
         return self.flush() if self._open.samples >= self._samples_a_row else None
 
-    def flush(self) -> _Row | None:
+    def flush(self) -> Row | None:
         """Complete the row that is open, if there is one."""
         if not self._open.samples:
             return None
@@ -84,26 +72,17 @@ class Buffer:
     def arrays(self) -> tuple[Floats, Floats, Floats]:
         """Copies of times, durations and values, with the row that is open."""
         rows = [*self._rows, *([self._open.row()] if self._open.samples else [])]
-        return _arrays_of(rows, max([self.columns, *(len(row[2]) for row in rows[-1:])]))
+        return arrays_of(rows, max([self.columns, *(len(row[2]) for row in rows[-1:])]))
 
     def _merge(self) -> None:
         """Rows 0 and 1 become one, and so on."""
-        times, durations, values = _arrays_of(self._rows, self.columns)
+        times, durations, values = arrays_of(self._rows, self.columns)
         weights = np.where(np.isnan(values), 0.0, durations[:, None]).reshape(-1, 2, self.columns)
         total = weights.sum(1)
         means = np.nansum(values.reshape(weights.shape) * weights, 1) / np.where(total > 0, total, np.nan)
         pairs = zip(times[1::2].tolist(), durations.reshape(-1, 2).sum(1).tolist(), means, strict=True)
         self._rows = [(end, duration, row.astype(np.float32)) for end, duration, row in pairs]
         self._samples_a_row *= 2
-
-
-def _arrays_of(rows: Sequence[_Row], columns: int) -> tuple[Floats, Floats, Floats]:
-    """Times [n], durations [n] and values [n, columns] of rows, NaN where one is shorter."""
-    values = np.full((len(rows), columns), np.nan)
-    for number, (_, _, row) in enumerate(rows):
-        values[number, : len(row)] = row
-    times, durations = (np.array([row[column] for row in rows], np.float64) for column in (0, 1))
-    return times, durations, values
 
 
 class _OpenRow:
@@ -123,7 +102,7 @@ class _OpenRow:
         self._known[: len(values)] += known * duration
         self.samples, self._end, self._duration = self.samples + 1, end, self._duration + duration
 
-    def row(self) -> _Row:
+    def row(self) -> Row:
         known = np.where(self._known > 0, self._known, np.nan)
         return self._end, self._duration, self._sums / known
 
@@ -198,7 +177,11 @@ def load(path: str | os.PathLike[str]) -> Usage:
             first = file.readline(_LINE_BYTES)
             if not first.startswith(_START):
                 return _of_diagnosis(first + file.read(_DOCUMENT_BYTES))
-            reading = _Reading(_parsed(first))
+            head = _parsed(first)
+            if head[_HEAD] != _VERSION:
+                found = ascii(head[_HEAD])[:20]
+                raise FormatError(f"a record of version {found}, expected {_VERSION}: update packer")
+            reading = UsageReader(head)
             while line := file.readline(_LINE_BYTES):
                 number += 1
                 if not line.endswith(b"\n"):
@@ -210,47 +193,6 @@ def load(path: str | os.PathLike[str]) -> Usage:
         except FormatError as error:
             where = f"line {number}: " if reading is not None else ""
             raise FormatError(f"{os.fspath(path)}: {where}{error}") from None
-
-
-class _Reading:
-    """What was read so far of a file."""
-
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        if head[_HEAD] != _VERSION:
-            raise FormatError(f"a record of version {ascii(head[_HEAD])[:20]}, expected {_VERSION}: update packer")
-        self._host = checked_name(head.get("host"), "host")
-        self._started, self._interval = checked_numbers(
-            [head.get("started"), head.get("interval")], "started, interval"
-        )
-        self._series: list[Series] = []
-        self._rows: list[_Row] = []
-        self._marks: list[Mark] = []
-
-    def take(self, document: Any) -> None:
-        if not isinstance(document, dict):
-            raise FormatError("expected a JSON object")
-        if "mark" in document:
-            self._marks.append(checked_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
-        elif "series" in document:
-            more = document["series"]
-            if not isinstance(more, list) or len(more) + len(self._series) > Limits.SERIES:
-                raise FormatError(f"series: expected a list, of at most {Limits.SERIES:,} altogether")
-            self._series += [checked_series(one) for one in more]
-        elif "v" in document:
-            values = document["v"]
-            if not isinstance(values, list) or len(values) > len(self._series):
-                raise FormatError(f"a row: expected at most {len(self._series)} values, as many as there are series")
-            end, duration = checked_numbers([document.get("t"), document.get("d")], "a row's time and duration")
-            self._rows.append((end, duration, checked_numbers(values, "a row", unknown=True)))
-        if len(self._rows) > Limits.SAMPLES or len(self._marks) > Limits.MARKS:
-            raise FormatError(f"more than {Limits.SAMPLES:,} rows or {Limits.MARKS:,} marks")
-        if len(self._rows) * len(self._series) > Limits.VALUES:
-            raise FormatError(f"more than {Limits.VALUES:,} values")
-
-    def usage(self) -> Usage:
-        arrays = _arrays_of(self._rows, len(self._series))
-        marks = tuple(sorted(self._marks, key=lambda mark: mark.seconds))
-        return Usage(self._host, self._started, self._interval, tuple(self._series), *arrays, marks)
 
 
 def _of_diagnosis(text: bytes) -> Usage:

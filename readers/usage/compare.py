@@ -7,7 +7,7 @@ from typing import Any
 
 from cache.messages import human_seconds
 from readers.usage.reading import format_value, read_usage
-from readers.usage.record import Percentiles, Usage
+from readers.usage.record import Percentiles, Usage, importance
 
 __all__ = ["Comparison", "Difference", "SpanDifference", "compare"]
 
@@ -86,21 +86,13 @@ class Comparison:
 
 def compare(a: Usage, b: Usage) -> Comparison:
     """Compare two records, of the same host or of two. Single cores are left out: hosts may have unlike numbers."""
-    runs = (a.summary(0), b.summary(0))
-    units = {one.name: one.unit for run in runs for one in run.series}
-    found = (a.percentiles(), b.percentiles())
-    rows = [Difference(name, units[name], found[0].get(name), found[1].get(name)) for name in _merged(*runs)]
+    series = {one.name: one for run in (a, b) for one in run.summary(0).series}
+    both = a.percentiles(), b.percentiles()
+    rows = [
+        Difference(one.name, one.unit, *(found.get(one.name) for found in both))
+        for one in sorted(series.values(), key=importance)
+    ]
     return Comparison(a, b, tuple(rows), _spans(a, b))
-
-
-def _merged(a: Usage, b: Usage) -> list[str]:
-    """The names of both, those of B alone after the last one before them that A has, too."""
-    names = list(a.names)
-    for place, name in enumerate(b.names):
-        if name not in names:
-            before = next((names.index(other) + 1 for other in reversed(b.names[:place]) if other in names), 0)
-            names.insert(before, name)
-    return names
 
 
 def _spans(a: Usage, b: Usage) -> tuple[SpanDifference, ...]:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,17 @@ __all__ = [
     "Limits",
     "Mark",
     "Percentiles",
+    "Row",
     "Series",
     "Usage",
-    "checked_mark",
-    "checked_name",
-    "checked_numbers",
-    "checked_series",
+    "UsageReader",
+    "arrays_of",
+    "importance",
 ]
 
 UNITS = ("share", "bytes", "bytes/s", "cores", "watts", "1/s", "1")
 Floats = npt.NDArray[np.float64]
+Row: TypeAlias = tuple[float, float, npt.NDArray[Any]]  # end, duration, values
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 _CORE = re.compile(r"cpu(\d{1,6}) busy")
 _LARGEST = 1e18
@@ -181,7 +182,7 @@ class Usage:
         series = [
             one for one in self.series if not _CORE.fullmatch(one.name) and np.nansum(np.abs(self.column(one.name))) > 0
         ]
-        series.sort(key=_rank)
+        series.sort(key=importance)
         columns = [self.column(one.name) for one in series]
         for start in range(0, len(cores) if most_cores else 0, together):
             some = cores[start : start + together]
@@ -219,25 +220,19 @@ class Usage:
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Usage:
         """What `to_dict` made. Raises FormatError for anything else: nothing in it is trusted."""
-        series = [checked_series(one) for one in _items(document, "series", Limits.SERIES)]
-        times = checked_numbers(_items(document, "times", Limits.SAMPLES), "times")
-        values, columns = document.get("values"), []
-        if len(times) * len(series) > Limits.VALUES or not isinstance(values, Mapping):
-            raise FormatError(f"values: expected at most {Limits.VALUES:,} of them by series")
-        for one in series:
-            columns.append(checked_numbers(_items(values, one.name, Limits.SAMPLES), one.name, unknown=True))
-            if len(columns[-1]) != len(times):
-                raise FormatError(f"{one.name!r} has {len(columns[-1])} values, expected {len(times)}")
-        return Usage(
-            host=checked_name(document.get("host"), "host"),
-            started=float(checked_numbers([document.get("started")], "started")[0]),
-            interval=float(checked_numbers([document.get("interval")], "interval")[0]),
-            series=tuple(series),
-            times=times,
-            durations=checked_numbers(_items(document, "durations", Limits.SAMPLES), "durations"),
-            values=np.stack(columns, 1) if columns else np.empty((len(times), 0)),
-            marks=tuple(checked_mark(one) for one in _items(document, "marks", Limits.MARKS)),
-        )
+        reader = UsageReader(document)
+        reader.take({"series": document.get("series")})
+        try:
+            columns = [document["values"][one.name] for one in reader.series]
+            for end, duration, *row in zip(document["times"], document["durations"], *columns, strict=True):
+                reader.take({"t": end, "d": duration, "v": row})
+            for mark in document["marks"]:
+                reader.take({**mark, "mark": mark["name"], "t": mark["seconds"]})
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"its times, durations, values and marks do not fit together: {error!r:.100}") from None
+        return reader.usage()
 
     def _heat_row(self, one: Series, column: Floats, edges: Floats) -> HeatRow:
         start = self.times[0] - self.durations[0]
@@ -256,8 +251,60 @@ class Usage:
         return HeatRow(one.name, one.unit, full, tuple(means))
 
 
-def _rank(one: Series) -> int:
-    """The place of a series among those of a summary."""
+def arrays_of(rows: Sequence[Row], columns: int) -> tuple[Floats, Floats, Floats]:
+    """Times [n], durations [n] and values [n, columns] of rows, NaN where one is shorter."""
+    values = np.full((len(rows), columns), np.nan)
+    for number, (_, _, row) in enumerate(rows):
+        values[number, : len(row)] = row
+    times, durations = (np.array([row[column] for row in rows], np.float64) for column in (0, 1))
+    return times, durations, values
+
+
+class UsageReader:
+    """A record from the documents of its file, one after the other. Each is checked, and raises FormatError.
+
+    head: has host, started and interval.
+    """
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self.series: list[Series] = []
+        self._host = _name(head.get("host"), "host")
+        times = _numbers([head.get("started"), head.get("interval")], "started, interval")
+        self._started, self._interval = times.tolist()
+        self._rows: list[Row] = []
+        self._marks: list[Mark] = []
+
+    def take(self, document: Any) -> None:
+        """Series, a row, or a mark."""
+        if not isinstance(document, dict):
+            raise FormatError("expected a JSON object")
+        if "mark" in document:
+            self._marks.append(_mark({**document, "name": document["mark"], "seconds": document.get("t")}))
+        elif "series" in document:
+            more = document["series"]
+            if not isinstance(more, list) or len(more) + len(self.series) > Limits.SERIES:
+                raise FormatError(f"series: expected a list, of at most {Limits.SERIES:,} altogether")
+            self.series += [_series(one) for one in more]
+        elif "v" in document:
+            values = document["v"]
+            if not isinstance(values, list) or len(values) > len(self.series):
+                raise FormatError(f"a row: expected at most {len(self.series)} values, as many as there are series")
+            end, duration = _numbers([document.get("t"), document.get("d")], "a row's time and duration")
+            self._rows.append((end, duration, _numbers(values, "a row", unknown=True)))
+        if len(self._rows) > Limits.SAMPLES or len(self._marks) > Limits.MARKS:
+            raise FormatError(f"more than {Limits.SAMPLES:,} rows or {Limits.MARKS:,} marks")
+        if len(self._rows) * len(self.series) > Limits.VALUES:
+            raise FormatError(f"more than {Limits.VALUES:,} values")
+
+    def usage(self) -> Usage:
+        """The record so far."""
+        arrays = arrays_of(self._rows, len(self.series))
+        marks = tuple(sorted(self._marks, key=lambda mark: mark.seconds))
+        return Usage(self._host, self._started, self._interval, tuple(self.series), *arrays, marks)
+
+
+def importance(one: Series) -> int:
+    """The place of a series among those of a summary, from 0."""
     kind = one.name.split()[0].rstrip("0123456789")
     if one.unit == "1/s":
         return 0
@@ -266,14 +313,14 @@ def _rank(one: Series) -> int:
     return {"cpu": 2, "job": 3, "io": 4, "memory": 6, "page": 6, "processes": 7}.get(kind, 5)
 
 
-def checked_name(value: Any, what: str = "a name") -> str:
+def _name(value: Any, what: str = "a name") -> str:
     """A short text. Raises FormatError."""
     if not isinstance(value, str) or not 0 < len(value) <= Limits.NAME:
         raise FormatError(f"{what}: expected a text of at most {Limits.NAME} characters, found {_excerpt(value)}")
     return value
 
 
-def checked_numbers(values: Sequence[Any], what: str, *, unknown: bool = False) -> Floats:
+def _numbers(values: Sequence[Any], what: str, *, unknown: bool = False) -> Floats:
     """float64 [n]. unknown: None stands for NaN. Raises FormatError for other things than moderate numbers."""
     found = np.empty(len(values))
     for number, value in enumerate(values):
@@ -286,30 +333,23 @@ def checked_numbers(values: Sequence[Any], what: str, *, unknown: bool = False) 
     return found
 
 
-def checked_series(value: Any) -> Series:
+def _series(value: Any) -> Series:
     """A series from its name, unit and limit. Raises FormatError."""
     if not isinstance(value, Mapping) or value.get("unit") not in UNITS:
         raise FormatError(f"a series: expected its name, and a unit of {', '.join(UNITS)}, found {_excerpt(value)}")
-    full = None if value.get("full") is None else float(checked_numbers([value["full"]], "full")[0])
+    full = None if value.get("full") is None else float(_numbers([value["full"]], "full")[0])
     if full is not None and full <= 0:
         raise FormatError(f"a series: its limit is {full}, expected more than 0")
-    return Series(checked_name(value.get("name")), value["unit"], full)
+    return Series(_name(value.get("name")), value["unit"], full)
 
 
-def checked_mark(value: Any) -> Mark:
+def _mark(value: Any) -> Mark:
     """A mark from its name and time. Raises FormatError."""
     if not isinstance(value, Mapping):
         raise FormatError(f"a mark: expected its name and time, found {_excerpt(value)}")
-    (seconds,) = checked_numbers([value.get("seconds")], "a mark").tolist()
-    rates = checked_numbers([value.get("steps"), value.get("images")], "a mark", unknown=True).tolist()
-    return Mark(checked_name(value.get("name")), seconds, *(None if math.isnan(rate) else rate for rate in rates))
-
-
-def _items(document: Mapping[str, Any], name: str, most: int) -> list[Any]:
-    found = document.get(name)
-    if not isinstance(found, list) or len(found) > most:
-        raise FormatError(f"{name!r}: expected a list of at most {most:,}, found {_excerpt(found)}")
-    return found
+    (seconds,) = _numbers([value.get("seconds")], "a mark").tolist()
+    rates = _numbers([value.get("steps"), value.get("images")], "a mark", unknown=True).tolist()
+    return Mark(_name(value.get("name")), seconds, *(None if math.isnan(rate) else rate for rate in rates))
 
 
 def _excerpt(value: Any) -> str:

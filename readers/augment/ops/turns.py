@@ -1,13 +1,23 @@
-"""Flips, and rotation about the centre, bilinear, as Pillow's `Image.rotate`."""
+"""Flips, and rotation about the centre, as Pillow's `Image.rotate`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from readers.augment.geometry import Planner
-from readers.augment.ops.base import Floats, Matrix, Op, Rows, Stage, affine, check_probability, check_range
+from readers.augment.ops.base import (
+    Floats,
+    Matrix,
+    Op,
+    Rows,
+    Stage,
+    affine,
+    check_choice,
+    check_probability,
+    check_range,
+)
 from readers.augment.ops.nodes import affine_node, centred
 
 if TYPE_CHECKING:
@@ -15,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RandomHorizontalFlip", "RandomRotation", "RandomVerticalFlip", "rotation"]
 
+_Pixels: TypeAlias = Literal["bilinear", "nearest"]
 _DIRECTIONS = {2: "vertical", 3: "horizontal"}
 
 
@@ -61,24 +72,29 @@ class RandomVerticalFlip(_Flip):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomRotation(Op):
-    """Turned about its centre by -degrees to +degrees, counter-clockwise; what comes into view is black. Bilinear."""
+    """Turned about its centre by -degrees to +degrees, counter-clockwise; what comes into view is black.
+
+    interpolation: "bilinear", or "nearest", which is torchvision's default.
+    """
 
     degrees: float
+    interpolation: _Pixels = "bilinear"
 
     stage: ClassVar[Stage] = Stage.PIXELS
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_range(self, "degrees", (self.degrees, self.degrees), 0.0, 180.0)
+        check_choice(self, "interpolation", self.interpolation, get_args(_Pixels))
 
     def plan(self, planner: Planner, u: Floats) -> None:
         planner.step(self, -self.degrees + 2 * self.degrees * u)
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
-        return affine(images, [rotation(degrees) for (degrees,) in rows], "bilinear")
+        return affine(images, [rotation(degrees) for (degrees,) in rows], self.interpolation)
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
-        return affine_node(dali, images, parameters, "bilinear")
+        return affine_node(dali, images, parameters, self.interpolation)
 
     def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
         return centred([rotation(degrees) for (degrees,) in parameters.tolist()], heights, widths)

@@ -32,6 +32,13 @@ _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
 _FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
 
 _number = types.int64
+_two = types.UniTuple(_number, 2)
+
+
+@njit(forceinline=True, error_model="numpy")
+def _aligned(number):
+    """The next number of whole cache lines."""
+    return (number + 63) & ~63
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -53,14 +60,16 @@ def _begin(plan, state, top, left, columns, memory):
         state[component, _FIRST] = first >> bits
         state[component, _LAST] = (last >> bits) + 1
         state[component, _NEXT] = max((top >> down) - down, 0) >> bits
-        state[component, _STRIDE] = ((state[component, _LAST] - state[component, _FIRST]) << bits) + 2 * _MARGIN
+        samples = (state[component, _LAST] - state[component, _FIRST]) << bits
+        state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
         state[component, _RING] = memory + _MARGIN
         memory += (state[component, _STRIDE] << bits) * (1 + down)
 
 
 @njit(forceinline=True, error_model="numpy")
-def _decode_rows(data, total, plan, state, component, wanted, block, places):
+def _decode_rows(image, plan, state, component, wanted, block, places):
     """Decode the rows of blocks up to `wanted`; 1 where the bytes are damaged."""
+    data, total = image
     bits, width = plan[component, _SIZE_BITS], plan[component, _WIDTH]
     first, last = state[component, _FIRST], state[component, _LAST]
     stride = state[component, _STRIDE]
@@ -72,7 +81,8 @@ def _decode_rows(data, total, plan, state, component, wanted, block, places):
             return 1
         target = _line(plan, state, component, row << bits)
         steps = data + plan[component, _STEPS]
-        if read_row(data + begin, data + end, width, first, last, steps, 1 << bits, target, stride, block, places):
+        blocks, samples = (width, first, last), (target, stride)
+        if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
             return 1
         if plan[component, _ACROSS]:
             # the filter sees the outermost samples again beyond the edges
@@ -124,7 +134,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     return wide
 
 
-@njit(forceinline=True, error_model="numpy")
+@njit(error_model="numpy")
 def _write_pixels(luma, blue, red, columns, target, spare):
     """A line of RGB; nothing is written behind it."""
     for x in range(0, columns - 31, 32):
@@ -138,7 +148,7 @@ def _write_pixels(luma, blue, red, columns, target, spare):
             copy_bytes(spare, target, 3 * columns)
 
 
-@njit(forceinline=True, error_model="numpy")
+@njit(error_model="numpy")
 def _write_grey(luma, columns, target, spare):
     for x in range(0, columns - 15, 16):
         grey_16(luma + x, target + 3 * x)
@@ -150,35 +160,39 @@ def _write_grey(luma, columns, target, spare):
 
 @njit(
     _number(
-        *(_number, _number, types.int64[:, ::1], _number, _number, _number, _number),
-        *(types.boolean, _number, _number, _number, types.int64[::1]),
+        *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
+        *(_two, _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def decode_box(data, total, plan, top, left, lines, columns, is_fancy, target, stride, memory, places):
-    """RGB of a box, in pixels at the scale that `plan` is for, to `target`, `stride` bytes from line to line.
+def decode_box(image, plan, box, is_fancy, pixels, memory, places):
+    """RGB of a box.
 
-    data: the address of a whole image of `total` bytes, whose header was checked. plan: for each component the byte at
+    image: its address and bytes; its header was checked. box: top, left, height and width, at the scale that `plan` is
+    for. pixels: the address for them, and the bytes from line to line. plan: for each component the byte at
     which its index begins, blocks in a row, the byte at which its multipliers begin, log2 of the samples that a block
     gives in a line, whether it is still subsampled across and down (0 or 1), samples in a line, and lines. memory: the
     address of as many bytes as `memory_bytes` says. Returns 0, or 1 where the bytes are damaged; then nothing outside
     of them was read, and the pixels are not valid.
     """
+    top, left, lines, columns = box
+    target, stride = pixels
     components = plan.shape[0]
-    block, spare = memory, memory + 128
+    block = _aligned(memory)
+    spare = block + 128
     blue = spare + 128
-    red = blue + columns + 2 * _MARGIN
+    red = blue + _aligned(columns + 2 * _MARGIN)
     state = np.zeros((3, 5), np.int64)
-    _begin(plan, state, top, left, columns, red + columns + 2 * _MARGIN)
+    _begin(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
     for line in range(top, top + lines):
         for component in range(components):
             last = line
             if plan[component, _DOWN]:
                 last = min((line >> 1) + 1, plan[component, _LINES] - 1)
             wanted = (last >> plan[component, _SIZE_BITS]) + 1
-            if _decode_rows(data, total, plan, state, component, wanted, block, places):
+            if _decode_rows(image, plan, state, component, wanted, block, places):
                 return 1
         luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
         if components == 1:

@@ -25,7 +25,7 @@ _PARTIAL = 0x80
 _LONGEST_CODE = 16
 
 _number, _numbers = types.int64, types.int64[::1]
-_scan_tables = (types.int32[:, ::1], types.int64[:, ::1], types.int64[:, ::1], types.uint8[:, ::1])
+_tables = types.Tuple((types.int32[:, ::1], types.int64[:, ::1], types.int64[:, ::1], types.uint8[:, ::1]))
 _options = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
@@ -51,15 +51,17 @@ def find_marker(source, stop):
     return stop
 
 
-@njit(_number(_number, _number, _number, _numbers, _numbers, _number), **_options)
-def unstuff(source, stop, target, starts, stops, restarts):
-    """Copy bytes from source to stop; starts, stops: of each interval in `target`, which has room for all and 8 more.
+@njit(_number(_number, _number, _number, types.int64[:, ::1]), **_options)
+def unstuff(source, stop, target, intervals):
+    """Copy bytes from source to stop to `target`, which has room for all and 8 more.
 
-    restarts: how many markers there must be, RST0 to RST7 in turn.
+    intervals: where the parts between restarts begin and end there, int64 [2, parts]; as many as there must be, apart
+    by RST0 to RST7 in turn.
     """
+    restarts = intervals.shape[1] - 1
     found = 0
     out = target
-    starts[0] = 0
+    intervals[0, 0] = 0
     while source < stop:
         while source + 8 <= stop and _has_no_ff(load_u64(source)):
             store_u64(out, load_u64(source))
@@ -79,13 +81,13 @@ def unstuff(source, stop, target, starts, stops, restarts):
             if marker:
                 if found == restarts or marker != 0xD0 + (found & 7):
                     return 2
-                stops[found] = out - target
+                intervals[1, found] = out - target
                 found += 1
-                starts[found] = out - target
+                intervals[0, found] = out - target
                 continue
         store_u8(out, byte)
         out += 1
-    stops[found] = out - target
+    intervals[1, found] = out - target
     return 0 if found == restarts else 3
 
 
@@ -130,8 +132,9 @@ def _refilled(word, bits, place):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _next(word, table, look, largest, offsets, symbols):
+def _next(word, table, tables):
     """(bits, symbol, value) of the code at the beginning of a word and the value behind it; 0 bits for no code."""
+    look, largest, offsets, symbols = tables
     entry = np.int64(look[table, np.int64(word >> np.uint64(64 - LOOK_BITS))])
     if entry & _PARTIAL == 0 and entry != 0:
         return entry & 0x7F, (entry >> 8) & 0xFF, entry >> 16
@@ -155,20 +158,23 @@ def _next(word, table, look, largest, offsets, symbols):
     return bits + size, symbol, value
 
 
-_SCAN = (_number, _numbers, _numbers, _number, _number, _number, types.int64[:, ::1], *_scan_tables)
+_scan = (_number, types.int64[:, ::1], types.UniTuple(_number, 3), types.int64[:, ::1], _tables)
 
 
-@njit(_number(*_SCAN, types.int16[:, ::1], _numbers), **_options)
-def read_sequential(data, starts, stops, mcus, across, restart, plan, look, largest, offsets, symbols, blocks, places):
-    """Decode a scan of `mcus` MCUs, `across` in a line, into blocks.
+@njit(_number(*_scan, types.int16[:, ::1], _numbers), **_options)
+def read_sequential(data, intervals, counts, plan, tables, blocks, places):
+    """Decode a scan into blocks.
 
-    plan: for each component in the scan its first block, blocks in a row, blocks of an MCU across and down, and the
-    tables for DC and AC. places: where the coefficients go in a block.
+    data: the address of its bytes; intervals: where the parts between restarts begin and end in them, int64 [2, parts].
+    counts: of MCUs, of MCUs in a line, and of MCUs between restarts, or 0. plan: for each component in the scan its
+    first block, blocks in a row, blocks of an MCU across and down, and the tables for DC and AC. tables: of
+    `build_table`, one behind the other. places: where the coefficients go in a block.
     """
+    mcus, across, restart = counts
     components = plan.shape[0]
     previous = np.zeros(4, np.int64)
     interval = 0
-    place, stop = data + starts[0], data + stops[0]
+    place, stop = data + intervals[0, 0], data + intervals[1, 0]
     word, bits, left = np.uint64(0), 0, restart
     line = column = 0
     for _ in range(mcus):
@@ -176,7 +182,7 @@ def read_sequential(data, starts, stops, mcus, across, restart, plan, look, larg
             if place - (bits >> 3) != stop:
                 return 4
             interval += 1
-            place, stop = data + starts[interval], data + stops[interval]
+            place, stop = data + intervals[0, interval], data + intervals[1, interval]
             word, bits, left = np.uint64(0), 0, restart
             previous[:] = 0
         left -= 1
@@ -186,7 +192,7 @@ def read_sequential(data, starts, stops, mcus, across, restart, plan, look, larg
                 row = line * high + inner // wide
                 block = blocks[plan[component, 0] + row * plan[component, 1] + column * wide + inner % wide]
                 word, bits, place = _refilled(word, bits, place)
-                used, _, value = _next(word, plan[component, 4], look, largest, offsets, symbols)
+                used, _, value = _next(word, plan[component, 4], tables)
                 if used == 0:
                     return 5
                 word <<= np.uint64(used)
@@ -198,7 +204,7 @@ def read_sequential(data, starts, stops, mcus, across, restart, plan, look, larg
                 k = 1
                 while k < 64:
                     word, bits, place = _refilled(word, bits, place)
-                    used, symbol, value = _next(word, table, look, largest, offsets, symbols)
+                    used, symbol, value = _next(word, table, tables)
                     if used == 0:
                         return 5
                     word <<= np.uint64(used)
@@ -229,20 +235,19 @@ def _corrected(block, at, step, word, bits, place):
     return word << np.uint64(1), bits - 1, place
 
 
-@njit(_number(*_SCAN, types.int16[:, ::1], _numbers, _numbers), **_options)
-def read_progressive(
-    data, starts, stops, mcus, across, restart, plan, look, largest, offsets, symbols, blocks, places, band
-):
+@njit(_number(*_scan, types.int16[:, ::1], _numbers, _numbers), **_options)
+def read_progressive(data, intervals, counts, plan, tables, blocks, places, band):
     """Decode one scan of several into blocks, which are 0 before the first one.
 
     band: first and last coefficient of the scan, and the bits above and below, see `markers.Scan`.
     The other arguments are those of `read_sequential`.
     """
     first, last, above, low = band[0], band[1], band[2], band[3]
+    mcus, across, restart = counts
     components = plan.shape[0]
     previous = np.zeros(4, np.int64)
     interval = 0
-    place, stop = data + starts[0], data + stops[0]
+    place, stop = data + intervals[0, 0], data + intervals[1, 0]
     word, bits, left = np.uint64(0), 0, restart
     line = column = 0
     step = 1 << low
@@ -252,7 +257,7 @@ def read_progressive(
             if place - (bits >> 3) != stop:
                 return 4
             interval += 1
-            place, stop = data + starts[interval], data + stops[interval]
+            place, stop = data + intervals[0, interval], data + intervals[1, interval]
             word, bits, left = np.uint64(0), 0, restart
             previous[:] = 0
             run = 0
@@ -269,7 +274,7 @@ def read_progressive(
                             block[0] |= step
                         used = 1
                     else:
-                        used, _, value = _next(word, plan[component, 4], look, largest, offsets, symbols)
+                        used, _, value = _next(word, plan[component, 4], tables)
                         if used == 0:
                             return 5
                         previous[component] += value
@@ -281,7 +286,7 @@ def read_progressive(
                     if run == 0:
                         while k <= last:
                             word, bits, place = _refilled(word, bits, place)
-                            used, symbol, value = _next(word, plan[component, 5], look, largest, offsets, symbols)
+                            used, symbol, value = _next(word, plan[component, 5], tables)
                             if used == 0:
                                 return 5
                             word <<= np.uint64(used)

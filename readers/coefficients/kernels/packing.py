@@ -34,6 +34,7 @@ from readers.coefficients.kernels.vectors import (
 __all__ = ["copy_bytes", "pack_rows", "read_row"]
 
 _number = types.int64
+_three = types.UniTuple(_number, 3)
 
 
 @njit(error_model="numpy")
@@ -55,20 +56,22 @@ def _append(digits, position, packed, count):
 
 
 @njit(
-    _number(_number, _number, _number, _number, _number, _number, _number, types.int64[::1], types.int64[::1]),
+    _number(_number, _three, types.UniTuple(_number, 2), _number, types.int64[::1], types.int64[::1]),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def pack_rows(blocks, stride, rows, width, target, room, limits, parts, ends):
-    """Write the rows of a component: `width` blocks each, the first at `blocks`, `stride` blocks from row to row.
+def pack_rows(blocks, counts, place, limits, parts, ends):
+    """Write the rows of a component, whose blocks are at the address `blocks`.
 
-    ends: of each row, in bytes from `target`.
+    counts: rows, blocks in a row, blocks from row to row. place: the address to write to, and the bytes there. limits:
+    the address of int16 [64]. ends: of each row, in bytes from where it is written. parts: addresses of memory for the
+    masks and digits of a row, 8, 8, 32 and 32 bytes a block and 32 more, and for top digits, 256 bytes a block.
 
-    room: the bytes at `target`. parts: addresses of memory for the masks and digits of a row, 8, 8, 32 and 32 bytes a
-    block and 32 more, and for top digits, 256 bytes a block. Returns the bytes written; -1 where there is no room, -2
-    where a coefficient is beyond its limit.
+    Returns the bytes written; -1 where there is no room, -2 where a coefficient is beyond its limit.
     """
+    rows, width, stride = counts
+    target, room = place
     out = target
     for row in range(rows):
         block = blocks + row * stride * 128
@@ -149,13 +152,18 @@ def _flat(dc, step, size, target, stride):
 
 
 @njit(error_model="numpy")
-def read_row(row, end, width, first, last, steps, size, target, stride, block, places):
-    """The blocks from `first` to `last` of a row of `width`, to samples at `target`: size x size each, 8, 4, 2 or 1.
+def read_row(row, end, blocks, steps, size, samples, block, places):
+    """The samples of blocks of a row: size x size each, 8, 4, 2 or 1.
 
-    row, end: addresses; 32 bytes behind `end` can be read. block: the address of memory for 64 int16. places: SPARSE
-    to WORKING. Returns 0, or 1 where the parts of the row do not fit between row and end: then nothing is read outside
-    of these bytes. What the coefficients are does not matter to that.
+    row, end: addresses; 32 bytes behind `end` can be read. blocks: how many the row has, the first that is wanted, and
+    the one behind the last. samples: the address for them, and the bytes from line to line. block: the address of
+    memory for 64 int16. places: SPARSE to WORKING.
+
+    Returns 0, or 1 where the parts of the row do not fit between row and end: then nothing is read outside of these
+    bytes. What the coefficients are does not matter to that.
     """
+    width, first, last = blocks
+    target, stride = samples
     heads_1 = row + 2 * width
     heads_2 = heads_1 + width
     masks_1 = heads_2 + width

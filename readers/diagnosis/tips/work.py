@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 from cache.messages import human_bytes, listed, plural
-from readers.diagnosis.evidence import Evidence, Member
+from readers.diagnosis.evidence import Evidence
+from readers.diagnosis.facts import Member
 from readers.diagnosis.findings import Change
 from readers.diagnosis.tips.base import DALI, HPC, PART_8, WORKERS, Suggestion, Tip, in_ms, option
 from readers.diagnosis.tips.data import code_for_cache
