@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, images
-from coefficient_cases import Compiled, made_jpeg
+from coefficient_cases import Compiled, picture_jpeg
 from gpu_doubles import install
 from image_cases import encoded, picture
 from suites.programs import run_packer
@@ -47,12 +47,12 @@ AUGMENTS: dict[str, list[Op]] = {
 
 def _images() -> dict[str, bytes]:
     """By name: JPEGs of all kinds, and images that are kept as they are."""
-    found = {f"jpeg {kind}": made_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
+    found = {f"jpeg {kind}": picture_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
     pixels = picture(HEIGHT, WIDTH, 2)
     for orientation in range(2, 9):
         found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
     found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
-    found["jpeg odd"] = made_jpeg(HEIGHT - 3, WIDTH + 5, "420")
+    found["jpeg odd"] = picture_jpeg(HEIGHT - 3, WIDTH + 5, "420")
     found["other png"] = encoded(pixels, "PNG")
     found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
     found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]

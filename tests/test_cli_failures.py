@@ -49,7 +49,7 @@ FAILURES = [
         "cache warm {packed} --keep gold --target {memory}",
         2,
         "UsageError",
-        "keep is encoded, coefficients, recoded",
+        "keep is encoded, recoded:SIDE",
     ),
     ("cache warm {packed} --capacity 10 --target {memory}", 1, "OutputError", "no room for a cache"),
     ("cache warm {packed} --split test --target {memory}", 1, "UnknownNameError", "no split 'test'; it has train, val"),
