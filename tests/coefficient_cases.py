@@ -23,7 +23,7 @@ from PIL import Image
 from cache.files import atomic_write
 from cache.locks import locked
 
-__all__ = ["SAMPLINGS", "Compiled", "compiled", "exact", "picture_jpeg", "reduced", "stored_coefficients"]
+__all__ = ["SAMPLINGS", "Compiled", "compiled", "exact", "made_jpeg", "reduced", "stored_coefficients"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLINGS = {"444": (1, 1), "422": (2, 1), "440": (1, 2), "420": (2, 2)}
@@ -76,7 +76,7 @@ def _finished(process: subprocess.Popen[str]) -> str:
     return log
 
 
-def picture_jpeg(
+def made_jpeg(
     height: int, width: int, sampling: str = "444", quality: int = 90, noise: bool = False, seed: int = 1
 ) -> bytes:
     """A baseline JPEG of a picture, or of noise; sampling "gray" for one component."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from coefficient_cases import SAMPLINGS, picture_jpeg
+from coefficient_cases import SAMPLINGS, made_jpeg
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
@@ -50,10 +50,8 @@ class Guarded:
 
 def images() -> list[bytes]:
     sizes = ((40, 56), (17, 90), (64, 33), (8, 8))
-    made = [
-        picture_jpeg(*size, sampling, 90, seed=n) for n, size in enumerate(sizes) for sampling in (*SAMPLINGS, "gray")
-    ]
-    return [*made, *(picture_jpeg(30, 50, sampling, 100, noise=True) for sampling in ("420", "444"))]
+    made = [made_jpeg(*size, sampling, 90, seed=n) for n, size in enumerate(sizes) for sampling in (*SAMPLINGS, "gray")]
+    return [*made, *(made_jpeg(30, 50, sampling, 100, noise=True) for sampling in ("420", "444"))]
 
 
 def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from coefficient_cases import SAMPLINGS, Compiled, exact, picture_jpeg, reduced, stored_coefficients
+from coefficient_cases import SAMPLINGS, Compiled, exact, made_jpeg, reduced, stored_coefficients
 from image_cases import SIZE, encoded, picture, pillow_rgb
 from jpeg_maker import FLAT, GAPS, LONG, Jpeg, random_blocks, segment
 from PIL import Image
@@ -57,29 +57,27 @@ def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple
 def test_small_images_have_their_pixels(sampling: str) -> None:
     for height, width in [(n, n) for n in range(1, 18)] + [(1, 17), (17, 1), (2, 9), (9, 2), (3, 40), (40, 3), (33, 4)]:
         for quality in (30, 95):
-            check(picture_jpeg(height, width, sampling, quality))
+            check(made_jpeg(height, width, sampling, quality))
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 def test_larger_images_have_their_pixels(sampling: str) -> None:
     for height, width, quality in ((231, 310, 90), (64, 64, 50), (100, 333, 98), (333, 100, 10)):
-        check(picture_jpeg(height, width, sampling, quality))
+        check(made_jpeg(height, width, sampling, quality))
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 @pytest.mark.parametrize("quality", [1, 5, 25, 60, 85, 100])
 def test_noise_has_its_pixels(sampling: str, quality: int) -> None:
-    check(picture_jpeg(70, 90, sampling, quality, noise=True))
+    check(made_jpeg(70, 90, sampling, quality, noise=True))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_wide_and_high_images_have_their_pixels(sampling: str) -> None:
     for height, width in ((9, 65_500), (65_500, 9)):
-        kept = check(picture_jpeg(height, width, sampling, 80))
+        kept = check(made_jpeg(height, width, sampling, 80))
         box = Region(height // 2, width // 2, height - height // 2, width - width // 2)
-        assert np.array_equal(
-            decode(kept, box), exact(picture_jpeg(height, width, sampling, 80))[box.top :, box.left :]
-        )
+        assert np.array_equal(decode(kept, box), exact(made_jpeg(height, width, sampling, 80))[box.top :, box.left :])
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -141,7 +139,7 @@ def test_wide_steps_have_their_pixels() -> None:
 @pytest.mark.parametrize("factor", [2, 4, 8])
 def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
     for height, width in [(8 + n, 25 - n) for n in range(17)] + [(231, 310), (9, 200), (64, 64), (120, 8)]:
-        for data in (picture_jpeg(height, width, sampling), picture_jpeg(height, width, sampling, 30, noise=True)):
+        for data in (made_jpeg(height, width, sampling), made_jpeg(height, width, sampling, 30, noise=True)):
             found = decode(encode_strictly(data, 200), Region(0, 0, height, width, factor))
             assert np.array_equal(found, reduced(data, factor)), (height, width)
 
@@ -150,7 +148,7 @@ def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
 def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
     rng = np.random.default_rng(3)
     sources = [
-        picture_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
+        made_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
     ]
     for data in sources:
         kept, whole = encode_strictly(data, 200), exact(data)
@@ -197,7 +195,7 @@ def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, in
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
     for height, width in ((40, 56), (41, 57), (17, 3), (2, 2)):
-        data = picture_jpeg(height, width, sampling)
+        data = made_jpeg(height, width, sampling)
         for region in (
             Region(0, 0, height, width, 1, True),
             Region(height // 2, width // 3, 1, 2 if width > 2 else 1, 1, True),
@@ -206,7 +204,7 @@ def test_repeated_colour_is_that_of_decode_image(sampling: str) -> None:
 
 
 def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
-    kept = encode_strictly(picture_jpeg(20, 30))
+    kept = encode_strictly(made_jpeg(20, 30))
     for region in (
         Region(20, 0, 1, 1),
         Region(0, 30, 1, 1),
@@ -279,7 +277,7 @@ def test_the_bytes_of_a_small_image_stay_the_same() -> None:
 
 
 def test_coefficients_are_at_most_twice_the_jpeg() -> None:
-    data = picture_jpeg(64, 64, "444", 90)
+    data = made_jpeg(64, 64, "444", 90)
     assert len(encode_strictly(data)) <= 2 * len(data)
     flat = encoded(Image.new("RGB", (640, 640), "teal"), "JPEG", progressive=True)
     with pytest.raises(Refused, match="too many times the bytes"):
@@ -315,7 +313,7 @@ REFUSED = {
     "12 bits": (lambda: _jpeg(bits=12, process=0xC1), "12 bits"),
     "arithmetic": (lambda: _jpeg(process=0xC9), "process SOF9"),
     "lossless": (lambda: _jpeg(process=0xC3), "process SOF3"),
-    "4:1:1": (lambda: picture_jpeg(40, 40, "411"), "sampling factors"),
+    "4:1:1": (lambda: made_jpeg(40, 40, "411"), "sampling factors"),
     "subsampled luma": (lambda: _jpeg(factors=[(1, 1), (2, 1), (1, 1)]), "sampling factors"),
     "RGB by Adobe": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\0")), "colours other"),
     "YCCK's transform": (lambda: _jpeg(before=segment(0xEE, b"Adobe\0\x64\0\0\0\0\2")), "colours other"),
@@ -367,7 +365,7 @@ def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
 
 # --- trust --------------------------------------------------------------------------------------------------------
 def test_damage_is_noticed() -> None:
-    kept = encode_strictly(picture_jpeg(40, 50, "420"))
+    kept = encode_strictly(made_jpeg(40, 50, "420"))
     for at in range(0, len(kept), 5):
         with pytest.raises(BadSampleError):
             decode(kept[:at] + bytes([kept[at] ^ 4]) + kept[at + 1 :])
@@ -392,7 +390,7 @@ def test_damage_is_noticed() -> None:
     ],
 )
 def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str) -> None:
-    kept = encode_strictly(picture_jpeg(16, 16))
+    kept = encode_strictly(made_jpeg(16, 16))
     with pytest.raises(BadSampleError, match=message):
         decode(kept[:at] + value + kept[at + len(value) :])
 
@@ -414,7 +412,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(compiled: Compiled, tm
 
 
 def test_threads_do_not_disturb_each_other() -> None:
-    sources = [picture_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
+    sources = [made_jpeg(60 + n, 90 - n, sampling, seed=n) for n, sampling in enumerate([*SAMPLINGS, "gray"] * 4)]
     expected = [exact(data) for data in sources]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):

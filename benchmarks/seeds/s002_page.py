@@ -134,8 +134,8 @@ def _loops(page: Page, results: Results, loads: Sequence[int], ran: Sequence[str
     page.text(
         "Milliseconds a step; in brackets how much less than PyTorch's that turns in the same way, within a round (on "
         "a GPU: than the first row's). On a CPU no work is moved elsewhere, so a gain is only what takes less work. "
-        "Bilinear turns do in ours, in float32 and without rounding between them. The nearest pixel is Pillow's "
-        "strength: it copies bytes, where ours goes to float32 and back."
+        "Ours turns in float32 and rounds once, whichever pixels it takes; Pillow turns bytes, and is fastest where it "
+        "only copies them."
     )
     every = {name: [figure(results, name, f"{MODELS[0]} {load}") for load in loads] for name in ran}
     of_first = {name: found for name, found in every.items() if any(found)}
@@ -220,8 +220,8 @@ def _limits(page: Page, sleeps: Sleeps | None) -> None:
         "by up to 5 degrees, `RandomResizedCrop(224)`, normalisation. In that code DALI flipped every image and turned "
         "each by exactly 5 degrees, on a canvas that grew with each turn; here all rows draw, and keep the size. "
         "torchvision turned by nearest neighbour and DALI bilinearly, their defaults; here PyTorch has a row for each. "
-        "Epochs there also held a validation without the load, so that the milliseconds a step that follow from them "
-        "are too many."
+        "Its epochs also hold a validation without the load, so that milliseconds a step, which follow from seconds an "
+        "epoch, are too many there."
     )
     page.text(
         "No row merges turns, since that would change pixels. All files are in the page cache; PyTorch and DALI read "

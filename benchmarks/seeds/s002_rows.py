@@ -92,13 +92,15 @@ def pytorch_linear(job: Job) -> Iterable[Any]:
 
 def _pytorch(job: Job, *, bilinear: bool) -> Iterable[Any]:
     import pillow_transforms as T
+    import torch
     from torch.utils.data import DataLoader, RandomSampler
 
     load = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomRotation(DEGREES, bilinear)] * job.load
     box = T.RandomResizedCrop(SIZE) if job.load else T.Resize((SIZE, SIZE))
     data = T.Folder(job.tree, T.Compose([*load, box, T.ToTensor(), T.Normalize(MEAN, STD)]))
     sampler = None if job.ordered else RandomSampler(data, num_samples=len(data) * _MANY_EPOCHS)
-    return DataLoader(data, job.batch, sampler=sampler, num_workers=job.threads)
+    pinned = torch.cuda.is_available()
+    return DataLoader(data, job.batch, sampler=sampler, num_workers=job.threads, pin_memory=pinned)
 
 
 # --- DALI -------------------------------------------------------------------------------------------------------------

@@ -58,13 +58,13 @@ def _publish_answer(page: Page, results: Results, task: str) -> None:
             [
                 "an epoch with DALI in place of PyTorch's files, extensive",
                 f"{_SLOW:,.0f} → {_FAST:,.0f} s, {_percent(1 - _FAST / _SLOW)} less",
-                f"{_percent(epochs[EXTENSIVE])} less on the CPU (few: {_percent(epochs[FEW])}); "
-                f"{loader}: {_percent(ours_less)} less",
+                f"on the CPU {_change(epochs[EXTENSIVE])} (few: {_change(epochs[FEW])}); "
+                f"{loader}: {_change(ours_less)}",
             ],
             [
                 "an epoch with a dedicated reader alone, without DALI",
                 f"{_READER_SLOW:,.0f} → {_FAST:,.0f} s, {_percent(1 - _FAST / _READER_SLOW)} less",
-                "; ".join(f"{row}: {_percent(value)} less" for row, value in readers.items() if value is not None),
+                "few: " + "; ".join(f"{row}: {_change(value)}" for row, value in readers.items() if value is not None),
             ],
             [
                 "loading, PyTorch's files over DALI",
@@ -88,14 +88,14 @@ def _claim(page: Page, epochs: _Values, readers: _Values, loading: _Values) -> N
     if gain is not None:
         page.claim(
             f"DALI shortens an epoch with extensive augmentation by {_percent(bound)}, to the time of the steps",
-            f"{_percent(gain)}, files, on the CPU",
+            f"{_change(gain)}, files, on the CPU",
             gain >= bound - 0.05,
         )
     known = {row: value for row, value in readers.items() if value is not None and row != DATASET}
     if known:
         page.claim(
             f"a dedicated reader alone shortens an epoch by about {_percent(1 - _FAST / _READER_SLOW)}",
-            "; ".join(f"{row}: {_percent(value)}" for row, value in known.items()) + "; few, warm page cache",
+            "; ".join(f"{row}: {_change(value)}" for row, value in known.items()) + "; few, warm page cache",
             max(known.values()) >= 0.23,
         )
     few, extensive = loading[FEW], loading[EXTENSIVE]
@@ -163,15 +163,15 @@ def _publish_limits(page: Page) -> None:
         "**The 100×** was measured with GPUs that decode. Here the same few CPU cores decode in all rows, so loading "
         "can differ only by what the libraries do on them. What training waits for can shrink by any factor, as it is "
         "nothing as soon as loading is faster than the step.",
-        "**Reading.** All files are in the page cache, so one file a sample costs little more than a shard. The "
-        "document's data were larger than memory: there a dedicated reader also saves seeks, which "
-        "[the table of cold reads](../performance.md) has.",
+        "**Reading.** All files are in the page cache, so a file for each costs little more than a shard. The document "
+        "speaks of data that memory does not hold, where a dedicated reader saves the opening and seeking of every "
+        "file; what that is worth is in [the table of cold reads](../performance.md#reading-from-a-cold-page-cache).",
         "**HDF5.** The document does not say whether its file held JPEGs or pixels; both are here. With pixels nothing "
         "is decoded in training, for several times the bytes.",
         "**Colours.** DALI's own ColorTwist has other formulas (contrast about a fixed value, another colour space); "
         "`DaliLoader` executes this project's draws and formulas in DALI, so that its batches are those of "
         "`ImageLoader`. torchvision draws the order of the three as well.",
-        "**Epochs.** DALI's own readers have no end and do not pause between epochs; the other rows begin each anew.",
+        "**Epochs.** DALI's own readers have no end and no pause between epochs; the other rows start again for each.",
     ):
         page.text(text)
 
@@ -188,8 +188,12 @@ def _share(results: Results, row: str, task: str, load: Load) -> float | None:
     return None if wait is None or not epoch else wait / epoch
 
 
+def _change(less: float | None) -> str:
+    return "–" if less is None else f"{_percent(abs(less))} {'less' if less >= 0 else 'more'}"
+
+
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %".replace("-", "−")
+    return "–" if share is None else f"{100 * share:.0f} %"
 
 
 def _times(value: float | None) -> str:
