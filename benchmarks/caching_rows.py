@@ -142,6 +142,11 @@ def encoded(job: Job) -> Any:
     return augmented(job.cached())
 
 
+@contender("ours: coefficients", imports="torch numba", note="of the JPEGs, for the same pixels; needs AVX2")
+def coefficients(job: Job) -> Any:
+    return augmented(job.cached(keep="coefficients"))
+
+
 @contender("ours: recoded", imports="torch", note="short side 256, JPEG quality 90")
 def recoded(job: Job) -> Any:
     return augmented(job.cached(keep=f"recoded:{KEPT}@90"))

@@ -7,10 +7,11 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
-__all__ = ["DATASET", "LOADER", "RECODED", "ops"]
+__all__ = ["COEFFICIENTS", "DATASET", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
 RECODED = "ours: ImageLoader, set re-encoded"
+COEFFICIENTS = "ours: ImageLoader, coefficients"
 DATASET = "ours: ImageDataset + DataLoader"
 _LOADER_IMPORTS = "torch readers.loader readers.augment"
 _DATASET_IMPORTS = "torch.utils.data readers.torch readers.augment"
@@ -52,6 +53,22 @@ def image_loader_tar(job: Job) -> MakeLoader:
 )
 def image_loader_recoded(job: Job) -> MakeLoader:
     return _loader(job, sets.RECODED)
+
+
+@pipeline(
+    COEFFICIENTS,
+    imports=f"{_LOADER_IMPORTS} numba",
+    data=[sets.HDF5],
+    apart=True,
+    note="the same pixels, from a cache in memory that is filled before: not counted; needs AVX2",
+)
+def image_loader_coefficients(job: Job) -> MakeLoader:
+    import readers
+    from readers.loader import ImageLoader
+
+    reader = readers.cached(readers.open(job.output(sets.HDF5)), keep="coefficients", backend="memfd")
+    reader.prefill(job.workers)
+    return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1)
 
 
 def _data_loader(job: Job, transform: Any) -> MakeLoader:

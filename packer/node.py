@@ -14,7 +14,7 @@ from pathlib import Path
 
 import cache
 import readers
-from cache.errors import OutputError, StagingError, UnknownNameError
+from cache.errors import OutputError, StagingError, UnknownNameError, UnsupportedCpuError
 from cache.messages import Silent, Watcher, listed
 from cache.remote import is_remote
 from cache.staging import Copy, Store, candidates, find_store, remove_copies, sweep
@@ -119,8 +119,14 @@ def warm_cache(
 ) -> WarmResult:
     """Fill a cache that stays, for readers that open the set with the same keep and persist=True.
 
-    Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room.
+    Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room,
+    and for coefficients MissingExtraError and UnsupportedCpuError.
     """
+    if keep == "coefficients":
+        from readers.coefficients import unsupported_reason  # loads crc32c
+
+        if reason := unsupported_reason():  # a warning in training, an error here
+            raise UnsupportedCpuError(f"this machine cannot decode DCT coefficients: {reason}; --keep encoded works")
     watcher, title = watcher or Silent(), set_title(path)
     started = time.monotonic()
     with readers.open(path, split) as base:

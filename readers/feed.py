@@ -48,6 +48,7 @@ __all__ = [
     "check_choice",
     "choose_order",
     "choose_tail",
+    "for_decoding",
     "name_sample",
     "read_sample",
     "read_samples",
@@ -271,6 +272,11 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
 
 
 # --- bad samples ------------------------------------------------------------------------------------------------
+def for_decoding(reader: Reader) -> Reader:
+    """`reader.for_decoding()`. What only looks like a reader may pass calls on to another one, and stays as it is."""
+    return reader.for_decoding() if isinstance(reader, Reader) else reader
+
+
 def read_sample(reader: Reader, row: int) -> Buffer | Exception:
     """The image of a row, or why it could not be read."""
     try:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cached_sources import SlowReader, images
-from coefficient_cases import Compiled, made_jpeg
+from coefficient_cases import Compiled, picture_jpeg
 from gpu_doubles import install
 from image_cases import encoded, picture
+from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
 import readers
@@ -32,7 +33,6 @@ pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coe
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("compiled")
 ROOT = Path(__file__).resolve().parent.parent
 KEEP = "coefficients"
 HEIGHT, WIDTH = 216, 288
@@ -47,12 +47,12 @@ AUGMENTS: dict[str, list[Op]] = {
 
 def _images() -> dict[str, bytes]:
     """By name: JPEGs of all kinds, and images that are kept as they are."""
-    found = {f"jpeg {kind}": made_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
+    found = {f"jpeg {kind}": picture_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
     pixels = picture(HEIGHT, WIDTH, 2)
     for orientation in range(2, 9):
         found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
     found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
-    found["jpeg odd"] = made_jpeg(HEIGHT - 3, WIDTH + 5, "420")
+    found["jpeg odd"] = picture_jpeg(HEIGHT - 3, WIDTH + 5, "420")
     found["other png"] = encoded(pixels, "PNG")
     found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
     found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]
@@ -60,6 +60,13 @@ def _images() -> dict[str, bytes]:
 
 
 IMAGES = _images()
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For child processes, too."""
+    for name, value in compiled.environ.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +266,17 @@ def test_two_ranks_at_once(packed_base: Any, place: dict[str, Any]) -> None:
         path.unlink()
 
 
+def test_a_cache_that_is_filled_from_the_command_line(packed_base: Any, tmp_path: Path) -> None:
+    done = run_packer("cache", "warm", packed_base.path, "--keep", KEEP, "--directory", tmp_path)
+    kept = f"{len(IMAGES)} of {len(IMAGES)} samples of train kept as coefficients-1"
+    assert done.returncode == 0 and kept in done.stdout, done.stderr
+    slow = SlowReader(packed_base)
+    with readers.cached(slow, keep=KEEP, directory=tmp_path, persist=True) as reader:
+        slow.reads.clear()  # of the measurement
+        assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"]) and slow.reads == []
+    assert "coefficients-1 image" in run_packer("cache", "clean", "--all", "--target", tmp_path).stdout
+
+
 def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
     """What the disk has is not made again."""
     disk = tmp_path / "disk"
@@ -313,7 +331,7 @@ with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=
 
 
 def test_on_a_cpu_that_cannot_decode_them(
-    packed_base: Any, place: dict[str, Any], compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything passes through, with a warning: nodes of different kinds may run the same script."""
     monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse2")
@@ -322,3 +340,5 @@ def test_on_a_cpu_that_cannot_decode_them(
     assert done.returncode == 0, done.stderr
     warned, result = done.stdout.splitlines()
     assert "everything passes through" in warned and "AVX2" in warned and result == "True 0"
+    warm = run_packer("cache", "warm", packed_base.path, "--keep", KEEP, "--target", place["directory"])
+    assert warm.returncode == 1 and "cannot decode DCT coefficients" in warm.stderr and "AVX2" in warm.stderr

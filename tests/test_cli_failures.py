@@ -45,7 +45,12 @@ FAILURES = [
     ("stage {bad} --target {out}", 1, "DatasetError", NO_SET),
     ("cache warm {bad} --target {memory}", 1, "DatasetError", NO_SET),
     ("cache warm {packed} --capacity lots --target {memory}", 2, "UsageError", "'lots' is not a valid size"),
-    ("cache warm {packed} --keep gold --target {memory}", 2, "UsageError", "keep is encoded, recoded:SIDE"),
+    (
+        "cache warm {packed} --keep gold --target {memory}",
+        2,
+        "UsageError",
+        "keep is encoded, recoded:SIDE",
+    ),
     ("cache warm {packed} --capacity 10 --target {memory}", 1, "OutputError", "no room for a cache"),
     ("cache warm {packed} --split test --target {memory}", 1, "UnknownNameError", "no split 'test'; it has train, val"),
     ("cache stats nothing --target {memory}", 1, "UnknownNameError", "no cache 'nothing'; it has none"),

@@ -24,7 +24,7 @@ from packer.advising.machine import Machine, look
 from packer.advising.measure import Estimate, Measured, measure, require_loader
 from packer.advising.recommend import choose, frontier, recommend
 from packer.advising.sampling import ImageSample, draw
-from packer.advising.variants import Choices, choose_variants
+from packer.advising.variants import Choices, choose_coefficients, choose_variants
 from packer.sources import Source, default_output_name, open_source
 from readers.layout import DATASET_FILE, read_dataset_info
 
@@ -124,7 +124,10 @@ def advise(source: str | os.PathLike[str] | Source, *, watcher: Watcher | None =
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
     root = Path(str(getattr(opened, "root", source)))
     sample = draw(opened, how.split, how.samples, how.seed, watcher)
-    variants, notes = choose_variants([image.header for image in sample.images], how.choices)
+    headers = [image.header for image in sample.images]
+    variants, notes = choose_variants(headers, how.choices)
+    in_memory, reasons = choose_coefficients(headers)
+    variants, notes = variants + in_memory, notes + reasons
     watcher.note(f"measuring {plural(len(variants), 'variant')} of {plural(len(sample.images), 'image')}")
     scale = (how.crop_scale, 1.0)
     measured = measure(sample, variants, how.choices.image_size, scale, how.seconds, watcher)

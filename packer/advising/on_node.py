@@ -17,7 +17,8 @@ _CACHING = ("packer",)  # readers that use the caches of this package
 
 
 def quick_form(facts: Facts) -> tuple[str, Measured] | None:
-    """The form of a cache that keeps up with the training, fits into memory and loses no more than is acceptable."""
+    """The form of a cache that keeps up with the training, fits into memory and loses no more than is acceptable: if
+    there is one, one that loses nothing."""
     for keep, one in _forms(facts) if facts.job.reader in _CACHING else ():
         if facts.keeps_up(one) and facts.is_allowed(one) and one.set_bytes.most <= facts.machine.cache_bytes:
             return keep, one
@@ -72,10 +73,13 @@ def advise_cache(facts: Facts, chosen: Measured, output: str, converts: bool) ->
 
 
 def _gain(facts: Facts, keep: str, one: Measured) -> str:
-    return (
-        f"{keep} gives {facts.rate(one):,.0f} images/s from {human_bytes(one.set_bytes.value)} "
-        f"(mean error {one.error:.2g} of 255)"
-    )
+    loss = "the same pixels" if one.psnr is None else f"mean error {one.error:.2g} of 255"
+    gain = f"{keep} gives {facts.rate(one):,.0f} images/s from {human_bytes(one.set_bytes.value)} ({loss})"
+    saved = facts.original.decode.value - one.decode.value  # in every epoch but the one that fills it
+    if saved <= 0:
+        return gain
+    filling = human_seconds(one.encode * facts.total / facts.machine.cpus)
+    return f"{gain}; filling takes {filling}, which has paid after {1 + one.encode / saved:.1f} epochs"
 
 
 def _cached(facts: Facts, keep: str, why: str, output: str) -> Recommendation:
@@ -86,7 +90,8 @@ def _cached(facts: Facts, keep: str, why: str, output: str) -> Recommendation:
 
 
 def _forms(facts: Facts) -> list[tuple[str, Measured]]:
-    """Forms of a cache that decode quicker, by what stands for them among the variants; the smaller ones first."""
+    """Forms of a cache that decode quicker, by what stands for them among the variants; first what loses nothing, then
+    the smaller ones."""
     found = []
     for one in facts.measured:
         how = one.variant.reencode
@@ -94,7 +99,7 @@ def _forms(facts: Facts) -> list[tuple[str, Measured]]:
             found.append((f"recoded:{how.resize_short}@90", one))
         elif one.variant.keep:
             found.append((one.variant.keep, one))
-    return sorted(found, key=lambda form: form[1].image_bytes)
+    return sorted(found, key=lambda form: (form[1].psnr is not None, form[1].image_bytes))
 
 
 def _filesystem(facts: Facts, converts: bool) -> tuple[str, bool]:

@@ -63,8 +63,8 @@ def recommend(facts: Facts) -> list[Recommendation]:
 
 # --- which images -----------------------------------------------------------------------------------------------
 def choose(facts: Facts) -> Measured:
-    """The variant to pack: as they are where that keeps up, else the one with the least error that does, else about
-    the quickest."""
+    """The variant to pack: as they are where that keeps up, alone or in a cache that loses nothing; else the one with
+    the least error that does, else about the quickest."""
     packed = [one for one in facts.measured if not one.variant.keep]
     allowed = [one for one in packed if facts.is_allowed(one)]
     enough = [one for one in allowed if facts.keeps_up(one)]
@@ -73,10 +73,13 @@ def choose(facts: Facts) -> Measured:
         smallest = min(exact, key=lambda one: one.image_bytes)
         worthwhile = smallest.image_bytes <= _WORTHWHILE * facts.original.image_bytes
         return smallest if worthwhile else facts.original
+    form = quick_form(facts)
+    if form is not None and form[1].psnr is None:
+        return facts.original  # nothing need be lost
     if enough:
         return min(enough, key=lambda one: (one.error, one.image_bytes))
     quickest = max(map(facts.rate, allowed))
-    if quick_form(facts) is not None or quickest < _BETTER * facts.rate(facts.original):
+    if form is not None or quickest < _BETTER * facts.rate(facts.original):
         return facts.original
     return min((one for one in allowed if facts.rate(one) * _BETTER >= quickest), key=lambda one: one.error)
 
@@ -110,8 +113,10 @@ def _why_original(facts: Facts) -> str:
         return f"{decoded}; what the training wants is not known ({flags}). With a tenth to spare, up to {steps}"
     if facts.keeps_up(facts.original):
         return f"decoding keeps up: {decoded}, the training wants {wanted:,.0f}; nothing is lost"
-    if quick_form(facts) is not None:
-        return f"{decoded}, the training wants {wanted:,.0f}, and only what is kept in memory gives that: see cache"
+    form = quick_form(facts)
+    if form is not None:
+        how = "only what is kept in memory gives" if form[1].psnr is not None else "a cache without any loss gives"
+        return f"{decoded}, the training wants {wanted:,.0f}, and {how} that: see cache"
     limit = "" if facts.job.max_error is None else f" with a mean error up to {facts.job.max_error:g}"
     return f"{decoded} and the training wants {wanted:,.0f}, but no variant{limit} is quicker by {_BETTER - 1:.0%}"
 

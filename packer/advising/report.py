@@ -83,7 +83,7 @@ def _kind(one: Measured) -> str:
     """What a variant changes: points of a kind look alike."""
     how = one.variant.reencode
     if how is None:
-        return "pixels in memory" if one.variant.keep else "as it is"
+        return "kept in memory" if one.variant.keep else "as it is"
     if how.codec not in ("keep", "jpeg"):
         return "another codec"
     return "smaller" if how.max_side or how.resize_short else "same size"

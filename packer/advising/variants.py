@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cache.errors import MissingExtraError
 from cache.messages import plural
 from packer.conversion.plan import Reencode
+from readers.coefficients.compiled import load_functions, unsupported_reason
 from readers.headers import ImageHeader
 
-__all__ = ["Choices", "Variant", "choose_variants"]
+__all__ = ["Choices", "Variant", "choose_coefficients", "choose_variants"]
 
 _TRAINED_SIDE, _KEPT_SIDE = 224, 256  # of ImageNet recipes: resized to the second, cropped to the first
 _MAX_SIDES = (500, 400, 256)  # for crops of 224 pixels
@@ -110,6 +112,24 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
     found.append(Variant(f"{name}, q{middle}", Reencode("webp", side, None, middle)))
     found.append(Variant(f"pixels, short side {short}", keep=f"decoded:{short}"))
     return found, notes
+
+
+def choose_coefficients(headers: Sequence[ImageHeader]) -> tuple[list[Variant], list[str]]:
+    """What a cache keeps of JPEGs without a loss, where this machine decodes it; and why it is missing.
+
+    Compiles the decoder, where that has not been done.
+    """
+    if all(header.media != "jpeg" for header in headers):
+        return [], []
+    try:
+        reason = unsupported_reason()
+        if not reason:
+            load_functions()
+    except MissingExtraError as error:
+        reason = str(error)
+    if reason:
+        return [], [f"coefficients in memory were not measured: {reason}"]
+    return [Variant("coefficients", keep="coefficients")], []
 
 
 def _usual_sides(headers: Sequence[ImageHeader], image_size: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ __all__ = ["command"]
 _BAR = 10
 _NAME = 48  # characters
 directory_option = click.option(
-    "--target", "directory", default=DIRECTORY, show_default=True, help="Where the caches are.",
+    "--target", "--directory", "directory", default=DIRECTORY, show_default=True, help="Where the caches are.",
     type=click.Path(exists=True, file_okay=False),
 )  # fmt: skip
 
@@ -60,8 +60,8 @@ def stats_command(names: tuple[str, ...], directory: str, as_json: bool) -> None
 @split_option("Default: the only split, or train.")
 @click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
               "auto: the whole set, or what memory allows.")  # fmt: skip
-@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, recoded:256@90 (short "
-              "side and JPEG quality), or decoded:256.")  # fmt: skip
+@click.option("--keep", default="encoded", show_default=True, metavar="WHAT", help="encoded, coefficients (the "
+              "same pixels, sooner), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
 @threads_option("Default: one per CPU.")
 @click.option("--job", metavar="NAME", help="Only for readers that are opened with this job=.")
 @directory_option

@@ -258,7 +258,7 @@ def as_form(keep: KeepLike) -> Form:
 
         return Decoded([Resize(int(match[1]))] if match[1] else [])
     raise ValueError(
-        f"keep is encoded, coefficients, recoded:SIDE, recoded:SIDE@QUALITY, decoded or decoded:SIDE, not {keep!r}"
+        f"keep is encoded, recoded:SIDE, recoded:SIDE@QUALITY, decoded, decoded:SIDE or coefficients, not {keep!r}"
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, read_samples, upright_sides
+from readers.feed import BadSample, Feed, for_decoding, read_samples, upright_sides
 from readers.headers import ImageHeader
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
@@ -95,7 +95,7 @@ class EpochWork:
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
-        return self.feed.reader.for_decoding()
+        return for_decoding(self.feed.reader)
 
     @property
     def steps(self) -> int:

@@ -24,6 +24,7 @@ from readers.feed import (
     OnError,
     bad_sample,
     check_choice,
+    for_decoding,
     name_sample,
     read_sample,
     read_samples,
@@ -114,7 +115,7 @@ class ImageDataset(Dataset[Any]):
     @reader.setter
     def reader(self, reader: Reader) -> None:
         self._reader = reader
-        self._images = reader.for_decoding() if self.decode == "RGB" else reader
+        self._images = for_decoding(reader) if self.decode == "RGB" else reader
 
     @property
     def fields(self) -> tuple[str, ...]:
