@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from cached_sources import SlowReader, images
-from coefficient_cases import Compiled, picture_jpeg
+from coefficient_cases import Compiled
 from gpu_doubles import install
 from image_cases import encoded, picture
+from PIL import Image
 from suites.programs import run_packer
 from torch.utils.data import DataLoader
 
@@ -24,6 +26,7 @@ from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
+from readers.diagnosis.tiers import Tiers
 from readers.headers import parse_any
 from readers.loader import ImageLoader
 from readers.rocal import external_source
@@ -45,14 +48,20 @@ AUGMENTS: dict[str, list[Op]] = {
 }
 
 
+def jpeg(image: Image.Image, sampling: str) -> bytes:
+    data: bytes = simplejpeg.encode_jpeg(np.asarray(image), 90, "RGB", sampling)
+    return data
+
+
 def _images() -> dict[str, bytes]:
     """By name: JPEGs of all kinds, and images that are kept as they are."""
-    found = {f"jpeg {kind}": picture_jpeg(HEIGHT, WIDTH, kind) for kind in ("420", "422", "440", "444", "gray")}
     pixels = picture(HEIGHT, WIDTH, 2)
+    found = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
+    found["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
     for orientation in range(2, 9):
         found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
     found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
-    found["jpeg odd"] = picture_jpeg(HEIGHT - 3, WIDTH + 5, "420")
+    found["jpeg odd"] = jpeg(picture(HEIGHT - 3, WIDTH + 5), "420")
     found["other png"] = encoded(pixels, "PNG")
     found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
     found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]
@@ -210,6 +219,15 @@ def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: 
         for make in (dali_source, rocal_source):
             ours, theirs = make(reader), make(good)
             assert len(ours) == len(good) and ours == theirs
+
+
+def test_a_diagnosis_reads_what_the_loader_decodes(packed_base: Any, place: dict[str, Any]) -> None:
+    """Its tiers are the samples as they are, what is decoded, and pixels."""
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        tiers = Tiers.of(reader, range(6)).readers
+        for tier, kept in zip(tiers[1:], (readers.Coefficients(), readers.Decoded()), strict=True):
+            assert tier.prefill() == 6 and tier.keep == kept
+            tier.close()
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------

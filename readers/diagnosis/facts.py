@@ -259,7 +259,7 @@ def _of_reader(reader: Reader) -> dict[str, Any]:
         with suppress(Exception):  # of a set: its own directory, which commands take
             found["place"] = str(reader.path)
     if type(reader).__name__ == "CachedReader":
-        found["cached"] = forms[-1].kind if forms else "encoded"
+        found["cached"] = forms[-1].kind if forms else reader.keep.kind  # type: ignore[attr-defined]
     return found | _of_images(reader.image_info(rows))
 
 

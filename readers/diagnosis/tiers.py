@@ -31,7 +31,8 @@ _TIMED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Tiers:
-    """readers: of the samples as they are, of their encoded bytes in memory, and of their pixels in memory.
+    """readers: of the samples as they are, of their bytes in memory as decoders are given them, and of their pixels in
+    memory.
 
     rows: of the samples in the whole reader. size_error: see `Pipeline`.
     """
@@ -45,7 +46,8 @@ class Tiers:
         """rows: of the samples; where their pixels take more than 1 GiB, the first of them."""
         rows = rows_that_fit(reader, rows)
         few = reader.select(indices=list(rows))
-        encoded = cached(few, MEMORY_BYTES, backend="memfd")
+        kept = "encoded" if few.for_decoding() is few else "coefficients"  # what a cache of the reader gives decoders
+        encoded = cached(few, MEMORY_BYTES, keep=kept, backend="memfd")
         pixels = cached(few, MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
