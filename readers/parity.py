@@ -18,6 +18,8 @@ import numpy.typing as npt
 from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import RandomResizedCrop, Recipe
 from readers.augment.recipe import Job
+from readers.caching.form import Coefficients
+from readers.coefficients import unsupported_reason
 from readers.decode.region import with_header
 from readers.reader import Reader
 from readers.sample import Buffer
@@ -129,7 +131,21 @@ def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
             renderer = BatchRenderer(device, dtype=torch.uint8, engine=engine)
             found.append(("resizer", engine, partial(_resize, renderer)))
     found.append(("both", "cpu", partial(_render, decoded=False)))
+    found.append(("both", "cpu, exact colours", partial(_render, decoded=False, exact_colours=True)))
+    reason = _missing_coefficients()
+    if reason:
+        missing.append(Parity("both", "coefficients", reason=reason))
+    else:
+        found.append(("both", "coefficients", partial(_render, decoded=False, form=Coefficients())))
     return found, missing
+
+
+def _missing_coefficients() -> str:
+    """Why coefficients are not decoded here, "" where they are."""
+    try:
+        return unsupported_reason()
+    except MissingExtraError as error:
+        return str(error)
 
 
 def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int) -> _Batch:
@@ -177,11 +193,15 @@ def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
         yield from ((ours, pillows, False) for ours, pillows in zip(made, batch.boxes, strict=True))
 
 
-def _render(batch: _Batch, *, decoded: bool) -> _Compared:
-    """On the CPU. decoded: from Pillow's pixels; else from the encoded images."""
+def _render(
+    batch: _Batch, *, decoded: bool, exact_colours: bool = False, form: Coefficients | None = None
+) -> _Compared:
+    """On the CPU. decoded: from Pillow's pixels; else from the encoded images, or what a cache keeps of them."""
     renderer = Renderer()
     images = [with_header(pixels) for pixels in batch.decoded] if decoded else batch.encoded
-    for image, pixels, job, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):
+    for image, pixels, planned, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):
+        job = ((*planned[0][:5], False), *planned[1:]) if exact_colours else planned
+        image = image if form is None else form.convert(image)
         out = torch.empty((1, *box.shape), dtype=torch.uint8).permute(0, 3, 1, 2)
         renderer.render(image, job, (pixels.shape[0], pixels.shape[1]), out)
         yield out[0].permute(1, 2, 0).numpy(), box, False

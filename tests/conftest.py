@@ -21,6 +21,7 @@ import pytest
 
 import packer
 from cache import list_caches
+from readers.coefficients import unsupported_reason
 
 pytest.register_assert_rewrite("suites")
 
@@ -169,6 +170,14 @@ def hanging() -> Hanging:
             raise raised[0]
 
     return call
+
+
+@pytest.fixture
+def compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine decodes coefficients, tests and their processes load one compiled decoder, not the user's."""
+    if importlib.util.find_spec("numba") and not unsupported_reason():
+        for name, value in request.getfixturevalue("compiled").environ.items():
+            monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

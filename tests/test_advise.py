@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -33,20 +32,10 @@ from packer.cli.group import cli
 from packer.cli.stage import command as stage_command
 from packer.cli.verify import command as verify_command
 from packer.conversion.plan import Reencode
-from readers.coefficients import unsupported_reason
 from readers.headers import ImageHeader
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 GB = 10**9
-
-
-@pytest.fixture(autouse=True)
-def _compiled_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoder of coefficients, where this machine has one: measuring would compile it for the user otherwise."""
-    if importlib.util.find_spec("numba") and not unsupported_reason():
-        for name, value in request.getfixturevalue("compiled").environ.items():
-            monkeypatch.setenv(name, value)
-
-
 TRAIN, VAL = 100_000, 5_000
 
 

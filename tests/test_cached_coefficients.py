@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from cached_sources import SlowReader, images
-from coefficient_cases import Compiled
+from coefficient_cases import exact
 from gpu_doubles import install
 from image_cases import encoded, picture
 from PIL import Image
@@ -36,6 +36,7 @@ pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coe
 if unsupported_reason():
     pytest.skip(unsupported_reason(), allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 ROOT = Path(__file__).resolve().parent.parent
 KEEP = "coefficients"
 HEIGHT, WIDTH = 216, 288
@@ -69,13 +70,6 @@ def _images() -> dict[str, bytes]:
 
 
 IMAGES = _images()
-
-
-@pytest.fixture(autouse=True)
-def _compiled_once(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For child processes, too."""
-    for name, value in compiled.environ.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +168,19 @@ def rocal_source(reader: Any) -> list[bytes]:
     fed = [bytes(image) for _ in range(len(reader) // 2) for image in next(source)[0]]
     source.close()
     return fed
+
+
+def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
+    """Interpolated where they would be repeated: as from the pixels of the whole image. States name them."""
+    data = IMAGES["jpeg 420"]
+    for kind, contents in (("jpg", data), ("png", encoded(Image.fromarray(exact(data)), "PNG"))):
+        (tmp_path / kind / "all").mkdir(parents=True)
+        (tmp_path / kind / "all" / f"image.{kind}").write_bytes(contents)
+    ops = [Resize((100, 100))]
+    coarse, whole = (batches(readers.open_folder(tmp_path / kind), ops) for kind in ("jpg", "png"))
+    with readers.cached(readers.open_folder(tmp_path / "jpg"), keep=KEEP, **place) as reader:
+        assert batches(reader, ops) == coarse != whole == batches(reader, ops, exact_colours=True)
+        assert ImageLoader(reader, 1, exact_colours=True).state_dict()["decoder"] == "cpu, exact colours"
 
 
 # --- everything else ----------------------------------------------------------------------------------------------

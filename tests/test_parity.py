@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from test_device_decode import jpeg, png, turned
 import packer
 import readers
 from readers.parity import Parity, compare_with_pillow
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,9 @@ def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.M
     )
     assert rows["resizer", "triton"].reason.startswith("needs triton")
     assert rows["both", "cpu"].mean > rows["resizer", "cpu"].mean
+    exact, coefficients = rows["both", "cpu, exact colours"], rows["both", "coefficients"]
+    assert 0 < exact.mean < rows["both", "cpu"].mean
+    assert coefficients.reason or replace(coefficients, name="cpu") == rows["both", "cpu"]
 
 
 def test_the_command(packed: Path) -> None:

@@ -80,6 +80,7 @@ class EpochWork:
     finish: how values are stored.
     allocate: gives the tensor of n images of a height and width, [n, 3, height, width].
     classes: of the labels, where images are mixed.
+    exact_colours: see `ImageLoader`.
     """
 
     feed: Feed
@@ -87,6 +88,7 @@ class EpochWork:
     finish: Finish
     allocate: Allocate
     classes: int = 0
+    exact_colours: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
 
@@ -178,6 +180,10 @@ class EpochWork:
         # 0 is the size of an image whose header cannot be read; decoding it then raises the reason.
         given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
         plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
+        if self.exact_colours:
+            for plan in plans:
+                for part in (*plan.before, plan):
+                    part.boxes.coarse[:] = False
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def _read(self, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
