@@ -198,8 +198,10 @@ def cached(
         terms = theirs or terms
     form = with_rate(form, terms.rate)
     if form.is_for_decoders:
-        kept = Cached(reader.store.for_decoding(), shared, slots, terms, form, table.columns, check)
-        return CachedReader(table, Originals(kept, reader.store))
+        below = reader.store.for_decoding()
+        return CachedReader(
+            table, Originals(Cached(below, shared, slots, terms, form, table.columns, check), reader.store)
+        )
     store = Cached(reader.store, shared, slots, terms, form, table.columns, check)
     forms = (*table.forms, form) if form.converts else table.forms
     return CachedReader(Table(table.columns, table.rows, forms), store)
