@@ -111,6 +111,8 @@ def test_a_place_that_fills_up_is_a_row(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_copies_are_removed_after_a_signal(number: signal.Signals, source: Path, tmp_path: Path) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, as below nohup, and so by the command")
     command = [sys.executable, "-m", "packer", "diagnose", source, "--places", tmp_path, "--seconds", "500"]
     process = subprocess.Popen([*map(str, command), "--split", "train"], stderr=subprocess.PIPE, text=True)
     try:
