@@ -48,6 +48,8 @@ __all__ = [
     "check_choice",
     "choose_order",
     "choose_tail",
+    "decoder_name",
+    "drop_damaged",
     "for_decoding",
     "name_sample",
     "read_sample",
@@ -275,6 +277,16 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
 def for_decoding(reader: Reader) -> Reader:
     """`reader.for_decoding()`. What only looks like a reader may pass calls on to another one, and stays as it is."""
     return reader.for_decoding() if isinstance(reader, Reader) else reader
+
+
+def decoder_name(name: str, exact_colours: bool) -> str:
+    """A decoder as resume tokens name it: its pixels differ where colours are interpolated that otherwise are not."""
+    return f"{name}, exact colours" if exact_colours else name
+
+
+def drop_damaged(reader: Reader, row: int) -> bool:
+    """`reader.drop_damaged(row)`: whether reading an image again, which could not be decoded, may help."""
+    return isinstance(reader, Reader) and reader.drop_damaged(row)
 
 
 def read_sample(reader: Reader, row: int) -> Buffer | Exception:

@@ -297,6 +297,13 @@ class Reader:
         store = self.store.for_decoding()
         return self if store is self.store else Reader(self.table, store)
 
+    def drop_damaged(self, index: int, field: str = "image") -> bool:
+        """Whether the bytes of a field are a damaged copy in a cache, which is dropped: reading it again gives those of
+        the set. For bytes that could not be decoded.
+        """
+        row, number = self.table.row(index), self.table.number(field)
+        return self.store.drop_damaged(row * self._width + number)
+
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close the store; the next read opens it again."""

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|beyond TRIALS SEED
 
-An access outside of the bytes, the pixels or the memory for lines ends the process with SIGSEGV. `beyond` shows that it
-does: it says that the image is longer than it is. Prints how many trials ended how.
+An access outside of the bytes, the pixels or the memory to work in ends the process with SIGSEGV. `beyond` shows that
+it does: it says that the image is longer than it is. Prints how many trials ended how.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from coefficient_cases import SAMPLINGS, made_jpeg
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
-from readers.coefficients import encode, encode_strictly, parse_coefficients
+from readers.coefficients import Refused, encode_strictly, parse_coefficients
 from readers.coefficients.compiled import load_functions
 from readers.coefficients.decode import box_plan, memory_bytes
+from readers.coefficients.encode import Memory
 from readers.coefficients.layout import SPARSE_TO_WORKING, Shape
 
 PAGE = mmap.PAGESIZE
@@ -46,6 +47,18 @@ class Guarded:
 
     def at_begin(self, size: int) -> np.ndarray:
         return self.array[PAGE : PAGE + size]
+
+
+class GuardedMemory(Memory):
+    """Memory of exactly the sizes that the encoder asks for."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Guarded] = {}
+
+    def take(self, name: str, size: int) -> np.ndarray:
+        if name not in self.parts:
+            self.parts[name] = Guarded()
+        return self.parts[name].at_end(size)
 
 
 def images() -> list[bytes]:
@@ -112,7 +125,7 @@ def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Coun
 
 
 def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
-    counts, data = Counter[str](), Guarded()
+    counts, data, memory = Counter[str](), Guarded(), GuardedMemory()
     sources = images()[::3]
     for size in ((40, 56), (17, 33)):
         for options in (
@@ -131,7 +144,11 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
             del found[cut : int(rng.integers(cut, len(found) + 1))]
         source = data.at_end(len(found))
         source[:] = found
-        counts["kept as a JPEG" if encode(memoryview(source)) is None else "encoded"] += 1
+        try:
+            encode_strictly(memoryview(source), memory=memory)
+            counts["encoded"] += 1
+        except Refused:
+            counts["kept as a JPEG"] += 1
     return counts
 
 

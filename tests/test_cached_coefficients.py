@@ -29,8 +29,9 @@ from readers.dali import Source
 from readers.diagnosis.tiers import Tiers
 from readers.headers import parse_any
 from readers.loader import ImageLoader
+from readers.order import Sequential
 from readers.rocal import external_source
-from readers.torch import ImageDataset
+from readers.torch import EpochSampler, ImageDataset
 
 pytest.importorskip("numba", reason="needs numba: pip install 'packer-vision[coefficients]'")
 if unsupported_reason():
@@ -98,6 +99,16 @@ def batches(reader: Any, ops: list[Op], epochs: int = 1, **options: Any) -> list
     return [_digest(batch) for _ in range(epochs) for batch in loader]
 
 
+def items(reader: Any, transform: Any, output: Any = "tensor") -> list[bytes]:
+    data = ImageDataset(reader, transform, output=output)
+    return [_digest(data[i]) for i in range(len(reader))]
+
+
+def joined(reader: Any, ops: list[Op]) -> list[bytes]:
+    """Of some of the samples, behind others."""
+    return batches(readers.concat([reader.select(indices=[0]), reader.select(indices=range(3, len(reader)))]), ops)
+
+
 def _digest(batch: Any) -> bytes:
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in batch)).digest()
 
@@ -126,6 +137,15 @@ def test_jpegs_become_coefficients_and_others_stay(base: Any, place: dict[str, A
         assert reader.stats().misses == 0
 
 
+@pytest.mark.parametrize("check", ["never", "always"])
+def test_what_was_read_is_not_overwritten(base: Any, place: dict[str, Any], check: Any) -> None:
+    """Neither what was encoded for the read, nor what there was no place for."""
+    for capacity in (1.0, 0.5):
+        with readers.cached(base, capacity, KEEP, check=check, **place) as reader:
+            first = reader.for_decoding().read_many(range(len(IMAGES)))
+            assert [bytes(one) for one in first] == images(reader.for_decoding())
+
+
 def test_sizes_are_estimated(base: Any, place: dict[str, Any]) -> None:
     """ "auto" keeps everything; a share keeps a share, and the others come as they are."""
     with readers.cached(base, keep=KEEP, **place) as reader:
@@ -147,15 +167,10 @@ def test_sizes_are_estimated(base: Any, place: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
 def test_items_are_those_without_a_cache(base: Any, output: str, place: dict[str, Any]) -> None:
-    def items(reader: Any) -> list[bytes]:
-        if output == "ops":
-            data = ImageDataset(reader, [Resize(64), CenterCrop(48)])
-        else:
-            data = ImageDataset(reader, output=output, transform=np.asarray)  # type: ignore[arg-type]
-        return [_digest(data[i]) for i in range(len(reader))]
-
+    given = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
     with readers.cached(base, keep=KEEP, **place) as reader:
-        assert items(reader) == items(base) == items(reader) and reader.stats().hits == len(IMAGES)
+        assert items(reader, *given) == items(base, *given) == items(reader, *given)
+        assert reader.stats().hits == len(IMAGES)
 
 
 def dali_source(reader: Any) -> list[bytes]:
@@ -178,9 +193,16 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
         (tmp_path / kind / "all" / f"image.{kind}").write_bytes(contents)
     ops = [Resize((100, 100))]
     coarse, whole = (batches(readers.open_folder(tmp_path / kind), ops) for kind in ("jpg", "png"))
+    expected = ImageDataset(readers.open_folder(tmp_path / "png"), ops)[0][0]
     with readers.cached(readers.open_folder(tmp_path / "jpg"), keep=KEEP, **place) as reader:
         assert batches(reader, ops) == coarse != whole == batches(reader, ops, exact_colours=True)
-        assert ImageLoader(reader, 1, exact_colours=True).state_dict()["decoder"] == "cpu, exact colours"
+        exactly, quickly = (ImageDataset(reader, ops, exact_colours=exact) for exact in (True, False))
+        assert (exactly[0][0] == expected).all() and (quickly[0][0] != expected).any()
+        states = [ImageLoader(reader, 1, exact_colours=True).state_dict(), exactly.state_dict()]
+        states.append(EpochSampler(Sequential(1), exactly).state_dict())
+        assert {state["decoder"] for state in states} == {"cpu, exact colours"}
+        plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images are decoded so in any case
+        assert plain.decoder == ImageDataset(reader, ops).decoder == "cpu"
 
 
 # --- everything else ----------------------------------------------------------------------------------------------
@@ -317,18 +339,33 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("at", [9, 200, -40])
-def test_damaged_bytes_are_not_decoded(packed_base: Any, place: dict[str, Any], spoil: Any, at: int) -> None:
-    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+@pytest.mark.parametrize("consumer", [batches, items, joined])
+@pytest.mark.parametrize("check", ["never", "first"])
+@pytest.mark.parametrize("at", [9, 13, 200, -40])
+def test_damaged_bytes_are_made_again(
+    base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
+) -> None:
+    """What a decoder refuses is read from below the cache; byte 13 is of the height."""
+    ops = AUGMENTS["scaled"]
+    expected = consumer(base, ops)
+    with readers.cached(base, keep=KEEP, check=check, **place) as reader:
         reader.prefill()
-        number = list(reader.keys).index(next(key for key in reader.keys if "jpeg odd" in key))
+        number = next(i for i, key in enumerate(reader.keys) if "jpeg odd" in key)
         spoil(reader.for_decoding(), number, at)
-        with pytest.raises(BadSampleError, match=rf"sample {number} .*jpeg odd.*CRC32C"):
+        for _ in range(2):
+            assert consumer(reader, ops) == expected
+            assert reader.stats().dropped == 1 and reader.stats().present == len(IMAGES)
+
+
+def test_an_image_that_is_bad_below_the_cache_stays_bad(folder: Path, place: dict[str, Any], spoil: Any) -> None:
+    slow = SlowReader(readers.open_folder(folder, "train"))
+    with readers.cached(slow, keep=KEEP, **place) as reader:
+        reader.prefill()
+        number = next(i for i, key in enumerate(reader.keys) if "jpeg odd" in key)
+        spoil(reader.for_decoding(), number, 200)
+        slow.store.broken[number] = BadSampleError("gone from the disk")
+        with pytest.raises(BadSampleError, match=rf"sample {number} .*jpeg odd.*gone from the disk"):
             batches(reader, AUGMENTS["scaled"])
-        with readers.cached(packed_base, keep=KEEP, check="first", **place) as checked:
-            assert batches(checked, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
-            assert checked.stats().dropped == 1
-        assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"]), "it was made again"
 
 
 def test_without_the_package(packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

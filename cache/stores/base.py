@@ -95,6 +95,12 @@ class Store(ABC):
         """
         return self
 
+    def drop_damaged(self, row: int) -> bool:
+        """Whether this store kept a copy of the extent that was damaged, and now is forgotten: for those whom its bytes
+        did not serve, as reading it again then helps.
+        """
+        return False
+
     def stats(self) -> Any:
         """Counts of reads, of a store that has them (`CopyStats`, `CachedStats`); None of others."""
         return None
@@ -134,6 +140,9 @@ class StoreOver(Store):
 
     def is_current(self, shard: int) -> bool:
         return self.source.is_current(shard)
+
+    def drop_damaged(self, row: int) -> bool:
+        return self.source.drop_damaged(row)
 
     def stats(self) -> Any:
         return self.source.stats()
@@ -206,6 +215,11 @@ class Joined(Store):
     def is_current(self, shard: int) -> bool:
         number = self._number(shard)
         return self.parts[number].store.is_current(shard - self._first_shard[number])
+
+    def drop_damaged(self, row: int) -> bool:
+        number = bisect_right(self._first_row, row) - 1
+        part = self.parts[number]
+        return part.store.drop_damaged(part.of_store(row - self._first_row[number]))
 
     def for_decoding(self) -> Store:
         parts = [part._replace(store=part.store.for_decoding()) for part in self.parts]

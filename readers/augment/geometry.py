@@ -79,6 +79,11 @@ class Plan:
     steps: list[Step]
     before: tuple[Plan, ...] = ()
 
+    def interpolate_colours(self) -> None:
+        """Let no box be coarse, see `readers.decode.Region`."""
+        for part in (*self.before, self):
+            part.boxes.coarse[:] = False
+
     def jobs(self) -> list[Job]:
         """The plan by image, in Python's own numbers."""
         earlier: Iterable[tuple[Pass, ...]] = itertools.repeat((), len(self.hflip))

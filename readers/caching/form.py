@@ -79,6 +79,9 @@ class Form(tables.Form, Protocol):
     def convert(self, image: Buffer) -> Buffer:
         """The kept form of an encoded image. Raises BadSampleError."""
 
+    def lend(self, image: Buffer) -> Buffer:
+        """The same, perhaps in memory of this thread, which its next call overwrites: for those who store it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -98,6 +101,8 @@ class Encoded:
 
     def convert(self, image: Buffer) -> Buffer:
         return image
+
+    lend = convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,8 @@ class Recoded:
         from readers.caching.convert import recoded  # loads the codecs
 
         return recoded(image, self.short_side, self.quality)
+
+    lend = convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +216,8 @@ class Decoded:
 
         return decoded(image, self.ops)
 
+    lend = convert
+
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
@@ -233,11 +242,15 @@ class Coefficients:
 
     def convert(self, image: Buffer) -> Buffer:
         """Coefficients that a cache below has made already stay as they are. Raises MissingExtraError."""
+        kept = self.lend(image)
+        return kept if kept is image else bytes(kept)
+
+    def lend(self, image: Buffer) -> Buffer:
         if image[: len(MAGIC)] == MAGIC:
             return image
-        from readers.coefficients import encode  # loads crc32c
+        from readers.coefficients import lend  # loads crc32c
 
-        return encode(image) or image
+        return lend(image) or image
 
 
 KeepLike: TypeAlias = str | Form

@@ -165,6 +165,12 @@ class Cached(StoreOver):
             return np.zeros(len(rows), np.bool_)
         return np.array([slot >= 0 and shared.has(slot) for slot in self.slots.many(rows).tolist()], np.bool_)
 
+    def drop_damaged(self, row: int) -> bool:
+        slot = self.slots.one(row)
+        if self.shared is not None and slot >= 0 and self.shared.has(slot) and not self.shared.check(slot):
+            return True
+        return self.source.drop_damaged(row)
+
     def close(self) -> None:
         """Leave the shared memory and close the store below; later reads pass through."""
         self._count_hits()
@@ -189,8 +195,11 @@ class Cached(StoreOver):
         return self.shared is not None and self.shared.capacity_bytes - self.shared.used_bytes >= _LEAST_BYTES
 
     def convert(self, row: int, data: Buffer) -> Buffer:
-        """The payload in the form that is handed out. Raises BadSampleError."""
-        return self.form.convert(data) if self._image >= 0 and row % self.slots.width == self._image else data
+        """The payload in the form that is kept, perhaps in memory of this thread, which its next call overwrites.
+
+        Raises BadSampleError.
+        """
+        return self.form.lend(data) if self._image >= 0 and row % self.slots.width == self._image else data
 
     def put(self, row: int, shard: int, converted: Buffer) -> bool:
         """Store a converted payload; False where it is cached already, is being written, does not fit, or is of a file
@@ -259,15 +268,15 @@ class Cached(StoreOver):
         kept = self._has_place(row)
         converted = data if self.form.is_for_decoders and not kept else self.convert(row, data)
         if self.shared is None or row % self.slots.width not in self.slots.numbers:
-            return converted
+            return _owned(converted, data)
         slot = self.slots.one(row)
         if not (kept and (self.put(row, shard, converted) or self.shared.has(slot))):
             self.shared.count(passed=1)
-            return converted
+            return _owned(converted, data)
         self.shared.count(misses=1)
-        if self._plain:  # the memory of the process need not hold it a second time
-            return self.shared.get(slot) or converted
-        return converted
+        # the memory of the process need not hold it a second time
+        stored = self.shared.get(slot) if self._plain else None
+        return _owned(converted, data) if stored is None else stored
 
     def _has_place(self, row: int) -> bool:
         """Whether a payload has a slot; of a form that others can do without, whether there is also room left."""
@@ -339,12 +348,20 @@ class Originals(StoreOver):
     def for_decoding(self) -> Store:
         return self.source
 
+    def drop_damaged(self, row: int) -> bool:
+        return self._store_of(row).drop_damaged(row)
+
     def close(self) -> None:
         self.source.close()
         self.below.close()
 
     def _store_of(self, row: int) -> Store:
         return self.below if row % self._width == self._image else self.source
+
+
+def _owned(converted: Buffer, data: Buffer) -> Buffer:
+    """What a form has made of `data`, for those who keep it: `data` itself and bytes nobody overwrites."""
+    return converted if converted is data else bytes(converted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,17 @@ AVX2 and BMI2 instructions.
 
 from readers.coefficients.compiled import unsupported_reason
 from readers.coefficients.decode import decode
-from readers.coefficients.encode import encode, encode_strictly
+from readers.coefficients.encode import encode, encode_strictly, lend
 from readers.coefficients.layout import MAGIC, parse_coefficients
 from readers.coefficients.markers import Refused
 
-__all__ = ["MAGIC", "Refused", "decode", "encode", "encode_strictly", "parse_coefficients", "unsupported_reason"]
+__all__ = [
+    "MAGIC",
+    "Refused",
+    "decode",
+    "encode",
+    "encode_strictly",
+    "lend",
+    "parse_coefficients",
+    "unsupported_reason",
+]

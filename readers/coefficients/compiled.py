@@ -43,10 +43,10 @@ class Functions(NamedTuple):
 
     find_marker: Callable[..., int]
     unstuff: Callable[..., int]
-    build_table: Callable[..., None]
+    build_table: Callable[..., int]
     read_sequential: Callable[..., int]
     read_progressive: Callable[..., int]
-    pack_rows: Callable[..., int]
+    encode_lines: Callable[..., int]
     decode_box: Callable[..., int]
 
 
@@ -156,6 +156,7 @@ def _import_functions(folder: Path) -> Functions:
     """The functions; importing their modules compiles them, or loads them from the directory."""
     with _numba_caches_in(folder):
         from readers.coefficients.kernels.boxes import decode_box
+        from readers.coefficients.kernels.encoding import encode_lines
         from readers.coefficients.kernels.entropy import (
             build_table,
             find_marker,
@@ -163,9 +164,8 @@ def _import_functions(folder: Path) -> Functions:
             read_sequential,
             unstuff,
         )
-        from readers.coefficients.kernels.packing import pack_rows
 
-    return Functions(find_marker, unstuff, build_table, read_sequential, read_progressive, pack_rows, decode_box)
+    return Functions(find_marker, unstuff, build_table, read_sequential, read_progressive, encode_lines, decode_box)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from readers.feed import (
     check_choice,
     choose_order,
     choose_tail,
+    decoder_name,
 )
 from readers.loader.crew import Crew
 from readers.loader.stats import LoaderStats
@@ -155,7 +156,7 @@ class ImageLoader(FeedLoader):
     def decoder(self) -> str:
         """What decodes the images, as resume tokens name it."""
         name = self._path.name if self._path is not None else DECODER
-        return f"{name}, exact colours" if self.exact_colours else name
+        return decoder_name(name, self.exact_colours)
 
     def with_options(self, **options: Any) -> ImageLoader:
         """A loader with some other arguments, at the beginning of its first epoch. Raises what making one does."""

@@ -16,7 +16,7 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, for_decoding, read_samples, upright_sides
+from readers.feed import BadSample, Feed, drop_damaged, for_decoding, read_samples, upright_sides
 from readers.headers import ImageHeader
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
@@ -147,7 +147,7 @@ class EpochWork:
             for jobs, place in zip(batch.jobs, places, strict=True):
                 tools.render(data, jobs[row], batch.sizes[row], place)
         except SAMPLE_ERRORS as error:
-            self._treat_bad(batch, row, error, tools, places)
+            self._render_again(batch, row, error, tools, places)
 
     def complete(self, batch: Batch) -> None:
         """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
@@ -182,8 +182,7 @@ class EpochWork:
         plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
         if self.exact_colours:
             for plan in plans:
-                for part in (*plan.before, plan):
-                    part.boxes.coarse[:] = False
+                plan.interpolate_colours()
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
     def _read(self, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
@@ -228,6 +227,33 @@ class EpochWork:
             return 1, 1
         return sizes[view]
 
+    def _render_again(
+        self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
+    ) -> None:
+        """Decode an image from below a cache where its copy there was damaged; otherwise it is bad."""
+        index = int(batch.indices[row])
+        if drop_damaged(self._images, index):
+            try:
+                self._render_another(batch, row, index, tools, places)
+            except SAMPLE_ERRORS as again:
+                error = again
+            else:
+                return
+        self._treat_bad(batch, row, error, tools, places)
+
+    def _render_another(
+        self, batch: Batch, row: int, index: int, tools: Renderer, places: Sequence[torch.Tensor]
+    ) -> None:
+        """Decode a sample that was not read with the batch. Raises SAMPLE_ERRORS."""
+        data = self._images.read(index)
+        planned, stored, sizes = self._plan_one(batch.positions[row : row + 1], index)
+        for job, size, place in zip(planned, sizes, places, strict=True):
+            if size != place.shape[2:]:
+                raise BadSampleError(f"the batch has another size than {size}")
+            tools.render(data, job, stored, place)
+        for jobs, job in zip(batch.jobs, planned, strict=True):
+            jobs[row] = job
+
     def _treat_bad(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
     ) -> None:
@@ -237,18 +263,10 @@ class EpochWork:
             batch.skipped.append(row)
             return
 
-        def render(index: int) -> list[Job]:
-            jobs, stored, sizes = self._plan_one(position, index)
-            data = self._images.read(index)
-            for job, size, place in zip(jobs, sizes, places, strict=True):
-                if size != place.shape[2:]:
-                    raise BadSampleError(f"the batch has another size than {size}")
-                tools.render(data, job, stored, place)
-            return jobs
+        def render(index: int) -> None:
+            self._render_another(batch, row, index, tools, places)
 
-        batch.indices[row], replaced = self.feed.substitute(self._epoch, int(position[0]), error, render)
-        for jobs, job in zip(batch.jobs, replaced, strict=True):
-            jobs[row] = job
+        batch.indices[row], _ = self.feed.substitute(self._epoch, int(position[0]), error, render)
 
     def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
         """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.

@@ -24,6 +24,8 @@ from readers.feed import (
     OnError,
     bad_sample,
     check_choice,
+    decoder_name,
+    drop_damaged,
     for_decoding,
     name_sample,
     read_sample,
@@ -73,6 +75,8 @@ class ImageDataset(Dataset[Any]):
     fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
         sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as for the
         Trainer of transformers. Without "image" no image is read.
+    exact_colours: in boxes that ops make half as large or less, interpolate colours that a JPEG stores at half the
+        size, as everywhere else; otherwise they are repeated there, as by `ImageLoader`.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
         "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
         `EpochSampler` over this data set calls after each epoch.
@@ -88,6 +92,7 @@ class ImageDataset(Dataset[Any]):
         target_transform: Callable[[int], Any] | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
         on_error: OnError = "raise",
+        exact_colours: bool = False,
     ) -> None:
         if decode not in ("RGB", "unchanged", None):
             raise ValueError(f"decode is 'RGB', 'unchanged' or None, not {decode!r}")
@@ -97,7 +102,7 @@ class ImageDataset(Dataset[Any]):
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
         self._fields = Fields(fields, reader)
-        self._ops = _OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
+        self._ops = _OpRenderer(Recipe(transform), exact_colours) if isinstance(transform, Sequence) else None
         if self._ops is not None and decode != "RGB":
             raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
         if decode == "unchanged":
@@ -120,6 +125,11 @@ class ImageDataset(Dataset[Any]):
     @property
     def fields(self) -> tuple[str, ...]:
         return self._fields.wanted
+
+    @property
+    def decoder(self) -> str:
+        """What decodes the images, as states name it."""
+        return decoder_name(DECODER, self._ops is not None and self._ops.exact_colours)
 
     @property
     def classes(self) -> Sequence[str]:
@@ -204,7 +214,7 @@ class ImageDataset(Dataset[Any]):
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What must be the same when a run continues: the set and the decoder."""
-        return {"fingerprint": self.reader.fingerprint, "decoder": DECODER}
+        return {"fingerprint": self.reader.fingerprint, "decoder": self.decoder}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ResumeError where `state` comes from another set."""
@@ -227,10 +237,20 @@ class ImageDataset(Dataset[Any]):
             try:
                 item: Any = self._sample(int(index), encoded, task)
             except SAMPLE_ERRORS as error:
-                item = self._replace(index, error)
+                item = self._sample_again(index, error)
             if item is not None:
                 items.append(item)
         return items
+
+    def _sample_again(self, index: int, error: Exception) -> Any:
+        """An item from below a cache where its copy there was damaged; otherwise what takes the place of a bad one."""
+        if drop_damaged(self._images, int(index)):
+            data = read_sample(self._images, int(index))
+            try:
+                return self._sample(int(index), data, self._tasks((index,), (data,))[0])
+            except SAMPLE_ERRORS as again:
+                error = again
+        return self._replace(index, error)
 
     def _sample(self, index: int, data: Buffer | Exception, task: _Task | Exception | None) -> Any:
         for problem in (data, task):
@@ -314,14 +334,14 @@ class _Task(NamedTuple):
 class _OpRenderer:
     """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, exact_colours: bool) -> None:
         for op in recipe.batch_ops:
             name = type(op).__name__
             raise ValueError(
                 f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
-        self._recipe = recipe
+        self._recipe, self.exact_colours = recipe, exact_colours
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = _PerThread()
 
@@ -339,6 +359,8 @@ class _OpRenderer:
             positions = np.array([places[row].position for row in rows], np.int64)
             heights, widths = np.array([known[row] for row in rows], np.int64).T
             plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            if self.exact_colours:
+                plan.interpolate_colours()
             shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
             for i, (row, job, shape) in enumerate(zip(rows, plan.jobs(), shapes, strict=True)):
                 tasks.setdefault(row, plan.boxes.bad.get(i) or _Task(job, known[row], shape))

@@ -68,7 +68,8 @@ class EpochSampler(DistributedSampler[int]):
         reader = source.reader if isinstance(source, ImageDataset) else source
         self._dataset = source if isinstance(source, ImageDataset) else None
         dataset = _Set("", len(order)) if reader is None else _Set(reader.fingerprint, len(reader))
-        self._feed = Feed(cast(Reader, dataset), order, 1, FeedOptions(rank, world_size, tail, decoder=DECODER))
+        decoder = DECODER if self._dataset is None else self._dataset.decoder
+        self._feed = Feed(cast(Reader, dataset), order, 1, FeedOptions(rank, world_size, tail, decoder=decoder))
         self._last_ranks, self._unpickled = self._feed.ranks, False
         # Where the next iteration begins, whether a state has put it there, and the iteration that was begun last.
         self._next = Start()

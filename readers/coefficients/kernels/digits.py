@@ -25,7 +25,17 @@ from readers.coefficients.kernels.vectors import (
     vector,
 )
 
-__all__ = ["exceeds", "expand", "filled_bytes", "has_high", "has_low", "has_top", "high_digits", "low_digits"]
+__all__ = [
+    "clear_block",
+    "exceeds",
+    "expand",
+    "filled_bytes",
+    "has_high",
+    "has_low",
+    "has_top",
+    "high_digits",
+    "low_digits",
+]
 
 _HALVES = 0x1111111111111111
 _WORDS = vector(I16, 16)
@@ -102,12 +112,10 @@ def expand(typing, low_mask, low, low_at, high_mask, high, high_at, dc, block):
     return types.void(word, number, number, word, number, number, number, number), generate
 
 
-def _digit(builder, values, number):
-    """What is left above the lower digits: its own lower half byte is the digit."""
+def _shifted(builder, values, number):
+    """16 to the power of `number` times what is left above the lower digits, and something below that."""
     lanes = values.type.count
-    for _ in range(number):
-        values = builder.ashr(builder.add(values, splat(I16, lanes, 8)), splat(I16, lanes, 4))
-    return values
+    return builder.add(values, splat(I16, lanes, (0, 8, 136)[number])) if number else values
 
 
 def _has_digit(number):
@@ -116,9 +124,8 @@ def _has_digit(number):
         """A mask of the int16 of a block that have the digit: low, high, or anything above."""
 
         def generate(context, builder, signature, arguments):
-            values = _digit(builder, load(builder, _BLOCK, arguments[0]), number)
-            if number < 2:
-                values = builder.and_(values, splat(I16, 64, 15))
+            values = _shifted(builder, load(builder, _BLOCK, arguments[0]), number)
+            values = builder.and_(values, splat(I16, 64, (0x0F, 0xF0, -0x100)[number]))
             return builder.bitcast(builder.icmp_signed("!=", values, splat(I16, 64, 0)), I64)
 
         return types.uint64(types.int64), generate
@@ -129,13 +136,26 @@ def _has_digit(number):
 has_low, has_high, has_top = _has_digit(0), _has_digit(1), _has_digit(2)
 
 
+@intrinsic
+def clear_block(typing, block):
+    """64 int16 of 0."""
+
+    def generate(context, builder, signature, arguments):
+        for k in range(4):
+            store(builder, splat(I16, 16, 0), arguments[0], 32 * k)
+        return nothing(context)
+
+    return types.void(types.int64), generate
+
+
 def _digits_of(number):
     @intrinsic
     def digits_of(typing, values, bits):
         """The digits of those of 16 int16 at an address whose bit is set, packed."""
 
         def generate(context, builder, signature, arguments):
-            values = _digit(builder, load(builder, _WORDS, arguments[0]), number)
+            values = _shifted(builder, load(builder, _WORDS, arguments[0]), number)
+            values = builder.lshr(values, splat(I16, 16, 4 * number)) if number else values
             pairs = builder.bitcast(builder.and_(values, splat(I16, 16, 15)), vector(I32, 8))
             pairs = builder.or_(pairs, builder.lshr(pairs, splat(I32, 8, 12)))
             halves = builder.bitcast(builder.trunc(pairs, vector(I8, 8)), I64)

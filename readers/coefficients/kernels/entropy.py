@@ -1,11 +1,22 @@
 """Entropy-coded data of a JPEG to coefficients: sequential and progressive scans of Huffman codes (T.81, F.2 and G.2).
 
 `find_marker` finds the end of a scan; `unstuff` copies its bytes without what markers need, cut at restarts;
-`build_table` makes a table with which one look finds most codes together with the bits behind them; `read_sequential`
-and `read_progressive` decode a scan. `unstuff` and these two return 0, or the number of a reason why the JPEG keeps its
-bytes: what libjpeg would warn of is such a reason.
+`build_table` makes a table with which one look finds most codes; `read_line` decodes one line of MCUs of a sequential
+scan, `read_sequential` all of them, `read_progressive` a progressive scan. All but the first return 0, or the number of
+a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
 
-Reading is bounded: a block takes at most MOST_BYTES, and before each block what was read is compared with the end.
+Reading is bounded: a block takes fewer than 300 bytes, and after each block what was read is compared with the end.
+
+A table of codes, TABLE_BYTES at an address:
+
+    0      int16[4096]   by the next 12 bits: zeros before the coefficient << 9 | bits of its value << 5 | bits of code
+                         and value; 0 where the code is longer, or there is none
+    8192   int64[18]     the largest code of each length, -1 for none
+    8336   int64[18]     of each length, the number of a code's symbol less the code
+    8480   uint8[256]    symbols
+
+Nothing in the decoding of a coefficient but the end of its block is a branch that depends on the data: bits are filled
+up without asking how many are left, and the value is taken from the bits behind its code (T.81, F.2.2.1) by shifts.
 """
 
 from __future__ import annotations
@@ -13,36 +24,67 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from readers.coefficients.kernels.vectors import byte_swapped, load_u8, load_u64, store_u8, store_u64
+from readers.coefficients.kernels.digits import clear_block
+from readers.coefficients.kernels.vectors import (
+    add_i16,
+    byte_swapped,
+    bytes_of_ff,
+    copy_32,
+    first_bit,
+    item_i16,
+    load_i16,
+    load_u8,
+    load_u64,
+    store_i16,
+    store_u8,
+    store_u64,
+)
 
-__all__ = ["LOOK_BITS", "MOST_BYTES", "build_table", "find_marker", "read_progressive", "read_sequential", "unstuff"]
+__all__ = [
+    "STATE",
+    "TABLE_BYTES",
+    "build_table",
+    "find_marker",
+    "has_ended",
+    "read_line",
+    "read_progressive",
+    "read_sequential",
+    "start_scan",
+    "unstuff",
+]
 
-LOOK_BITS = 11
-MOST_BYTES = 1024
-# An entry: value << 16 | symbol << 8 | bits of all of it. With _PARTIAL the bits are those of the code alone, since the
-# value does not fit; 0 where the code is longer than LOOK_BITS.
-_PARTIAL = 0x80
-_LONGEST_CODE = 16
+_LOOK_BITS, _LONGEST_CODE = 12, 16
+_LARGEST_AT = 2 << _LOOK_BITS
+_OFFSETS_AT = _LARGEST_AT + 8 * 18
+_SYMBOLS_AT = _OFFSETS_AT + 8 * 18
+TABLE_BYTES = _SYMBOLS_AT + 256
+_RUN, _SIZE, _USED = 9, 5, 31  # the parts of an entry: shifts, and a mask
+_SIZES = 15 << _SIZE
+# Where a sequential scan is: what is not decoded yet, and the DC before in each component.
+_PLACE, _STOP, _WORD, _BITS, _LEFT, _INTERVAL, _PREVIOUS = range(7)
+STATE = 10
+# Of a component in a scan: its first block, blocks from row to row, blocks of an MCU across and down, its tables
+_FIRST, _STRIDE, _WIDE, _HIGH, _DC, _AC = range(6)
+_BLOCK_BYTES = 128
 
 _number, _numbers = types.int64, types.int64[::1]
-_tables = types.Tuple((types.int32[:, ::1], types.int64[:, ::1], types.int64[:, ::1], types.uint8[:, ::1]))
+_three = types.UniTuple(_number, 3)
+_plan = types.int64[:, ::1]
 _options = {"nogil": True, "cache": True, "error_model": "numpy"}
-
-
-@njit(forceinline=True, error_model="numpy")
-def _has_no_ff(word):
-    """Whether none of eight bytes is FF."""
-    inverse = ~word
-    return (inverse - np.uint64(0x0101010101010101)) & word & np.uint64(0x8080808080808080) == 0
 
 
 @njit(_number(_number, _number), **_options)
 def find_marker(source, stop):
     """The address of the first marker but restarts from source to stop; `stop` where there is none."""
     while source + 1 < stop:
-        if source + 8 <= stop and _has_no_ff(load_u64(source)):
-            source += 8
-            continue
+        if source + 32 <= stop:
+            found = bytes_of_ff(source)
+            if found == 0:
+                source += 32
+                continue
+            source += first_bit(found)
+            if source + 1 == stop:
+                break
         if load_u8(source) == 0xFF:
             marker = load_u8(source + 1)
             if marker != 0 and marker != 0xFF and not 0xD0 <= marker <= 0xD7:
@@ -53,7 +95,7 @@ def find_marker(source, stop):
 
 @njit(_number(_number, _number, _number, types.int64[:, ::1]), **_options)
 def unstuff(source, stop, target, intervals):
-    """Copy bytes from source to stop to `target`, which has room for all and 8 more.
+    """Copy bytes from source to stop to `target`, which has room for all and 32 more.
 
     intervals: where the parts between restarts begin and end there, int64 [2, parts]; as many as there must be, apart
     by RST0 to RST7 in turn.
@@ -63,12 +105,14 @@ def unstuff(source, stop, target, intervals):
     out = target
     intervals[0, 0] = 0
     while source < stop:
-        while source + 8 <= stop and _has_no_ff(load_u64(source)):
-            store_u64(out, load_u64(source))
-            source += 8
-            out += 8
-        if source == stop:
-            break
+        if source + 32 <= stop:
+            copy_32(source, out)
+            marked = bytes_of_ff(source)
+            plain = first_bit(marked) if marked else 32
+            source += plain
+            out += plain
+            if plain == 32:
+                continue
         byte = load_u8(source)
         source += 1
         if byte == 0xFF:
@@ -91,160 +135,197 @@ def unstuff(source, stop, target, intervals):
     return 0 if found == restarts else 3
 
 
-@njit(types.void(types.uint8[::1], types.uint8[::1], types.int32[::1], _numbers, _numbers), **_options)
-def build_table(counts, symbols, look, largest, offsets):
-    """The table of a prefix code. largest, offsets, int64 [18]: of each length, for codes that `look` does not have."""
-    code = 0
-    number = 0
-    look[:] = 0
+@njit(forceinline=True, error_model="numpy")
+def _entry_of(symbol, bits):
+    size = symbol & 15
+    return (symbol >> 4) << _RUN | size << _SIZE | bits + size
+
+
+@njit(_number(types.Array(types.uint8, 1, "C", readonly=True), _number, _number), **_options)
+def build_table(codes, most, table):
+    """The table of a prefix code. codes: how many there are of 1 to 16 bits, uint8 [16], and their symbols; most: the
+    largest symbol that there may be."""
+    count = len(codes) - 16
+    code = number = 0
+    for at in range(0, TABLE_BYTES, 8):
+        store_u64(table + at, np.uint64(0))
+    for at in range(16, 16 + count):
+        if np.int64(codes[at]) > most:
+            return 12
+        store_u8(table + _SYMBOLS_AT + at - 16, np.int64(codes[at]))
     for bits in range(1, _LONGEST_CODE + 1):
-        offsets[bits] = number - code
-        for _ in range(counts[bits - 1]):
-            if bits <= LOOK_BITS:
-                symbol = np.int64(symbols[number])
-                size = symbol & 15
-                first = code << (LOOK_BITS - bits)
-                for rest in range(1 << (LOOK_BITS - bits)):
-                    if size == 0:
-                        entry = symbol << 8 | bits
-                    elif bits + size <= LOOK_BITS:
-                        value = rest >> (LOOK_BITS - bits - size)
-                        if value < 1 << (size - 1):
-                            value += 1 - (1 << size)
-                        entry = value << 16 | symbol << 8 | bits + size
-                    else:
-                        entry = symbol << 8 | _PARTIAL | bits
-                    look[first + rest] = entry
+        store_u64(table + _OFFSETS_AT + 8 * bits, np.uint64(number - code))
+        some = np.int64(codes[bits - 1])
+        if some and code + some >= 1 << bits:  # a code of ones alone is not allowed
+            return 11
+        for _ in range(some):
+            if bits <= _LOOK_BITS:
+                entry = _entry_of(load_u8(table + _SYMBOLS_AT + number), bits)
+                first = table + 2 * (code << (_LOOK_BITS - bits))
+                for at in range(1 << (_LOOK_BITS - bits)):
+                    store_i16(first + 2 * at, entry)
             code += 1
             number += 1
-        largest[bits] = code - 1 if counts[bits - 1] else -1
+        store_u64(table + _LARGEST_AT + 8 * bits, np.uint64(code - 1 if some else -1))
         code <<= 1
+    return 0
 
 
 @njit(forceinline=True, error_model="numpy")
 def _refilled(word, bits, place):
-    """At least 32 bits, left-aligned in an uint64, how many they are, and the address of the byte behind them."""
-    if bits < 32:
-        word |= byte_swapped(load_u64(place)) >> np.uint64(bits)
-        place += (63 - bits) >> 3
-        bits |= 56
-    return word, bits, place
+    """At least 56 bits, left-aligned in an uint64, how many they are, and the address of the byte behind them.
+
+    The address of the next load does not depend on the codes that are decoded meanwhile.
+    """
+    word |= byte_swapped(load_u64(place)) >> np.uint64(bits)
+    return word, bits | 56, place + ((63 - bits) >> 3)
+
+
+@njit(error_model="numpy")
+def _long_entry(word, table):
+    """The entry of a code of more than 12 bits, 0 where there is none."""
+    bits = _LOOK_BITS + 1
+    while bits <= _LONGEST_CODE:
+        code = np.int64(word >> np.uint64(64 - bits))
+        if code <= np.int64(load_u64(table + _LARGEST_AT + 8 * bits)):
+            number = code + np.int64(load_u64(table + _OFFSETS_AT + 8 * bits))
+            return _entry_of(load_u8(table + _SYMBOLS_AT + (number & 0xFF)), bits)
+        bits += 1
+    return 0
 
 
 @njit(forceinline=True, error_model="numpy")
-def _next(word, table, tables):
-    """(bits, symbol, value) of the code at the beginning of a word and the value behind it; 0 bits for no code."""
-    look, largest, offsets, symbols = tables
-    entry = np.int64(look[table, np.int64(word >> np.uint64(64 - LOOK_BITS))])
-    if entry & _PARTIAL == 0 and entry != 0:
-        return entry & 0x7F, (entry >> 8) & 0xFF, entry >> 16
-    if entry != 0:
-        bits = entry & 0x7F
-        symbol = (entry >> 8) & 0xFF
-    else:
-        bits = LOOK_BITS + 1
-        while bits <= _LONGEST_CODE and np.int64(word >> np.uint64(64 - bits)) > largest[table, bits]:
-            bits += 1
-        if bits > _LONGEST_CODE:
-            return 0, 0, 0
-        place = np.int64(word >> np.uint64(64 - bits)) + offsets[table, bits]
-        symbol = np.int64(symbols[table, place & 0xFF])
-    size = symbol & 15
-    value = 0
-    if size:
-        value = np.int64((word << np.uint64(bits)) >> np.uint64(64 - size))
-        if value < 1 << (size - 1):
-            value += 1 - (1 << size)
-    return bits + size, symbol, value
+def _entry(word, table):
+    """What the next code stands for; 0 where it stands for nothing."""
+    entry = item_i16(table, word >> np.uint64(64 - _LOOK_BITS))
+    if entry == 0:
+        entry = _long_entry(word, table)
+    return entry
 
 
-_scan = (_number, types.int64[:, ::1], types.UniTuple(_number, 3), types.int64[:, ::1], _tables)
+@njit(forceinline=True, error_model="numpy")
+def _value(word, entry):
+    """The number behind a code: one that begins with 0 is less than nothing, and stored one too small."""
+    used, size = entry & _USED, (entry >> _SIZE) & 15
+    rest = np.int64(word << np.uint64(used - size))
+    below = ~(rest >> 63)  # -1 for a negative number, else 0
+    return (np.int64((np.uint64(rest ^ below) >> np.uint64(1)) >> np.uint64(63 - size)) ^ below) - below
 
 
-@njit(_number(*_scan, types.int16[:, ::1], _numbers), **_options)
-def read_sequential(data, intervals, counts, plan, tables, blocks, places):
-    """Decode a scan into blocks.
+@njit(error_model="numpy")
+def start_scan(state, data, intervals, restart):
+    """Begin at the first MCU."""
+    state[:] = 0
+    state[_PLACE], state[_STOP] = data + intervals[0, 0], data + intervals[1, 0]
+    state[_LEFT] = restart
+
+
+@njit(error_model="numpy")
+def has_ended(state):
+    """Whether the last byte has been read, and none behind it."""
+    return state[_PLACE] - (state[_BITS] >> 3) == state[_STOP]
+
+
+@njit(error_model="numpy")
+def read_line(state, data, intervals, counts, plan, blocks, line, places):
+    """Decode a line of MCUs of a sequential scan into blocks of 64 int16.
 
     data: the address of its bytes; intervals: where the parts between restarts begin and end in them, int64 [2, parts].
-    counts: of MCUs, of MCUs in a line, and of MCUs between restarts, or 0. plan: for each component in the scan its
-    first block, blocks in a row, blocks of an MCU across and down, and the tables for DC and AC. tables: of
-    `build_table`, one behind the other. places: where the coefficients go in a block.
+    counts: MCUs in a line, and MCUs between restarts or 0. plan: for each component in the scan its first block, blocks
+    from row to row, blocks of an MCU across and down, and the addresses of its tables for DC and AC, int64 [n, 6].
+    blocks: the address of the blocks; line: that of the MCUs in them. places: the address of uint8 [64], where in a
+    block, in bytes, each coefficient goes.
     """
-    mcus, across, restart = counts
-    components = plan.shape[0]
-    previous = np.zeros(4, np.int64)
-    interval = 0
-    place, stop = data + intervals[0, 0], data + intervals[1, 0]
-    word, bits, left = np.uint64(0), 0, restart
-    line = column = 0
-    for _ in range(mcus):
+    across, restart = counts
+    place, stop, bits, left = state[_PLACE], state[_STOP], state[_BITS], state[_LEFT]
+    word = np.uint64(state[_WORD])
+    for column in range(across):
         if restart and left == 0:
             if place - (bits >> 3) != stop:
                 return 4
-            interval += 1
-            place, stop = data + intervals[0, interval], data + intervals[1, interval]
+            state[_INTERVAL] += 1
+            place, stop = data + intervals[0, state[_INTERVAL]], data + intervals[1, state[_INTERVAL]]
             word, bits, left = np.uint64(0), 0, restart
-            previous[:] = 0
+            state[_PREVIOUS:] = 0
         left -= 1
-        for component in range(components):
-            wide, high = plan[component, 2], plan[component, 3]
-            for inner in range(wide * high):
-                row = line * high + inner // wide
-                block = blocks[plan[component, 0] + row * plan[component, 1] + column * wide + inner % wide]
-                word, bits, place = _refilled(word, bits, place)
-                used, _, value = _next(word, plan[component, 4], tables)
-                if used == 0:
-                    return 5
-                word <<= np.uint64(used)
-                bits -= used
-                block[:] = 0
-                previous[component] += value
-                block[0] = previous[component]
-                table = plan[component, 5]
-                k = 1
-                while k < 64:
+        for component in range(plan.shape[0]):
+            wide, dc, ac = plan[component, _WIDE], plan[component, _DC], plan[component, _AC]
+            high, stride = plan[component, _HIGH], plan[component, _STRIDE]
+            first = plan[component, _FIRST] + line * high * stride + column * wide
+            previous = state[_PREVIOUS + component]
+            for row in range(high):
+                block = blocks + _BLOCK_BYTES * (first + row * stride)
+                for _ in range(wide):
+                    clear_block(block)
                     word, bits, place = _refilled(word, bits, place)
-                    used, symbol, value = _next(word, table, tables)
-                    if used == 0:
+                    entry = _entry(word, dc)
+                    if entry == 0:
                         return 5
-                    word <<= np.uint64(used)
-                    bits -= used
-                    k += symbol >> 4
-                    if symbol & 15:
+                    previous += _value(word, entry)
+                    word <<= np.uint64(entry & _USED)
+                    bits -= entry & _USED
+                    store_i16(block, previous)
+                    k = 0
+                    while k < 63:
+                        word, bits, place = _refilled(word, bits, place)
+                        entry = _entry(word, ac)
+                        if entry == 0:
+                            return 5
+                        value = _value(word, entry)
+                        word <<= np.uint64(entry & _USED)
+                        bits -= entry & _USED
+                        k += (entry >> _RUN) + 1
+                        if entry & _SIZES == 0:
+                            if entry >> _RUN != 15:
+                                break
+                            continue
                         if k > 63:
                             return 6
-                        block[places[k]] = value
-                    elif symbol != 0xF0:
-                        break
-                    k += 1
-                if place - (bits >> 3) > stop:
-                    return 7
-        column += 1
-        if column == across:
-            column = 0
-            line += 1
-    return 0 if place - (bits >> 3) == stop else 4
+                        store_i16(block + load_u8(places + k), value)
+                    if place - (bits >> 3) > stop:
+                        return 7
+                    block += _BLOCK_BYTES
+            state[_PREVIOUS + component] = previous
+    state[_PLACE], state[_STOP], state[_BITS], state[_LEFT] = place, stop, bits, left
+    state[_WORD] = np.int64(word)
+    return 0
+
+
+@njit(_number(_number, _plan, _three, _plan, _number, _number), **_options)
+def read_sequential(data, intervals, counts, plan, blocks, places):
+    """Decode all of a sequential scan. counts: lines of MCUs, MCUs in a line, and MCUs between restarts, or 0.
+
+    The other arguments are those of `read_line`.
+    """
+    lines, across, restart = counts
+    state = np.zeros(STATE, np.int64)
+    start_scan(state, data, intervals, restart)
+    for line in range(lines):
+        status = read_line(state, data, intervals, (across, restart), plan, blocks, line, places)
+        if status:
+            return status
+    return 0 if has_ended(state) else 4
 
 
 @njit(forceinline=True, error_model="numpy")
-def _corrected(block, at, step, word, bits, place):
+def _corrected(coefficient, step, word, bits, place):
     """A bit more of a coefficient that is known not to be 0."""
     word, bits, place = _refilled(word, bits, place)
-    if word >> np.uint64(63) and np.int64(block[at]) & step == 0:
-        block[at] += step if block[at] >= 0 else -step
+    value = load_i16(coefficient)
+    if word >> np.uint64(63) and value & step == 0:
+        add_i16(coefficient, step if value >= 0 else -step)
     return word << np.uint64(1), bits - 1, place
 
 
-@njit(_number(*_scan, types.int16[:, ::1], _numbers, _numbers), **_options)
-def read_progressive(data, intervals, counts, plan, tables, blocks, places, band):
+@njit(_number(_number, _plan, _three, _plan, _number, _number, _numbers), **_options)
+def read_progressive(data, intervals, counts, plan, blocks, places, band):
     """Decode one scan of several into blocks, which are 0 before the first one.
 
     band: first and last coefficient of the scan, and the bits above and below, see `markers.Scan`.
     The other arguments are those of `read_sequential`.
     """
     first, last, above, low = band[0], band[1], band[2], band[3]
-    mcus, across, restart = counts
-    components = plan.shape[0]
+    lines, across, restart = counts
     previous = np.zeros(4, np.int64)
     interval = 0
     place, stop = data + intervals[0, 0], data + intervals[1, 0]
@@ -252,7 +333,7 @@ def read_progressive(data, intervals, counts, plan, tables, blocks, places, band
     line = column = 0
     step = 1 << low
     run = 0  # blocks whose band ends with nothing new
-    for _ in range(mcus):
+    for _ in range(lines * across):
         if restart and left == 0:
             if place - (bits >> 3) != stop:
                 return 4
@@ -262,23 +343,25 @@ def read_progressive(data, intervals, counts, plan, tables, blocks, places, band
             previous[:] = 0
             run = 0
         left -= 1
-        for component in range(components):
-            wide, high = plan[component, 2], plan[component, 3]
+        for component in range(plan.shape[0]):
+            wide, high = plan[component, _WIDE], plan[component, _HIGH]
             for inner in range(wide * high):
-                row = line * high + inner // wide
-                block = blocks[plan[component, 0] + row * plan[component, 1] + column * wide + inner % wide]
+                row, rest = line * high + (inner >> (wide - 1)), inner & (wide - 1)  # wide is 1 or 2
+                number = plan[component, _FIRST] + row * plan[component, _STRIDE] + column * wide + rest
+                block = blocks + _BLOCK_BYTES * number
                 word, bits, place = _refilled(word, bits, place)
                 if first == 0:
                     if above:
                         if word >> np.uint64(63):
-                            block[0] |= step
+                            add_i16(block, step)
                         used = 1
                     else:
-                        used, _, value = _next(word, plan[component, 4], tables)
-                        if used == 0:
+                        entry = _entry(word, plan[component, _DC])
+                        if entry == 0:
                             return 5
-                        previous[component] += value
-                        block[0] = previous[component] << low
+                        used = entry & _USED
+                        previous[component] += _value(word, entry)
+                        store_i16(block, previous[component] << low)
                     word <<= np.uint64(used)
                     bits -= used
                 else:
@@ -286,12 +369,13 @@ def read_progressive(data, intervals, counts, plan, tables, blocks, places, band
                     if run == 0:
                         while k <= last:
                             word, bits, place = _refilled(word, bits, place)
-                            used, symbol, value = _next(word, plan[component, 5], tables)
-                            if used == 0:
+                            entry = _entry(word, plan[component, _AC])
+                            if entry == 0:
                                 return 5
-                            word <<= np.uint64(used)
-                            bits -= used
-                            zeros, size = symbol >> 4, symbol & 15
+                            value = _value(word, entry)
+                            word <<= np.uint64(entry & _USED)
+                            bits -= entry & _USED
+                            zeros, size = entry >> _RUN, (entry >> _SIZE) & 15
                             if size == 0 and zeros < 15:
                                 run = 1 << zeros
                                 if zeros:
@@ -304,8 +388,9 @@ def read_progressive(data, intervals, counts, plan, tables, blocks, places, band
                                 if size > 1:
                                     return 8
                                 while k <= last:
-                                    if block[places[k]] != 0:
-                                        word, bits, place = _corrected(block, places[k], step, word, bits, place)
+                                    coefficient = block + load_u8(places + k)
+                                    if load_i16(coefficient) != 0:
+                                        word, bits, place = _corrected(coefficient, step, word, bits, place)
                                     elif zeros == 0:
                                         break
                                     else:
@@ -316,13 +401,14 @@ def read_progressive(data, intervals, counts, plan, tables, blocks, places, band
                             if size:
                                 if k > last:
                                     return 6
-                                block[places[k]] = value << low
+                                store_i16(block + load_u8(places + k), value << low)
                             k += 1
                     if run > 0:
                         if above:
                             while k <= last:
-                                if block[places[k]] != 0:
-                                    word, bits, place = _corrected(block, places[k], step, word, bits, place)
+                                coefficient = block + load_u8(places + k)
+                                if load_i16(coefficient) != 0:
+                                    word, bits, place = _corrected(coefficient, step, word, bits, place)
                                 k += 1
                         run -= 1
                 if place - (bits >> 3) > stop:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
@@ -18,10 +19,14 @@ __all__ = [
     "add_i16",
     "bits_set",
     "byte_swapped",
+    "bytes_of_ff",
     "call",
     "constant",
+    "copy_32",
+    "copy_memory",
     "fill_8",
     "first_bit",
+    "item_i16",
     "load",
     "load_i16",
     "load_u8",
@@ -37,6 +42,7 @@ __all__ = [
     "store",
     "store_i16",
     "store_u8",
+    "store_u32",
     "store_u64",
     "vector",
 ]
@@ -117,6 +123,17 @@ def load_i16(typing, address):
 
 
 @intrinsic
+def item_i16(typing, address, number):
+    """One of many int16: the CPU multiplies the number while it loads."""
+
+    def generate(context, builder, signature, arguments):
+        place = builder.gep(builder.inttoptr(arguments[0], I16.as_pointer()), [arguments[1]], source_etype=I16)
+        return builder.sext(builder.load(place, align=1, typ=I16), I64)
+
+    return types.int64(types.int64, types.uint64), generate
+
+
+@intrinsic
 def load_u32(typing, address):
     def generate(context, builder, signature, arguments):
         return builder.zext(load(builder, I32, arguments[0]), I64)
@@ -148,6 +165,50 @@ def store_i16(typing, address, value):
         return nothing(context)
 
     return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def store_u32(typing, address, value):
+    def generate(context, builder, signature, arguments):
+        store(builder, builder.trunc(arguments[1], I32), arguments[0])
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def bytes_of_ff(typing, address):
+    """Which of 32 bytes are FF, a bit each."""
+
+    def generate(context, builder, signature, arguments):
+        found = builder.icmp_signed("==", load(builder, vector(I8, 32), arguments[0]), splat(I8, 32, -1))
+        return builder.zext(builder.bitcast(found, I32), I64)
+
+    return types.uint64(types.int64), generate
+
+
+@intrinsic
+def copy_32(typing, source, target):
+    """Copy 32 bytes."""
+
+    def generate(context, builder, signature, arguments):
+        store(builder, load(builder, vector(I8, 32), arguments[0]), arguments[1])
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def copy_memory(typing, source, target, count):
+    """Copy bytes to where they do not overlap."""
+
+    def generate(context, builder, signature, arguments):
+        source, target, count = arguments
+        places = [builder.inttoptr(one, I8.as_pointer()) for one in (target, source)]
+        cgutils.raw_memcpy(builder, *places, count, 1)
+        return nothing(context)
+
+    return types.void(types.int64, types.int64, types.int64), generate
 
 
 @intrinsic
