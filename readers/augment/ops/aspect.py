@@ -110,7 +110,8 @@ class ResizeToBucket(Op):
         return self.interpolation
 
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return None
+        assert isinstance(self.buckets, AspectBuckets)
+        return None if size is None else self.buckets.shapes[int(self.buckets.of_sides(*size))]
 
     def plan(self, planner: Planner, u: Floats) -> None:
         assert isinstance(self.buckets, AspectBuckets)
