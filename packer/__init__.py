@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
+    from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
@@ -54,6 +55,7 @@ _MODULES = {
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
+    "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -67,6 +69,7 @@ __all__ = [
     "InspectResult",
     "OrderReport",
     "Reencode",
+    "SetWriter",
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
@@ -84,6 +87,7 @@ __all__ = [
     "staged_copies",
     "upload",
     "verify",
+    "writer",
 ]
 
 

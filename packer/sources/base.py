@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from readers.tree import Keys, TreeNames
 __all__ = [
     "FieldNames",
     "FileSource",
+    "LabellingReader",
     "ListingBuilder",
     "NumberPlaces",
     "Places",
@@ -280,6 +281,14 @@ class SourceReader(Protocol):
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
+
+
+@runtime_checkable
+class LabellingReader(SourceReader, Protocol):
+    """A reader that finds the label of a sample only when it reads it: that of the listing does not count."""
+
+    def label(self, place: Any) -> int:
+        """The label of the sample that was read last; NO_LABEL for none."""
 
 
 class StrayReader(SourceReader, Protocol):
