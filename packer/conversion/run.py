@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Silent, Watcher, parse_size, plural
+from cache.messages import Silent, Watcher, parse_size
 from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
@@ -21,31 +21,22 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
+from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
 from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
-from packer.sources.contents import advice
 from packer.sources.dataset import DatasetSource, class_names, encoded_images
 from packer.uploading import convert_to_address
 from packer.workers import run_shards, without_gc
 from packer.writing import SetWriter, convert_stream
 from readers.layout import DatasetInfo, read_dataset_info
-from readers.tree import has_image_suffix
 
 __all__ = ["ConvertResult", "convert"]
 
 _SOURCE = ("title", "list", "open", "paths")
-_EXPECTED = (
-    "hidden",
-    "beside ",
-    "outside the splits",
-    "metadata of ",
-)  # images may be left out for these without a warning
-_FOREIGN = "image, byte 0: found "
-_UNREADABLE = "damaged, or not an image that is read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +217,7 @@ class _Conversion:
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
                 f"set? pack a part of it at a time, or free memory"
             ) from error
-        listing.warnings += _link_warnings(listing)
+        listing.warnings += link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
@@ -256,7 +247,7 @@ class _Conversion:
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
-                _refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
+                refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
                 journal.remove()
                 with suppress(OSError):  # it still holds the old set
@@ -362,51 +353,7 @@ class _Conversion:
             format=self._options.to,
             seconds=time.perf_counter() - self._started,
             left_out=left_out,
-            left_out_reasons=_count_by_reason(listing, metas),
+            left_out_reasons=count_by_reason(listing, metas),
             warnings=(*listing.warnings, *map(str, made.get("remarks", ()))),
             **counts,
         )
-
-
-def _count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
-    counts = Counter(reason for _, reason in listing.left_out)
-    for meta in metas:
-        counts.update(_kind(item.reason, item.action) for item in meta.left_out)
-    return dict(counts.most_common())
-
-
-def _kind(reason: str, action: str) -> str:
-    if not action:
-        return reason
-    if reason.startswith(_FOREIGN):
-        return reason.removeprefix(_FOREIGN).partition(";")[0]
-    return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE
-
-
-def _link_warnings(listing: SourceListing) -> list[str]:
-    """A warning for each reason for which files with names of images are left out."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in listing.left_out:
-        if has_image_suffix(name) and not reason.startswith(_EXPECTED):
-            by_reason.setdefault(reason, []).append(name)
-    return [
-        f"{plural(len(names), 'file')} with names of images left out, such as {names[0]!r}: {reason}"
-        for reason, names in by_reason.items()
-    ]
-
-
-def _refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan, metas: Sequence[PartMeta]) -> None:
-    """Raise SourceError where no sample is left, with what the source holds and which command takes that.
-
-    metas are parallel to the shards of `plan`.
-    """
-    if any(meta.shard.samples for meta in metas):
-        return
-    files = list(listing.left_out)
-    for shard, meta in zip(plan.shards, metas, strict=True):
-        folder = listing.splits[shard.split].root
-        for item in meta.left_out:
-            files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
-    seen = advice(str(root), files, _count_by_reason(listing, metas))
-    raise SourceError(f"{title}: no images, so no set is made; found\n  {seen or 'nothing'}")
