@@ -68,7 +68,8 @@ class AspectBuckets:
         """
         aspects = np.array([width / height for height, width in self.shapes])
         between = np.sqrt(aspects[1:] * aspects[:-1])  # in the middle of two logarithms
-        return between.searchsorted(np.maximum(widths, 1) / np.maximum(heights, 1)).astype(np.int64)
+        buckets: _Ints = between.searchsorted(np.maximum(widths, 1) / np.maximum(heights, 1)).astype(np.int64)
+        return buckets
 
     def batch_sizes(self, pixels: int, *, multiple: int = 1) -> tuple[int, ...]:
         """Samples of each bucket that together have at most `pixels` pixels: a multiple of `multiple`, at least one."""
@@ -109,7 +110,8 @@ class ResizeToBucket(Op):
         return self.interpolation
 
     def size_after(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        return None
+        assert isinstance(self.buckets, AspectBuckets)
+        return None if size is None else self.buckets.shapes[int(self.buckets.of_sides(*size))]
 
     def plan(self, planner: Planner, u: Floats) -> None:
         assert isinstance(self.buckets, AspectBuckets)
