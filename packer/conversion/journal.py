@@ -46,8 +46,8 @@ class Journal:
     """
 
     @output_errors()
-    def __init__(self, out: Path, *, beside_shards: bool = False) -> None:
-        """beside_shards: `out` holds shards to adopt, so it may have foreign content."""
+    def __init__(self, out: Path, *, beside_shards: bool = False, wait_seconds: float = 0.0) -> None:
+        """beside_shards: `out` holds shards to adopt, so it may have foreign content. wait_seconds: for the lock."""
         self.out = out
         self.folder = out / WORK_FOLDER
         if out.exists() and not out.is_dir():
@@ -55,7 +55,7 @@ class Journal:
         if not beside_shards and not self.folder.is_dir():
             self._check_names(set())
         self.place = Folder(out, create=True)
-        self.work, self._lock = self._open_work()
+        self.work, self._lock = self._open_work(wait_seconds)
         self._removed = False
         try:
             if beside_shards and self.work.kind(_PLAN_FILE):
@@ -71,16 +71,16 @@ class Journal:
         """Whether this filesystem (Lustre without -o flock) has no locks, of which the caller warns."""
         return not self._lock.supported
 
-    def _open_work(self) -> tuple[Folder, Lock]:
+    def _open_work(self, wait_seconds: float) -> tuple[Folder, Lock]:
         while True:
             try:
                 work = self.place.folder(WORK_FOLDER, create=True)
-                return work, work.lock(_LOCK)
+                return work, work.lock(_LOCK, wait_seconds)
             except FileNotFoundError:  # the previous owner has just removed it
                 continue
             except BusyError as error:
                 raise OutputError(
-                    f"{self.out}: another conversion is writing here; wait for it, or choose another output"
+                    f"{self.out}: another command is writing here; wait for it, or choose another output"
                 ) from error
 
     def _is_replacing(self) -> bool:

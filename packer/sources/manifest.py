@@ -44,7 +44,7 @@ from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
-__all__ = ["Columns", "ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
+__all__ = ["RESERVED_FIELDS", "Columns", "ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
 
 # One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
 Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
