@@ -69,7 +69,11 @@ def wrong(root: Path) -> list[str]:
 
 def check(root: Path, expected: Mapping[str, Held]) -> None:
     """A set holds exactly this, and is sound to the last byte."""
-    assert wrong(root) == []
-    found = content(root)
-    assert found.keys() == expected.keys()
-    assert found == dict(expected)
+    problems, found = wrong(root), content(root)
+    assert not problems, problems
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    labels = {
+        key: (held.label, expected[key].label) for key, held in found.items() if held.label != expected[key].label
+    }
+    assert not labels, labels
+    assert not [key for key in found if found[key] != expected[key]], "other bytes"

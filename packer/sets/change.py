@@ -28,7 +28,7 @@ from cache.files import Folder, PathError
 from cache.messages import Watcher
 from packer.columns import is_index, remove_index
 from packer.conversion.commit import write_dataset_info
-from packer.conversion.journal import Journal
+from packer.conversion.journal import NAMES_FILE, Journal
 from packer.output import output_errors
 from readers.history import Retired, now
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
@@ -36,7 +36,6 @@ from readers.names import DATASET_FILE, WORK_FOLDER, ShardPath
 
 __all__ = ["Change"]
 
-_NAMES_FILE = "names.json"
 _RETIRED_SECONDS = 30 * 24 * 3600.0
 _RETIRED_BYTES, _RETIRED_SHARE = 1 << 30, 8
 _NO_HARD_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -93,7 +92,7 @@ class Change:
         sets where they lead. Raises StaleIndexError where a linked shard is not the one that was indexed.
         """
         names = [ShardPath(name) for name in (*moves.values(), *links)]
-        self.work.write(_NAMES_FILE, json.dumps(names).encode())
+        self.work.write(NAMES_FILE, json.dumps(names).encode())
         symbolic = sum(self._link(name, path, shard) for name, (path, shard) in links.items())
         for name, new in moves.items():
             self._make_folder(new)
@@ -145,12 +144,12 @@ class Change:
 
     def _locked(self, watcher: Watcher, wait_seconds: float) -> Journal:
         try:
-            return Journal(self.root, beside_shards=True)
+            return Journal(self.root, beside_shards=True, changes=True)
         except OutputError as error:
             if getattr(error.__cause__, "errno", None) != errno.EAGAIN or not wait_seconds:
                 raise
         watcher.note(f"waiting for another command that writes {self.root}")
-        return Journal(self.root, beside_shards=True, wait_seconds=wait_seconds)
+        return Journal(self.root, beside_shards=True, changes=True, wait_seconds=wait_seconds)
 
     def _check_empty(self) -> None:
         names = [name for name in self.place.names() if name != WORK_FOLDER]
@@ -161,7 +160,7 @@ class Change:
     # --- what killed commands left ------------------------------------------------------------------------------
     def _clean(self) -> None:
         """Remove what was moved or linked into the set and never became a part of it, and the working files."""
-        if self.work.kind(_NAMES_FILE):
+        if self.work.kind(NAMES_FILE):
             info = read_dataset_info(self.root) if self.place.kind(DATASET_FILE) else None
             used = {*_files_of(info), *(retired.path for retired in info.retired)} if info else set()
             for name in self._listed_names():
@@ -171,10 +170,10 @@ class Change:
 
     def _listed_names(self) -> list[str]:
         try:
-            return [ShardPath(name) for name in json.loads(self.work.read(_NAMES_FILE, MAX_JSON_BYTES))]
+            return [ShardPath(name) for name in json.loads(self.work.read(NAMES_FILE, MAX_JSON_BYTES))]
         except (ValueError, TypeError, RecursionError) as error:
             raise OutputError(
-                f"{self.work.path / _NAMES_FILE}: cannot be read ({error}), so it is unknown what a killed command "
+                f"{self.work.path / NAMES_FILE}: cannot be read ({error}), so it is unknown what a killed command "
                 f"left here; run  packer verify {self.root}  and, if it is whole, remove that file"
             ) from error
 
