@@ -213,9 +213,9 @@ class _Adoption:
     def _compare_names(self) -> None:
         """Refuse before hours of reading what file names show: missing shards, and a damaged dataset.json."""
         there, known = self._found.there, self._found.known
-        if known and (known.edited or known.beside):
+        if known and (known.edited or known.separate):
             what = [EDITS[name] for name in known.edited] + [
-                f"the field {name} is in shards of its own" for name in known.beside
+                f"the field {name} is in shards of its own" for name in known.separate
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "

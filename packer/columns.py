@@ -202,7 +202,7 @@ def write_index(
     fields: Sequence[str],
     *,
     scratch: Folder,
-    beside: Sequence[str] = (),
+    separate: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> dict[str, ColumnFile]:
     """Write every column of `readers.index` to the folder `name` in `place`, durably; an index there is replaced.
@@ -210,7 +210,7 @@ def write_index(
     parts: in order, the part of one shard, or columns from elsewhere, which name their shards themselves.
     samples: how many each of them has.
     scratch: a folder of the same filesystem, where the index is made.
-    beside: the fields that have shards of their own.
+    separate: the fields that have shards of their own.
     numbers: the shard of each part; by default they count from 0.
 
     Returns size and CRC32C of every file. Raises OutputError where other files are in the way.
@@ -219,9 +219,11 @@ def write_index(
     scratch.remove_tree(temporary)
     with scratch.folder(temporary, create=True) as folder:
         with ExitStack() as opened:
-            names = column_names(fields, beside)
+            names = column_names(fields, separate)
             files = {name.removesuffix(".npy"): opened.enter_context(folder.create(name)) for name in names}
-            _write_columns(files, list(zip(parts, samples, numbers or range(len(parts)), strict=True)), fields, beside)
+            _write_columns(
+                files, list(zip(parts, samples, numbers or range(len(parts)), strict=True)), fields, separate
+            )
             for file in files.values():
                 sync_file(file)
         folder.sync()
@@ -236,12 +238,12 @@ def _write_columns(
     files: Mapping[str, BinaryIO],
     parts: Sequence[tuple[Path | PartColumns, int, int]],
     fields: Sequence[str],
-    beside: Sequence[str],
+    separate: Sequence[str],
 ) -> None:
     """parts: each with its samples and the number of its shard."""
     total = sum(samples for _, samples, _ in parts)
     fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
-    fixed |= {f"{name}.shard": COLUMNS["shard"] for name in beside}
+    fixed |= {f"{name}.shard": COLUMNS["shard"] for name in separate}
     for name, dtype in fixed.items():
         _write_header(files[name], dtype, total)
     blob_bytes = dict.fromkeys(("key", *(f"{name}.name" for name in fields)), 0)

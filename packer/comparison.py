@@ -88,11 +88,11 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
         found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
-            Index(root / files.index, files.samples).check(reader.fields, info.beside)
+            Index(root / files.index, files.samples).check(reader.fields, info.separate)
             counts = [shard.samples for shard in files.shards]
             expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
             wrong = [] if np.array_equal(reader.table.column("shard"), expected) else ["shard"]
-            for name in info.beside:
+            for name in info.separate:
                 if int(reader.table.shard_column(name).max(initial=0)) >= max(1, len(counts)):
                     wrong.append(f"{name}.shard")
             if not wrong:
@@ -164,7 +164,7 @@ class LocatedRows:
         self._rows: dict[tuple[str, int, int], list[int]] = {}
         for name in reader.fields:
             rows = np.arange(first, stop)
-            if name in info.beside:
+            if name in info.separate:
                 rows = np.flatnonzero(table.shard_column(name) == number)
             offset = table.field_column(name, "offset")[rows]
             length = table.field_column(name, "length")[rows]
@@ -182,7 +182,7 @@ class LocatedRows:
         reader, key = self._reader, self._reader.keys[row]
         if "keys" not in self._edited and not _is_key(key, sample.key, self._shard):
             yield f"the shard says the key {sample.key!r}"
-        if "labels" not in self._edited and of not in reader.dataset.beside and sample.label != reader.labels[row]:
+        if "labels" not in self._edited and of not in reader.dataset.separate and sample.label != reader.labels[row]:
             yield f"the shard says the label {sample.label}, the index {int(reader.labels[row])}"
         name, stored = sample.names.get(of, ""), reader.table.columns.names(of)[row]
         if stored != encode_name(name, sample.key) and decode_name(stored, key) != name:

@@ -61,7 +61,7 @@ class SplitReport:
 class InspectResult(Result):
     """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
 
-    edited, beside, history: what was done to it since it was packed; see `readers.history`.
+    edited, separate, history: what was done to it since it was packed; see `readers.history`.
     retired: indexes and shards of earlier states that are still there.
     """
 
@@ -76,7 +76,7 @@ class InspectResult(Result):
     duplicates: int
     duplicate_examples: tuple[tuple[str, ...], ...]
     edited: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
     retired: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
         duplicates=duplicates,
         duplicate_examples=examples,
         edited=info.edited,
-        beside=info.beside,
+        separate=info.separate,
         history=tuple(operation.to_json() for operation in info.history),
         retired=tuple(retired.path for retired in info.retired),
     )

@@ -181,7 +181,7 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
 
 def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
     """Compare what the format locates in the file with the index."""
-    if reader.dataset.edited or reader.dataset.beside:
+    if reader.dataset.edited or reader.dataset.separate:
         _check_rows(task, reader, path, wrong)
         return
     count = 0

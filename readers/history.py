@@ -1,13 +1,13 @@
 """What was done to a set since it was packed, and what of its earlier states is still there: members of dataset.json.
 
     "edited": ["labels", "samples"]    what the index says otherwise than the shards: EDITS
-    "beside": ["mask"]                 fields in shards of their own, which are listed with 0 samples; the index has
+    "separate": ["mask"]               fields in shards of their own, which are listed with 0 samples; the index has
                                        a column <field>.shard.npy for each
     "history": [{"operation": "append", "arguments": {"source": "new"}, "date": "2026-01-31T12:00:00Z",
                  "version": "packer 0.1.0", "samples": [before, after]}, …]
     "retired": [{"path": "train.index", "since": "2026-01-31T12:00:00Z"}, …]
 
-Retired files are those of earlier states: whoever opened the set before it was changed reads them. History is for
+Retired files are those of earlier states; readers that opened the set before it was changed need them. History is for
 people: an entry that is not of this form is left out. Times are UTC.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from readers.names import FieldName, ShardPath
 
-__all__ = ["EDITS", "Operation", "Retired", "now", "parse_beside", "parse_edited", "parse_history", "parse_retired"]
+__all__ = ["EDITS", "Operation", "Retired", "now", "parse_edited", "parse_history", "parse_retired", "parse_separate"]
 
 EDITS = {
     "keys": "the index has other keys",
@@ -79,12 +79,12 @@ def parse_edited(value: Any) -> tuple[str, ...]:
     return tuple(sorted(set(names)))
 
 
-def parse_beside(value: Any, fields: Iterable[str]) -> tuple[str, ...]:
+def parse_separate(value: Any, fields: Iterable[str]) -> tuple[str, ...]:
     """Names of fields. Raises ValueError."""
-    names, known = _texts(value, "beside"), list(fields)
+    names, known = _texts(value, "separate"), list(fields)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"beside names {unknown[0]!r:.80}, the fields are {', '.join(known)}")
+        raise ValueError(f"separate names {unknown[0]!r:.80}, the fields are {', '.join(known)}")
     return tuple(FieldName(name) for name in known if name in names)
 
 

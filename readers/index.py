@@ -3,7 +3,7 @@
 An index is one `.npy` file per column in `<split>.index/`:
 
     shard.npy               uint32 [n]      position in the split's list of shards
-    <field>.shard.npy       uint32 [n]      the same, of a field that has shards of its own (`beside` in dataset.json)
+    <field>.shard.npy       uint32 [n]      the same, of a field that has shards of its own (`separate` in dataset.json)
     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
     <field>.length.npy      uint64 [n]      bytes; 0 is legal
     <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
@@ -68,9 +68,9 @@ COLUMNS: dict[str, str] = {
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
 
 
-def column_names(fields: Iterable[str], beside: Iterable[str] = ()) -> list[str]:
-    """The files of an index. beside: fields that have shards of their own."""
-    names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in beside)]
+def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
+    """The files of an index. separate: fields that have shards of their own."""
+    names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
     for field in fields:
         names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
     return [f"{name}.npy" for name in names]
@@ -97,11 +97,11 @@ class Columns(ABC):
 
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
-    beside: fields that have shards of their own.
+    separate: fields that have shards of their own.
     """
 
     fields: tuple[str, ...] = ("image",)
-    beside: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     title: str = ""
     place: str = ""
@@ -170,7 +170,7 @@ class MemoryColumns(Columns):
     ) -> None:
         self._keys = keys if isinstance(keys, Strings) else Strings.of(keys)
         self.fields, self.classes, self.title, self.place = fields, classes, title, title
-        self.beside = tuple(field for field in fields if f"{field}.shard" in columns)
+        self.separate = tuple(field for field in fields if f"{field}.shard" in columns)
         self.has_headers = all(name in columns for name in ImageInfo._fields)
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
         self._names = dict(names or {})
@@ -196,7 +196,7 @@ class MemoryColumns(Columns):
         return self.column(f"{field}.{name}")
 
     def shard_column(self, field: str) -> npt.NDArray[Any]:
-        return self.column(f"{field}.shard" if field in self.beside else "shard")
+        return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def keys(self) -> Strings:
         return self._keys
@@ -259,9 +259,9 @@ class Index:
         """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
 
-    def check(self, fields: Iterable[str], beside: Iterable[str] = ()) -> None:
+    def check(self, fields: Iterable[str], separate: Iterable[str] = ()) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""
-        for field in beside:
+        for field in separate:
             self.shard_column(field)
         for name in COLUMNS:
             self.column(name)

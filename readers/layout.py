@@ -1,7 +1,7 @@
 """`dataset.json`: what a packed set is. It is the commit point: a directory without it is not a set.
 
     {
-      "kind": "packer-dataset", "version": 1,                         2 where "edited" or "beside" is there
+      "kind": "packer-dataset", "version": 1,                         2 where "edited" or "separate" is there
       "format": "hdf5" | "tfrecord" | "tar",
       "fields": {"image": "image", "mask": "mask", "json": "json"},   name -> what its bytes are (`readers.fields`)
       "classes": ["n01440764", …],                                    position = label
@@ -15,7 +15,7 @@
       },
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
-      "edited": […], "beside": […], "history": […], "retired": […]    what was done to it since: `readers.history`
+      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `readers.history`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import PathError, read_regular
-from readers.history import Operation, Retired, parse_beside, parse_edited, parse_history, parse_retired
+from readers.history import Operation, Retired, parse_edited, parse_history, parse_retired, parse_separate
 from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
@@ -119,14 +119,14 @@ class DatasetInfo:
     made: Mapping[str, Any] = field(default_factory=dict)
     adopted: AdoptedKeys = AdoptedKeys()
     edited: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
     history: tuple[Operation, ...] = ()
     retired: tuple[Retired, ...] = ()
 
     @property
     def column_names(self) -> list[str]:
         """The files of the index of a split."""
-        return column_names(self.fields, self.beside)
+        return column_names(self.fields, self.separate)
 
     def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
         """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
@@ -176,7 +176,7 @@ class DatasetInfo:
         }
         content = {
             "kind": KIND,
-            "version": EDITED_VERSION if self.edited or self.beside else VERSION,
+            "version": EDITED_VERSION if self.edited or self.separate else VERSION,
             "format": self.format,
             "fields": dict(self.fields),
             "classes": list(self.classes),
@@ -186,7 +186,7 @@ class DatasetInfo:
         }
         if self.adopted != AdoptedKeys():
             content["adopted"] = asdict(self.adopted)
-        later: dict[str, Any] = {"edited": list(self.edited), "beside": list(self.beside)}
+        later: dict[str, Any] = {"edited": list(self.edited), "separate": list(self.separate)}
         later["history"] = [operation.to_json() for operation in self.history]
         later["retired"] = [asdict(retired) for retired in self.retired]
         content |= {name: value for name, value in later.items() if value}
@@ -260,7 +260,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     if not all(isinstance(name, str) for name in classes):
         raise DatasetError(f"{path}: classes must be a list of strings")
     try:
-        beside = parse_beside(content.get("beside", []), fields)
+        separate = parse_separate(content.get("separate", []), fields)
         edited, retired = parse_edited(content.get("edited", [])), parse_retired(content.get("retired", []))
     except ValueError as error:
         raise DatasetError(f"{path}: {error}") from error
@@ -268,7 +268,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     listed: dict[str, Any] = top.get("splits", dict)
     for name, value in listed.items():
         where = _Object(value, f"{path}: split {name!r:.80}")
-        splits[_checked(SplitName, name, path)] = _parse_split(where, column_names(fields, beside))
+        splits[_checked(SplitName, name, path)] = _parse_split(where, column_names(fields, separate))
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
@@ -281,7 +281,7 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         made=_filter_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
         edited=edited,
-        beside=beside,
+        separate=separate,
         history=parse_history(content.get("history")),
         retired=retired,
     )

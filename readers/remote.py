@@ -256,7 +256,7 @@ class RemoteHome:
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
             try:
-                Index(part, info.samples).check(self.info.fields, self.info.beside)
+                Index(part, info.samples).check(self.info.fields, self.info.separate)
             except DatasetError as error:
                 message = str(error).replace(str(part), self.url.at(info.index))
                 raise DatasetError(f"{message}; then upload it again") from error

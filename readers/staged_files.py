@@ -107,7 +107,7 @@ class SetFiles:
         node, nodes = portion.part
         samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
         index = Index(self.home / split.index, split.samples)
-        columns = [index.column("shard"), *map(index.shard_column, self.info.beside)]
+        columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
         part = np.concatenate([column[samples.start : samples.stop] for column in columns])
         counts = np.bincount(part, minlength=len(split.shards))
         if len(counts) > len(split.shards):

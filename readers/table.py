@@ -323,7 +323,7 @@ def concat(tables: Sequence[Table]) -> Table:
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
     numbers = {name: number for number, name in enumerate(classes)}
     headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
-    beside = {field for table in tables for field in table.columns.beside}
+    separate = {field for table in tables for field in table.columns.separate}
     parts: dict[str, list[npt.NDArray[Any]]] = {}
     shards = 0
     sizes: list[int] = []
@@ -331,7 +331,7 @@ def concat(tables: Sequence[Table]) -> Table:
         new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
         parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
         parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
-        for field in beside:
+        for field in separate:
             parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
         for name in headers:
             parts.setdefault(name, []).append(table.column(name))

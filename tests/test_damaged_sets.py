@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
     "classes": (..., {}, "cat", [5], [None], ["cat", ["dog"]]),
     "label_offset": (..., "0", 0.5, None, True, 10**30, -(10**30)),
     "edited": ("labels", {}, [5], ["colours"], None),
-    "beside": ("image", {}, [5], ["depth"], None),
+    "separate": ("image", {}, [5], ["depth"], None),
     "retired": (
         {},
         ["train.index"],

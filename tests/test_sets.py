@@ -116,7 +116,7 @@ def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[P
     packer.reshard(merged, again, to=FORMATS[FORMATS.index(to) - 1], workers=1)
     check(again, expected)
     info = read_dataset_info(again)
-    assert (info.edited, info.beside) == ((), ())
+    assert (info.edited, info.separate) == ((), ())
     done = [operation.operation for operation in info.history]
     assert done == ["drop", "relabel", "add-field", "split", "append", "merge", "reshard"]
     packer.index([again], workers=1)
@@ -328,7 +328,7 @@ def test_a_changed_set_is_staged_ordered_packed_and_extracted(one: Path, tmp_pat
 
 def test_what_reads_the_shards_themselves_is_refused(one: Path, tmp_path: Path) -> None:
     packer.drop(one, keys=["cat/cat0t0"])
-    with pytest.raises(readers.FormatError, match="dali would read the shards; pack it anew with  packer reshard"):
+    with pytest.raises(readers.FormatError, match="dali would read the shards; pack it again with  packer reshard"):
         packer.export_index(one, "dali")
     state = (one / "dataset.json").read_bytes()
     with pytest.raises(readers.OutputError, match=r"cannot be rebuilt from its shards.*other samples.*packer inspect"):

@@ -97,7 +97,8 @@ def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertool
             assert wrong(target) == [], where
         else:
             found = old
-        if found == old and killed:
+        is_old = found == old if target == root else not (out / "dataset.json").exists()
+        if is_old and killed:
             CHANGES[name](root, base, out)
         else:  # the next command finds what a killed one left
             packer.relabel(target, names={})
@@ -120,7 +121,7 @@ def test_killed_at_some_steps(name: str, base: Path, tmp_path: Path) -> None:
 def test_killed_at_every_step(name: str, base: Path, tmp_path: Path) -> None:
     kills = killed_at_steps(name, base, tmp_path, itertools.count(1))
     print(f"\n{name}: killed at each of {kills} steps")
-    assert kills > (8 if name == "prune" else 20)
+    assert kills > (2 if name == "prune" else 20)
 
 
 def test_twenty_appends_at_once(one: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _COMMANDS = {
     "relabel": ("Give classes other names, or samples other labels.", "sets", "relabel_command"),
     "dedup": ("Find duplicates in a set, and keep one of each.", "sets", "dedup_command"),
     "add-field": ("Add masks, boxes, captions, … to a set.", "sets", "field_command"),
-    "reshard": ("Pack a set anew: other format or size of shards, without unused bytes.", "sets", "reshard_command"),
+    "reshard": ("Pack a set again: other format or size of shards, without unused bytes.", "sets", "reshard_command"),
     "prune": ("Remove what a set keeps for readers of its earlier states.", "sets", "prune_command"),
     "index": ("Adopt shards made elsewhere, or rebuild an index.", "convert", "index_command"),
     "inspect": ("Show what a packed set is.", "inspect", "command"),

@@ -235,7 +235,7 @@ def _groups(result: DedupResult) -> list[str]:
 def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None:
     """Add a field to SET: a file of FOLDER for each sample, named by its key, as cat/001.png.
 
-    The files go into shards of their own beside those of SET, which stay as they are.
+    The files go into shards of their own; those of SET stay as they are.
     """
     _show(add_field(path, folder, options.pop("name"), watcher=watcher(as_json), **options), as_json)
 
@@ -251,7 +251,7 @@ def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None
 @_dry_run
 @json_option
 def reshard_command(path: str, as_json: bool, **options: Any) -> None:
-    """Pack the samples of SET anew, without the bytes that no sample uses any more."""
+    """Pack the samples of SET again, without the bytes that no sample uses any more."""
     _show(reshard(path, watcher=watcher(as_json), **options), as_json)
 
 

@@ -1,4 +1,4 @@
-"""Sets as values: append, merge, split, subset, relabel, drop, deduplicate, pack anew, add a field.
+"""Sets as values: append, merge, split, subset, relabel, drop, deduplicate, pack again, add a field.
 
     table       what is known of all samples of a set; new tables follow from it, and nothing is written until `save`
     pieces      the index of a table: rows of the indexes of other sets, their labels, their shards

@@ -7,9 +7,9 @@
     dataset.json                                       which alone makes them the set
     remove what has been retired for long
 
-Files of the old set stay: who has it open reads on, also columns that were not mapped yet. dataset.json lists them as
-retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they take more
-than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`.
+Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
+lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they
+take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A field beside the shards that are there: masks, boxes, captions, …, from a folder of files named by the keys.
+"""Add a field to a set: masks, boxes, captions, …, from a folder of files named by the keys.
 
     masks/cat/001.png          is of the sample cat/001, in any split
     masks/train/cat/001.png    is of the sample cat/001 in train
@@ -82,7 +82,7 @@ def add_field(
         options = replace(options_like(root, change.info, shard_size), decode="none")
         addition = _Addition(root, change.info, field, files)
         new = pack(change, files, addition.listing, options, lambda split: f"{split}.{field}", workers, watcher)
-        indexes = Indexes(change, addition.info.fields, addition.info.beside)
+        indexes = Indexes(change, addition.info.fields, addition.info.separate)
         info = addition.write(change, new, indexes)
         change.commit(info, new.moves | indexes.moves, {})
         return addition.result(new)
@@ -173,8 +173,8 @@ class _Addition:
             raise SourceError(f"{root}: has a field {field!r} already; choose another name")
         self._root, self._before, self._field, self._files = root, info, field, files
         fields = {**info.fields, field: files.kind}
-        beside = tuple(name for name in fields if name in (*info.beside, field))
-        self.info = replace(info, fields=fields, beside=beside)
+        separate = tuple(name for name in fields if name in (*info.separate, field))
+        self.info = replace(info, fields=fields, separate=separate)
         self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
         self._samples: dict[str, npt.NDArray[np.int64]] = {}  # numbers of those with a file, by split
         self._used: set[str] = set()

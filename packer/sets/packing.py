@@ -1,4 +1,4 @@
-"""Changes that write shards: append a source, pack a set anew; `packer.sets.fields` adds a field.
+"""Changes that write shards: append a source, pack a set again; `packer.sets.fields` adds a field.
 
 All shards and indexes that are new become the set at once; see `packer.sets.change`.
 """
@@ -95,7 +95,7 @@ def reshard(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Pack the samples of a set anew, into another set, or in its own place.
+    """Pack the samples of a set again, into another set, or in its own place.
 
     output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
     to: the format, by default that of the set.
@@ -200,7 +200,7 @@ class _Append:
         self, change: Change, new: NewShards
     ) -> tuple[DatasetInfo, dict[str, str], dict[str, tuple[Path, ShardInfo]]]:
         """What `Change.commit` takes; the indexes are in its working folder."""
-        info, indexes = self._info, Indexes(change, self._fields, self._info.beside)
+        info, indexes = self._info, Indexes(change, self._fields, self._info.separate)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
             raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")

@@ -119,8 +119,8 @@ class SplitShards(NamedTuple):
     numbers: list[Int64s]
 
 
-def shards_of_split(pieces: Sequence[Piece], beside: Sequence[str]) -> SplitShards:
-    """The shards that the samples of these pieces are in, and those with their fields of `beside`."""
+def shards_of_split(pieces: Sequence[Piece], separate: Sequence[str]) -> SplitShards:
+    """The shards that the samples of these pieces are in, and those with their fields of `separate`."""
     shards: list[tuple[Piece, ShardInfo]] = []
     numbers = [np.zeros(max(1, len(piece.info.splits[piece.split].shards)), np.int64) for piece in pieces]
     for piece, new in zip(pieces, numbers, strict=True):
@@ -130,17 +130,17 @@ def shards_of_split(pieces: Sequence[Piece], beside: Sequence[str]) -> SplitShar
             new[number] = len(shards)
             shards.append((piece, replace(known[number], samples=int(counts[number]))))
     for piece, new in zip(pieces, numbers, strict=True):
-        for number in _shards_of_fields(piece, beside).tolist():
+        for number in _shards_of_fields(piece, separate).tolist():
             new[number] = len(shards)
             shards.append((piece, replace(piece.info.splits[piece.split].shards[number], samples=0)))
     return SplitShards(shards, numbers)
 
 
-def _shards_of_fields(piece: Piece, beside: Sequence[str]) -> Int64s:
+def _shards_of_fields(piece: Piece, separate: Sequence[str]) -> Int64s:
     """The numbers of the shards of a piece's fields that are not in the shards of its samples."""
     found = [np.zeros(0, np.int64)]
-    for name in beside:
-        if name in piece.table.columns.beside:
+    for name in separate:
+        if name in piece.table.columns.separate:
             has = piece.table.field_column(name, "offset") != np.uint64(ABSENT)
             found.append(np.unique(piece.table.shard_column(name)[has]).astype(np.int64))
     return np.unique(np.concatenate(found))
@@ -150,12 +150,15 @@ class PieceColumns:
     """The columns of a piece, for `packer.columns.write_index`.
 
     numbers: the new number of each shard.
-    beside: the fields that have shards of their own in the new set.
+    separate: the fields that have shards of their own in the new set.
     """
 
-    def __init__(self, piece: Piece, numbers: Int64s, beside: Sequence[str]) -> None:
+    def __init__(self, piece: Piece, numbers: Int64s, separate: Sequence[str]) -> None:
         self._piece, self._numbers = piece, numbers
-        self._known = {*piece.extra, *(name.removesuffix(".npy") for name in column_names(piece.table.fields, beside))}
+        self._known = {
+            *piece.extra,
+            *(name.removesuffix(".npy") for name in column_names(piece.table.fields, separate)),
+        }
         self._texts: tuple[str, Strings] | None = None  # the blob and the offsets are asked for one after the other
 
     def __contains__(self, name: str) -> bool:

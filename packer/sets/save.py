@@ -122,13 +122,13 @@ class _Writing:
     def __init__(self, table: SetTable, root: Path, change: Change | None) -> None:
         self._table, self._root, self._change = table, root, change
         self._fields = table.fields
-        beside = {name for piece in table.pieces for name in piece.table.columns.beside}
-        self._beside = tuple(name for name in self._fields if name in beside)
+        separate = {name for piece in table.pieces for name in piece.table.columns.separate}
+        self._separate = tuple(name for name in self._fields if name in separate)
         self.moves: dict[str, str] = {}
         self.links: dict[str, tuple[Path, ShardInfo]] = {}
         self._sets = {root: number for number, root in enumerate(dict.fromkeys(p.root for p in table.pieces), 1)}
         self._names: dict[Path, str] = {}
-        self._shards = {name: shards_of_split(pieces, self._beside) for name, pieces in table.splits.items()}
+        self._shards = {name: shards_of_split(pieces, self._separate) for name, pieces in table.splits.items()}
 
     def write(self) -> DatasetInfo:
         """Write the indexes of changed splits into the working folder; the description of the set."""
@@ -143,7 +143,7 @@ class _Writing:
             splits=splits,
             made=made_of(*infos, payload_bytes=self._payload_bytes()),
             edited=tuple(sorted(edited)),
-            beside=self._beside,
+            separate=self._separate,
             history=(*table.info.history, *(operation(s.operation, s.arguments, s.samples) for s in table.steps)),
             retired=(),
         )
@@ -152,13 +152,17 @@ class _Writing:
         assert self._change is not None
         known = self._change.info
         is_same = len(pieces) == 1 and pieces[0].is_whole and pieces[0].split == name
-        if known is not None and is_same and (tuple(known.fields), known.beside) == (tuple(self._fields), self._beside):
+        if (
+            known is not None
+            and is_same
+            and (tuple(known.fields), known.separate) == (tuple(self._fields), self._separate)
+        ):
             return known.splits[name]
         shards, numbers = self._shards[name]
-        columns = [PieceColumns(piece, new, self._beside) for piece, new in zip(pieces, numbers, strict=True)]
+        columns = [PieceColumns(piece, new, self._separate) for piece, new in zip(pieces, numbers, strict=True)]
         counts, folder = [len(piece) for piece in pieces], f"{name}.index"
         work = self._change.work
-        files = write_index(work, folder, columns, counts, list(self._fields), scratch=work, beside=self._beside)
+        files = write_index(work, folder, columns, counts, list(self._fields), scratch=work, separate=self._separate)
         self.moves[folder] = free_index(self._change, name)
         infos = tuple(replace(shard, path=self._path(piece, shard)) for piece, shard in shards)
         return SplitInfo(sum(counts), infos, self.moves[folder], _folder_of(name, pieces[0]), files)

@@ -126,12 +126,12 @@ class NewShards:
 class Indexes:
     """Writes the indexes of a changed set into the working folder of a change.
 
-    fields: of the set; beside: those that have shards of their own.
+    fields: of the set; separate: those that have shards of their own.
     moves: what `Change.commit` calls them.
     """
 
-    def __init__(self, change: Change, fields: Iterable[str], beside: Sequence[str]) -> None:
-        self._change, self._fields, self._beside = change, list(fields), beside
+    def __init__(self, change: Change, fields: Iterable[str], separate: Sequence[str]) -> None:
+        self._change, self._fields, self._separate = change, list(fields), separate
         self.moves: dict[str, str] = {}
 
     def write(
@@ -156,11 +156,11 @@ class Indexes:
             list(range(len(known), len(known) + len(parts))),
         )
         if piece is not None:
-            columns.insert(0, PieceColumns(piece, np.arange(max(1, len(known))), self._beside))
+            columns.insert(0, PieceColumns(piece, np.arange(max(1, len(known))), self._separate))
             counts.insert(0, len(piece))
             numbers.insert(0, 0)
         name, work, fields = f"{split}.index", self._change.work, self._fields
-        files = write_index(work, name, columns, counts, fields, scratch=work, beside=self._beside, numbers=numbers)
+        files = write_index(work, name, columns, counts, fields, scratch=work, separate=self._separate, numbers=numbers)
         self.moves[name] = free_index(self._change, split)
         return SplitInfo(sum(counts), (*known, *shards), self.moves[name], root, files)
 
