@@ -148,7 +148,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none.
+    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`.
+    labels: -1 for none; others may be assigned.
     stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
