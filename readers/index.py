@@ -96,9 +96,11 @@ class Columns(ABC):
 
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
+    kinds: what the bytes of fields are (`readers.fields`), where that is known.
     """
 
     fields: tuple[str, ...] = ("image",)
+    kinds: Mapping[str, str] = {}
     classes: tuple[str, ...] = ()
     title: str = ""
     place: str = ""
@@ -146,6 +148,7 @@ class MemoryColumns(Columns):
 
     columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS.
     names: file names by field, as `encode_name` stores them.
+    kinds: of the fields, where they are known.
     shard_bytes: size of each shard; default: where its last sample ends.
     """
 
@@ -157,6 +160,7 @@ class MemoryColumns(Columns):
         classes: tuple[str, ...] = (),
         *,
         names: Mapping[str, Strings] | None = None,
+        kinds: Mapping[str, str] | None = None,
         shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
         title: str = "",
     ) -> None:
@@ -164,7 +168,7 @@ class MemoryColumns(Columns):
         self.fields, self.classes, self.title, self.place = fields, classes, title, title
         self.has_headers = all(name in columns for name in ImageInfo._fields)
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
-        self._names = dict(names or {})
+        self._names, self.kinds = dict(names or {}), kinds or {}
         self._shard_bytes = shard_bytes
         dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
         self._columns = {name: np.ascontiguousarray(values, dtypes[name]) for name, values in columns.items()}

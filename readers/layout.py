@@ -41,6 +41,7 @@ from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, Shard
 __all__ = [
     "DATASET_FILE",
     "FIELD_KINDS",
+    "KIND_SUFFIXES",
     "MAX_JSON_BYTES",
     "AdoptedKeys",
     "ColumnFile",
@@ -55,6 +56,8 @@ __all__ = [
 KIND = "packer-dataset"
 VERSION = 1
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text")  # see `readers.fields`
+# Of the files and members of fields that came from no file.
+KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
 _CRC = re.compile("[0-9a-fA-F]{8}")

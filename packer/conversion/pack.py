@@ -13,12 +13,14 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
+from packer.conversion.fields import FieldChecks
 from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec, ShardWriter, WrittenShard
 from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
+from readers.headers import read_header
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
@@ -100,6 +102,7 @@ class _Packing:
         self._remarks: dict[str, tuple[int, str]] = {}
         self._is_image = "image" in task.spec.fields
         self._plain = task.options.check == "header" and task.options.reencode is None
+        self._fields = FieldChecks(task.spec.fields, task.options.check == "decode")
 
     def run(self, writer: ShardWriter) -> None:
         arena = Arena(writer.flush)
@@ -148,12 +151,17 @@ class _Packing:
     def _add(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
         names, header = samples.names[i], None
         image = payloads[0]
+        if self._fields:
+            self._fields.check(payloads)
         if image is not None and self._is_image:
             if self._plain:
                 header, remarks = check_image(image, self._task.options.decode)
             else:
+                given = image
                 image, header, name, remarks = prepare_image(image, names[0], samples.keys[i], self._task.options)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
+                if self._fields.in_pixels and image is not given:
+                    payloads = self._fields.resized(payloads, read_header(given), header)
             for remark in remarks:
                 count, first = self._remarks.get(remark, (0, _name(samples, i)))
                 self._remarks[remark] = (count + 1, first)
