@@ -23,6 +23,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import mmap
 import os
@@ -30,7 +31,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ __all__ = [
     "encode_name",
 ]
 
+_C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
 _REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
@@ -133,6 +135,12 @@ class Columns(ABC):
     @abstractmethod
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
         """Size of each shard."""
+
+    def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
+        """The same columns, with these kinds of fields."""
+        other = copy.copy(self)
+        other.kinds = kinds
+        return other
 
     def shard_place(self, shard: int) -> str:
         """The shard as messages name it."""

@@ -14,7 +14,6 @@ selection keeps the same samples as a cache below the whole.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import mmap
 from bisect import bisect_left
@@ -297,9 +296,8 @@ class Table:
 
     def with_kinds(self, kinds: Mapping[str, str]) -> Table:
         """The same samples, with other kinds of some fields. Raises UnknownNameError."""
-        columns = copy.copy(self.columns)
-        columns.kinds = self.kinds | {self.fields[self.number(name)]: kind for name, kind in kinds.items()}
-        return Table(columns, self.rows, self.forms)
+        checked = {self.fields[self.number(name)]: kind for name, kind in kinds.items()}
+        return Table(self.columns.with_kinds(self.kinds | checked), self.rows, self.forms)
 
     def __len__(self) -> int:
         return len(self.columns) if self.rows is None else len(self.rows)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu_doubles import install
 from PIL import Image
 from test_fields import image_bytes, table
 from test_placement import image_of, painted, shown
@@ -277,13 +278,17 @@ def test_selections_copies_and_joined_sets_have_fields(reader: readers.Reader, p
                 check_aligned(sample)
 
 
-def test_a_device_path_has_the_same_fields(reader: readers.Reader) -> None:
-    """The renderer for devices, on the CPU: the crew decodes fields there as well."""
-    options: dict[str, Any] = {"augment": OPS, "fields": NAMES, "seed": 7}
+def test_a_decoder_of_batches_has_the_same_fields(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it refuses images, which the CPU then decodes."""
+    double = install(monkeypatch, "torchvision")
+    double.refuse = {bytes(reader.read(i)) for i in (0, 8)}
+    options: dict[str, Any] = {"augment": TURNED, "fields": NAMES, "seed": 7}
     expected = by_index(ImageLoader(reader, 6, **options))
-    pytest.importorskip("torchvision")
     found = by_index(ImageLoader(reader, 6, decoder="torchvision", **options))
-    assert all(same(sample[n], found[i][n]) for i, sample in expected.items() for n in NAMES if n != "image")
+    assert sum(double.calls) and expected.keys() == found.keys()
+    for index, sample in found.items():
+        check_aligned(sample)
+        assert all(same(sample[name], expected[index][name]) for name in NAMES if name != "image")
 
 
 # --- samples without a field, bad ones ------------------------------------------------------------------------------
@@ -320,9 +325,14 @@ def broken(tmp_path: Path) -> Iterator[readers.Reader]:
         yield reader.with_kinds({"mask": "mask"})
 
 
-@pytest.mark.parametrize("names", [NAMES, ("mask", "index", "caption")], ids=["with the image", "without"])
-def test_a_bad_field_makes_a_bad_sample(broken: readers.Reader, names: tuple[str, ...]) -> None:
-    options: dict[str, Any] = {"augment": OPS, "fields": names, "shuffle": False}
+@pytest.mark.parametrize(
+    ("names", "decoder"), [(NAMES, "cpu"), (NAMES, "torchvision"), (("mask", "index", "caption"), "cpu")]
+)
+def test_a_bad_field_makes_a_bad_sample(
+    broken: readers.Reader, names: tuple[str, ...], decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, "torchvision")
+    options: dict[str, Any] = {"augment": OPS, "fields": names, "shuffle": False, "decoder": decoder}
     with pytest.raises(BadSampleError, match=r"sample 3 \(03\): field mask: .*; find all such"):
         list(ImageLoader(broken, 6, **options))
     skipping = ImageLoader(broken, 6, on_error="skip", **options)
