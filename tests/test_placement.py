@@ -71,8 +71,8 @@ def made(ops: Sequence[Op], image: Pixels, seed: int = 0) -> Made:
 def rendered(image: Pixels, job: Any, size: tuple[int, int], interpolation: Any = None) -> Made:
     finish, renderer = Finish(torch.uint8, True, None), Renderer(interpolation)
     pixels, out = renderer.chunk(1, *size), torch.empty((1, 3, *size), dtype=torch.uint8)
-    renderer.render(with_header(image), job, image.shape[:2], pixels)  # type: ignore[arg-type]
-    finish.store(pixels, (pixels,), (job,), out)
+    left = renderer.render(with_header(image), job, image.shape[:2], pixels)  # type: ignore[arg-type]
+    finish.store(pixels, (pixels,), (left,), out)
     placement = Placement.of_job(image.shape[:2], job, size)  # type: ignore[arg-type]
     return Made(out[0].permute(1, 2, 0).numpy(), placement)
 

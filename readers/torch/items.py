@@ -15,6 +15,8 @@ from readers.reader import Reader
 
 __all__ = ["ItemMaker"]
 
+_NOTHING: Payloads = {}
+
 
 class ItemMaker:
     """Makes items of `fields`.
@@ -36,7 +38,7 @@ class ItemMaker:
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
         """The bytes of the fields beside the image."""
-        return self.fields.read(reader, rows)
+        return self.fields.read(reader, rows) if self.fields.stored else [_NOTHING] * len(rows)
 
     def make(
         self,
@@ -48,6 +50,8 @@ class ItemMaker:
     ) -> Any:
         """One item. done: what ops did to its image: (job, size before it, size after it). Raises BadSampleError."""
         fields = self.fields
+        if not fields.stored and not self._sees_sample:
+            return fields.collect(lambda name: image if name == "image" else self._plain(reader, index, name))
         placement = None
         if fields.moving and "image" in fields.wanted:
             placement = fields.placement(reader, index, *(done or ()))
@@ -56,12 +60,17 @@ class ItemMaker:
             sample = {name: to_tensor(fields.kind(name), value) for name, value in sample.items()}
         for name in fields.wanted:
             if name not in sample:
-                sample[name] = image if name == "image" else Fields.value(reader, index, name)
+                sample[name] = image if name == "image" else self._plain(reader, index, name)
         if self._sees_sample:
             sample["label"] = self.target_transform(sample["label"], sample)  # type: ignore[misc]
-        elif self.target_transform is not None and "label" in sample:
-            sample["label"] = self.target_transform(sample["label"])
         return fields.collect(sample.__getitem__)
+
+    def _plain(self, reader: Reader, index: int, name: str) -> Any:
+        """The key, index or label, the latter transformed unless that needs the sample."""
+        value = Fields.value(reader, index, name)
+        if name != "label" or self.target_transform is None or self._sees_sample:
+            return value
+        return self.target_transform(value)
 
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch of items; see `ImageDataset.collate`."""
