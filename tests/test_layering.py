@@ -60,6 +60,7 @@ ON_TORCH = (
     "readers.augment.cpu",
     "readers.augment.fused",
     "readers.augment.kernel",
+    "readers.collate",
     "readers.decode.batch",
     "readers.decode.device",
     "readers.decode.torchcodec",

@@ -45,14 +45,15 @@ OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key",
 
 
 def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=COLUMN options as a mapping; a callback of click."""
+    """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
     found = {}
     for value in values:
         name, equals, column = value.partition("=")
         if not (name and equals and column):
-            raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
+            raise click.BadParameter(f"{value!r} is not {param.metavar}")
+        plain, colon, kind = name.partition(":") if "KIND" in str(param.metavar) else (name, "", "")
         try:
-            found[str(FieldName(name))] = column
+            found[f"{FieldName(plain)}{colon}{kind}"] = column
         except BadNameError as error:
             raise click.BadParameter(str(error)) from error
     return found
@@ -110,8 +111,9 @@ class Container(click.ParamType):  # type: ignore[type-arg]
     "fields",
     callback=_field_columns,
     multiple=True,
-    metavar="NAME=COLUMN",
-    help="Manifest: a further file column.",
+    metavar="NAME[:KIND]=COLUMN",
+    help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, points, array, text, "
+    "json), of values.",
 )
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
               "Default: its own.")  # fmt: skip
