@@ -116,9 +116,11 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
 def test_no_sample_is_no_set(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no sample was written"), packer.writer(tmp_path / "set", "hdf5"):
         pass
-    with pytest.raises(SourceError, match="no sample was written"), packer.writer(tmp_path / "set", "hdf5") as out:
-        with pytest.raises(BadSampleError):
-            out.write("a", image=b"none")
+    out = packer.writer(tmp_path / "set", "hdf5")
+    with pytest.raises(BadSampleError):
+        out.write("a", image=b"none")
+    with pytest.raises(SourceError, match="no sample was written"):
+        out.close()
 
 
 def test_a_set_is_replaced_only_on_request_and_at_the_end(tmp_path: Path) -> None:
