@@ -17,7 +17,7 @@ from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
@@ -109,6 +109,8 @@ class _Packing:
 
     def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena, writer: ShardWriter) -> None:
         counter = self._counter
+        if isinstance(reader, AheadReader):
+            reader.expect(samples.places)
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
             payloads: Sequence[Buffer | None] = ()

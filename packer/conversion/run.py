@@ -27,7 +27,7 @@ from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
-from packer.sources.contents import advice
+from packer.sources.contents import NOT_FETCHED, advice
 from packer.uploading import convert_to_address
 from packer.workers import run_shards, without_gc
 from readers.layout import DatasetInfo, read_dataset_info
@@ -229,7 +229,8 @@ class _Conversion:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size, self._source)
+            workers = min(self._workers, listing.max_workers or self._workers)
+            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
@@ -323,6 +324,8 @@ def _count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[
 def _kind(reason: str, action: str) -> str:
     if not action:
         return reason
+    if reason.startswith(NOT_FETCHED):
+        return reason.partition(": http")[0].partition(" (")[0]
     if reason.startswith(_FOREIGN):
         return reason.removeprefix(_FOREIGN).partition(";")[0]
     return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
+    "AheadReader",
     "FieldNames",
     "FileSource",
     "ListingBuilder",
@@ -259,6 +260,7 @@ class SourceListing:
     skip_strays: whether a file that turns out not to be an image, and is not named like one, is left out rather than
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
+    max_workers: how many processes may read at the same time, None for any number.
     """
 
     splits: dict[str, SplitListing]
@@ -268,6 +270,7 @@ class SourceListing:
     warnings: list[str] = field(default_factory=list)
     skip_strays: bool = False
     shuffles: bool = True
+    max_workers: int | None = None
 
 
 class SourceReader(Protocol):
@@ -278,6 +281,14 @@ class SourceReader(Protocol):
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
+
+
+@runtime_checkable
+class AheadReader(SourceReader, Protocol):
+    """A reader that gets samples ahead of time."""
+
+    def expect(self, places: Sequence[Any]) -> None:
+        """The places that `read` will be called with next, after those that are expected already."""
 
 
 class StrayReader(SourceReader, Protocol):
