@@ -16,12 +16,12 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, for_decoding, read_samples, upright_sides
+from readers.feed import BadSample, Feed, for_decoding, read_samples
 from readers.headers import ImageHeader
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer
+from readers.sample import Buffer, upright_sides
 
 if TYPE_CHECKING:
     from readers.decode.device import Ready
