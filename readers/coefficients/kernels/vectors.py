@@ -34,6 +34,7 @@ __all__ = [
     "load_u64",
     "nothing",
     "pack_bits",
+    "repeated",
     "shuffle",
     "splat",
     "spread_bits",
@@ -71,6 +72,12 @@ def constant(item, values):
 
 def splat(item, lanes, value):
     return constant(item, [value] * lanes)
+
+
+def repeated(builder, value, lanes):
+    """A vector of one value that is not a constant."""
+    one = builder.insert_element(vector(value.type, lanes)(ir.Undefined), value, I32(0))
+    return shuffle(builder, one, one, [0] * lanes)
 
 
 def shuffle(builder, first, second, lanes):
@@ -127,8 +134,8 @@ def item_i16(typing, address, number):
     """One of many int16: the CPU multiplies the number while it loads."""
 
     def generate(context, builder, signature, arguments):
-        place = builder.gep(builder.inttoptr(arguments[0], I16.as_pointer()), [arguments[1]], source_etype=I16)
-        return builder.sext(builder.load(place, align=1, typ=I16), I64)
+        place = builder.gep(builder.inttoptr(arguments[0], I16.as_pointer()), [arguments[1]])
+        return builder.sext(builder.load(place, align=1), I64)
 
     return types.int64(types.int64, types.uint64), generate
 
@@ -168,15 +175,6 @@ def store_i16(typing, address, value):
 
 
 @intrinsic
-def store_u32(typing, address, value):
-    def generate(context, builder, signature, arguments):
-        store(builder, builder.trunc(arguments[1], I32), arguments[0])
-        return nothing(context)
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
 def bytes_of_ff(typing, address):
     """Which of 32 bytes are FF, a bit each."""
 
@@ -185,17 +183,6 @@ def bytes_of_ff(typing, address):
         return builder.zext(builder.bitcast(found, I32), I64)
 
     return types.uint64(types.int64), generate
-
-
-@intrinsic
-def copy_32(typing, source, target):
-    """Copy 32 bytes."""
-
-    def generate(context, builder, signature, arguments):
-        store(builder, load(builder, vector(I8, 32), arguments[0]), arguments[1])
-        return nothing(context)
-
-    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -218,6 +205,17 @@ def add_i16(typing, address, value):
     def generate(context, builder, signature, arguments):
         address, value = arguments
         store(builder, builder.add(load(builder, I16, address), builder.trunc(value, I16)), address)
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def store_u32(typing, address, value):
+    """The low 32 bits of a number."""
+
+    def generate(context, builder, signature, arguments):
+        store(builder, builder.trunc(arguments[1], I32), arguments[0])
         return nothing(context)
 
     return types.void(types.int64, types.int64), generate
@@ -278,6 +276,17 @@ def squeeze_bytes(typing, value, bits):
         return pack_bits(builder, arguments[0], _whole_bytes(builder, arguments[1]))
 
     return types.uint64(types.uint64, types.int64), generate
+
+
+@intrinsic
+def copy_32(typing, source, target):
+    """32 bytes."""
+
+    def generate(context, builder, signature, arguments):
+        store(builder, load(builder, vector(I8, 32), arguments[0]), arguments[1])
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic
