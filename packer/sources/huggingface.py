@@ -23,7 +23,7 @@ import numpy as np
 from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names, safe_name
+from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names, safe_name
 from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
 from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
 from packer.sources.parquet_batches import (
@@ -36,6 +36,7 @@ from packer.sources.parquet_batches import (
     row_bytes,
     translated,
 )
+from packer.sources.places import NumberPlaces
 from packer.sources.roles import CAPTION_COLUMNS, Roles, choose_roles
 from packer.sources.tables import Table, column_values, json_payload, number_labels
 from readers.fields import check_field, encode_field
