@@ -62,11 +62,11 @@ class Reader:
 
     def _setup(self) -> None:
         self._read_one = self.store.read_one
-        self._columns: dict[str, tuple[int, memoryview, memoryview]] = {}
+        self._columns: dict[str, tuple[int, memoryview, memoryview, memoryview]] = {}
         self._info: ImageInfo | None = None
         columns = self.table.columns
+        columns.column("shard")  # mapped with the other columns: the files may be replaced by another set's
         self._rows = None if self.table.rows is None else self.table.rows.data
-        self._shard_of = columns.column("shard").data  # memoryviews give integers, faster than scalars
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
 
@@ -180,9 +180,9 @@ class Reader:
         Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
         """
         try:
-            number, offsets, lengths = self._columns[field]
+            number, shards, offsets, lengths = self._columns[field]  # memoryviews give integers, faster than scalars
             row = index if self._rows is None else self._rows[index]
-            offset, length, shard = offsets[row], lengths[row], self._shard_of[row]
+            offset, length, shard = offsets[row], lengths[row], shards[row]
             size = self._shard_bytes[shard]
         except (KeyError, IndexError):
             return self._read_first(index, field)
@@ -277,6 +277,7 @@ class Reader:
         min_side: int | None = None,
         indices: npt.ArrayLike | None = None,
         mask: npt.ArrayLike | None = None,
+        where: str | None = None,
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
@@ -288,12 +289,13 @@ class Reader:
         min_side: of the shorter side in pixels, by the image's header.
         indices: sample numbers, which may repeat.
         mask: bool [n].
+        where: an expression, as 'min_side >= 64 and label in ("cat", 3)'; see `readers.where`.
         fraction: that share of the rest, drawn by `seed`; a smaller fraction is part of a larger one.
 
         Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError where
         no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
         """
-        criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
+        criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store)
 
     def with_kinds(self: _R, kinds: Mapping[str, str]) -> _R:
@@ -336,18 +338,19 @@ class Reader:
         """The first read of a field, or the error of a wrong request."""
         if field not in self._columns:
             number = self.table.number(field)
-            columns = (self.table.columns.field_column(field, name).data for name in ("offset", "length"))
-            self._columns[field] = (number, *columns)  # type: ignore[assignment]
+            columns = self.table.columns
+            offsets, lengths = (columns.field_column(field, name).data for name in ("offset", "length"))
+            self._columns[field] = (number, columns.shard_column(field).data, offsets, lengths)
             return self.read(index, field)
         row = self.table.row(index)
-        raise self.table.no_such_shard(self._shard_of[row])
+        raise self.table.no_such_shard(self._columns[field][1][row])
 
     def _range(self, index: int, field: str) -> tuple[int, int, int] | None:
         """(shard, offset, length) of a field."""
         self.table.number(field)
         columns, row = self.table.columns, self.table.row(index)
         extent = [int(columns.field_column(field, name)[row]) for name in ("offset", "length")]
-        shard = int(columns.column("shard")[row])
+        shard = int(columns.shard_column(field)[row])
         if extent[0] == _ABSENT:
             return None
         if shard >= len(columns.shard_bytes):

@@ -157,6 +157,12 @@ class Table:
         column = self.columns.field_column(field, name)
         return column if self.rows is None else column[self.rows]
 
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shard that has a field of each sample, length n. Raises UnknownNameError."""
+        self.number(field)
+        column = self.columns.shard_column(field)
+        return column if self.rows is None else column[self.rows]
+
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
         sizes: Int64s = self.field_column(field, "length").view("<i8")
@@ -244,7 +250,7 @@ class Table:
         """
         number = self.number(field)
         rows = self.at(checked_indices(indices, self))
-        shard = self.columns.column("shard")[rows].astype(np.int64)
+        shard = self.columns.shard_column(field)[rows].astype(np.int64)
         offset = self.columns.field_column(field, "offset")[rows].view(np.int64)
         length = self.columns.field_column(field, "length")[rows].view(np.int64)
         width = len(self.columns.fields)
@@ -334,12 +340,15 @@ def concat(tables: Sequence[Table]) -> Table:
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
     numbers = {name: number for number, name in enumerate(classes)}
     headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    separate = {field for table in tables for field in table.columns.separate}
     parts: dict[str, list[npt.NDArray[Any]]] = {}
     shards, sizes = 0, list[int]()
     for table in tables:
         new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
         parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
         parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
+        for field in separate:
+            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
         for name in headers:
             parts.setdefault(name, []).append(table.column(name))
         for field in fields:

@@ -38,7 +38,7 @@ from packer.sources import open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "command", "export_command", "index_command", "summary"]
+__all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
@@ -59,7 +59,7 @@ def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str
     return found
 
 
-class _Container(click.ParamType):  # type: ignore[type-arg]
+class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
     name = "format"
@@ -77,7 +77,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("convert")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=_Container(), required=True, help="Format of the shards.")
+@click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "

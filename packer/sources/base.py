@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from readers.tree import Keys, TreeNames
 __all__ = [
     "FieldNames",
     "FileSource",
+    "LabellingReader",
     "ListingBuilder",
     "NumberPlaces",
     "Places",
@@ -147,7 +148,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none.
+    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`.
+    labels: -1 for none; others may be assigned.
     stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
@@ -280,6 +282,14 @@ class SourceReader(Protocol):
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
+
+
+@runtime_checkable
+class LabellingReader(SourceReader, Protocol):
+    """A reader that finds the label of a sample only when it reads it: that of the listing does not count."""
+
+    def label(self, place: Any) -> int:
+        """The label of the sample that was read last; NO_LABEL for none."""
 
 
 class StrayReader(SourceReader, Protocol):

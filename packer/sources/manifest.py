@@ -52,6 +52,7 @@ from readers.tree import unique_keys
 
 __all__ = [
     "LABEL_COLUMNS",
+    "RESERVED_FIELDS",
     "Columns",
     "ManifestListing",
     "ManifestReader",

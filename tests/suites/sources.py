@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import packer
@@ -136,6 +137,14 @@ class SourceSuite:
             where = places(listing, name)
             for some in orders:
                 assert payloads(source, [where[i] for i in some]) == [samples[i][2] for i in some]
+
+    def test_labels_that_are_assigned_are_those_that_workers_get(self, root: Path) -> None:
+        for part in self.open(root).list(None).splits.values():
+            part.labels = np.arange(len(part)) + 7
+            for indices in (None, range(len(part)), np.arange(len(part))[::-1]):
+                some = pickle.loads(pickle.dumps(SomeSamples(part, indices)))
+                got = [label for block in some.slices() for label in block.labels]
+                assert got == [7 + i for i in (range(len(part)) if indices is None else indices)]
 
     def test_in_a_worker_of_its_own(self, root: Path, truth: Found, elsewhere: Callable[..., Any]) -> None:
         source = self.open(root)
