@@ -18,7 +18,7 @@ from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import ShardInfo
@@ -158,6 +158,8 @@ class _Packing:
     def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena) -> None:
         counter, packer = self._counter, self._packer
         label_of = reader.label if isinstance(reader, LabellingReader) else None
+        if isinstance(reader, AheadReader):
+            reader.expect(samples.places)
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
             payloads: Sequence[Buffer | None] = ()

@@ -276,7 +276,8 @@ class _Conversion:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size, self._source)
+            workers = min(self._workers, listing.max_workers or self._workers)
+            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed

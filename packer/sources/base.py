@@ -28,6 +28,7 @@ from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
+    "AheadReader",
     "FieldNames",
     "FileSource",
     "LabellingReader",
@@ -262,6 +263,7 @@ class SourceListing:
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
+    max_workers: how many processes may read at the same time, None for any number.
     """
 
     splits: dict[str, SplitListing]
@@ -272,6 +274,7 @@ class SourceListing:
     skip_strays: bool = False
     shuffles: bool = True
     estimated: bool = False
+    max_workers: int | None = None
 
 
 class SourceReader(Protocol):
@@ -290,6 +293,14 @@ class LabellingReader(SourceReader, Protocol):
 
     def label(self, place: Any) -> int:
         """The label of the sample that was read last; NO_LABEL for none."""
+
+
+@runtime_checkable
+class AheadReader(SourceReader, Protocol):
+    """A reader that gets samples ahead of time."""
+
+    def expect(self, places: Sequence[Any]) -> None:
+        """The places that `read` will be called with next, after those that are expected already."""
 
 
 class StrayReader(SourceReader, Protocol):
