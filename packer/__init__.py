@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
+    from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
@@ -66,6 +67,7 @@ _MODULES = {
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
+    "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -83,6 +85,7 @@ __all__ = [
     "Reencode",
     "SaveResult",
     "SetTable",
+    "SetWriter",
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
@@ -111,6 +114,7 @@ __all__ = [
     "table",
     "upload",
     "verify",
+    "writer",
 ]
 
 

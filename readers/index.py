@@ -24,6 +24,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import mmap
 import os
@@ -31,7 +32,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ __all__ = [
     "encode_name",
 ]
 
+_C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
 _REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
@@ -98,10 +100,12 @@ class Columns(ABC):
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
     separate: fields that have shards of their own.
+    kinds: what the bytes of fields are (`readers.fields`), where that is known.
     """
 
     fields: tuple[str, ...] = ("image",)
     separate: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = {}
     classes: tuple[str, ...] = ()
     title: str = ""
     place: str = ""
@@ -139,6 +143,12 @@ class Columns(ABC):
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
         """Size of each shard."""
 
+    def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
+        """The same columns, with these kinds of fields."""
+        other = copy.copy(self)
+        other.kinds = kinds
+        return other
+
     def shard_place(self, shard: int) -> str:
         """The shard as messages name it."""
         return f"{self.place or self.title}, shard {shard}"
@@ -154,6 +164,7 @@ class MemoryColumns(Columns):
     columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" of a field that has shards
     of its own.
     names: file names by field, as `encode_name` stores them.
+    kinds: of the fields, where they are known.
     shard_bytes: size of each shard; default: where its last sample ends.
     """
 
@@ -165,6 +176,7 @@ class MemoryColumns(Columns):
         classes: tuple[str, ...] = (),
         *,
         names: Mapping[str, Strings] | None = None,
+        kinds: Mapping[str, str] | None = None,
         shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
         title: str = "",
     ) -> None:
@@ -173,7 +185,7 @@ class MemoryColumns(Columns):
         self.separate = tuple(field for field in fields if f"{field}.shard" in columns)
         self.has_headers = all(name in columns for name in ImageInfo._fields)
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
-        self._names = dict(names or {})
+        self._names, self.kinds = dict(names or {}), kinds or {}
         self._shard_bytes = shard_bytes
         dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
         dtypes |= {f"{field}.shard": COLUMNS["shard"] for field in fields}

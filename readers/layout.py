@@ -43,6 +43,7 @@ from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, Shard
 __all__ = [
     "DATASET_FILE",
     "FIELD_KINDS",
+    "KIND_SUFFIXES",
     "MAX_JSON_BYTES",
     "AdoptedKeys",
     "ColumnFile",
@@ -58,6 +59,8 @@ KIND = "packer-dataset"
 VERSION = 1
 EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text")  # see `readers.fields`
+# Of the files and members of fields that came from no file.
+KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
 _CRC = re.compile("[0-9a-fA-F]{8}")

@@ -37,7 +37,8 @@ class PackedColumns(Columns):
     def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
         self.dataset, self.split, self.index = dataset, split, index
         self.split_info: SplitInfo = dataset.splits[split]
-        self.fields, self.classes, self.separate = tuple(dataset.fields), dataset.classes, dataset.separate
+        self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
+        self.separate = dataset.separate
         self.place = place or str(self.path)
         self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""

@@ -14,10 +14,11 @@ selection of any of these differ in their tables and stores. A store of your own
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from cache.stores import Buffer, Store
 from cache.stores.base import Joined, Part
 from readers.criteria import Criteria
 from readers.index import ABSENT as _ABSENT
-from readers.layout import DatasetInfo, SplitInfo
+from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
@@ -74,6 +75,11 @@ class Reader:
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
         return self.table.fields
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each field (`readers.fields`)."""
+        return self.table.kinds
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -291,6 +297,14 @@ class Reader:
         """
         criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store)
+
+    def with_kinds(self: _R, kinds: Mapping[str, str]) -> _R:
+        """The same samples with fields of other kinds, {"mask": "mask"}. Raises UnknownNameError and ValueError."""
+        if "image" in kinds or not set(kinds.values()) <= set(FIELD_KINDS):
+            raise ValueError(f"kinds of fields, not of the image, are {', '.join(FIELD_KINDS)}; found {dict(kinds)!r}")
+        other = copy.copy(self)
+        other.table = self.table.with_kinds(kinds)
+        return other
 
     def for_decoding(self) -> Reader:
         """The same samples for `readers.decode`, which gives the same pixels for them: where a cache keeps images in a

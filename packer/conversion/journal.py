@@ -126,6 +126,11 @@ class Journal:
         except DatasetError:
             return ""
 
+    @property
+    def unfinished(self) -> str | None:
+        """The plan fingerprint of the unfinished conversion that is here; None without one, "" if it has none."""
+        return self._plan_fingerprint()
+
     @output_errors()
     def begin(self, plan: Plan, start_over: bool) -> None:
         """Resume the unfinished conversion of the same plan, or start a new one.
