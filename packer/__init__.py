@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
+    from packer.jpeg_rows import JpegRowsResult, index_jpeg_rows
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
@@ -49,6 +50,7 @@ _MODULES = {
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
+    "packer.jpeg_rows": ("JpegRowsResult", "index_jpeg_rows"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
     "packer.sources": ("open_source",),
@@ -65,6 +67,7 @@ __all__ = [
     "ExtractResult",
     "IndexResult",
     "InspectResult",
+    "JpegRowsResult",
     "OrderReport",
     "Reencode",
     "StagedCopy",
@@ -78,6 +81,7 @@ __all__ = [
     "export_index",
     "extract",
     "index",
+    "index_jpeg_rows",
     "inspect",
     "open_shard",
     "open_source",

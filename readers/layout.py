@@ -28,14 +28,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import PathError, read_regular
-from readers.index import column_names
+from readers.index import ROW_FILES, column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
@@ -85,7 +85,8 @@ class ColumnFile:
 class SplitInfo:
     """One split: its shards in order, the directory of its index, and the files of that by name.
 
-    columns is empty for an index that was made without checksums.
+    columns is empty for an index that was made without checksums. Row files (`readers.index.ROW_FILES`) are part of an
+    index where they are in it.
     """
 
     samples: int
@@ -93,6 +94,10 @@ class SplitInfo:
     index: str
     root: str = ""
     columns: Mapping[str, ColumnFile] = field(default_factory=dict)
+
+    def index_files(self, fields: Iterable[str]) -> list[str]:
+        """The names of all files of the index."""
+        return [*column_names(fields), *(name for name in ROW_FILES if name in self.columns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ class DatasetInfo:
 
     def fingerprint(self) -> str:
         """32 hex digits that change with the bytes of any shard or of the index, and with the meaning of the labels.
+        Row files do not count: samples are the same with and without them.
 
         Without checksums of the index they cover the shards alone; see `covers_index`.
         """
@@ -140,7 +146,8 @@ class DatasetInfo:
         for name, split in self.splits.items():
             digest.update(json.dumps([name, [[s.bytes, s.samples, s.crc32c] for s in split.shards]]).encode())
             if split.columns:
-                digest.update(json.dumps(sorted((file, c.crc32c) for file, c in split.columns.items())).encode())
+                known = [(file, c.crc32c) for file, c in split.columns.items() if file not in ROW_FILES]
+                digest.update(json.dumps(sorted(known)).encode())
         return digest.hexdigest()
 
     def covers_index(self, split: str) -> bool:
@@ -294,7 +301,10 @@ def _parse_columns(split: _Object, fields: Mapping[str, str]) -> dict[str, Colum
         return {}
     listed: dict[str, Any] = split.get("columns", dict)
     columns = {}
-    for name in sorted(column_names(fields)):
+    names = column_names(fields)
+    if any(name in listed for name in ROW_FILES):
+        names += ROW_FILES
+    for name in sorted(names):
         column = _Object(listed.get(name), f"{split.where}: column {name}")
         columns[name] = ColumnFile(column.count("bytes"), column.checksum())
     return columns

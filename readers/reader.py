@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from readers.layout import DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
+
+if TYPE_CHECKING:
+    from readers.rows import Strip
 
 __all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "concat", "read_good"]
 
@@ -200,6 +203,19 @@ class Reader:
         except StaleIndexError as error:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
+
+    def read_rows(self, index: int, top: int, bottom: int) -> Strip:
+        """A JPEG with the rows of pixels from top to bottom of an image, as stored; they have the same pixels there.
+
+        Fewer bytes are read where the index says where rows begin (`packer index --jpeg-rows`) and the store is no
+        cache; else this is the whole image. Raises ValueError where there are none.
+        """
+        if not 0 <= top < bottom:
+            raise ValueError(f"rows from {top} to {bottom} are not rows of an image")
+        from readers.rows.reading import Span, read_strips
+
+        wanted = checked_indices([index], self)
+        return read_strips(self.table, self.store, wanted, [Span(top, bottom)], self.read_many)[0]
 
     def prefetch(self, indices: Indices, field: str = "image") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.

@@ -47,7 +47,7 @@ from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
-from readers.index import Index, column_names
+from readers.index import Index
 from readers.layout import (
     DATASET_FILE,
     MAX_JSON_BYTES,
@@ -172,7 +172,7 @@ def remote_set_files(url: str) -> SetFiles:
     columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        files = sorted(column_names(home.info.fields))
+        files = sorted(split.index_files(home.info.fields))
         columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
     from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
@@ -250,7 +250,7 @@ class RemoteHome:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:
-            names = column_names(self.info.fields)
+            names = info.index_files(self.info.fields)
             self.remote.each(lambda name: self._column(info, name, part / name), names)
             now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):

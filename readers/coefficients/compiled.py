@@ -48,6 +48,10 @@ class Functions(NamedTuple):
     read_progressive: Callable[..., int]
     pack_rows: Callable[..., int]
     decode_box: Callable[..., int]
+    copy_clean: Callable[..., int]
+    build_codes: Callable[..., None]
+    decode_strips: Callable[..., int]
+    note_rows: Callable[..., int]
 
 
 class _Loader:
@@ -156,6 +160,7 @@ def _import_functions(folder: Path) -> Functions:
     """The functions; importing their modules compiles them, or loads them from the directory."""
     with _numba_caches_in(folder):
         from readers.coefficients.kernels.boxes import decode_box
+        from readers.coefficients.kernels.codes import build_codes, copy_clean
         from readers.coefficients.kernels.entropy import (
             build_table,
             find_marker,
@@ -164,8 +169,10 @@ def _import_functions(folder: Path) -> Functions:
             unstuff,
         )
         from readers.coefficients.kernels.packing import pack_rows
+        from readers.coefficients.kernels.strips import decode_strips, note_rows
 
-    return Functions(find_marker, unstuff, build_table, read_sequential, read_progressive, pack_rows, decode_box)
+    of_scans = (find_marker, unstuff, build_table, read_sequential, read_progressive, pack_rows)
+    return Functions(*of_scans, decode_box, copy_clean, build_codes, decode_strips, note_rows)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from readers.coefficients.layout import (
 from readers.decode.region import Region, upright
 from readers.headers.base import Buffer
 
-__all__ = ["box_plan", "decode", "memory_bytes"]
+__all__ = ["box_plan", "decode", "memory_bytes", "stored_box", "working_memory"]
 
 _BLOCK = 8
 _local = threading.local()
@@ -51,7 +51,7 @@ def decode(
     shape = parse_coefficients(data)
     if not is_checked:
         check_sum(data, shape)
-    reduce, box = _stored_box(shape, region)
+    reduce, box = stored_box(shape, region)
     size = box[2:] if shape.orientation < 5 else (box[3], box[2])
     if out is not None and (out.shape != (*size, 3) or out.dtype != np.uint8 or not out.flags.writeable):
         raise ValueError(f"out: expected writable uint8 {(*size, 3)}, found {out.dtype} {out.shape}")
@@ -66,7 +66,7 @@ def decode(
     return out
 
 
-def _stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
+def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
     """The scale, and (top, left, height, width) in the pixels as stored, at that scale. Raises ValueError."""
     height, width = shape.header.upright_size
     if region is None:
@@ -102,7 +102,7 @@ def _decoded(
     functions = load_functions()
     source = np.frombuffer(data, np.uint8)
     size = 8 // reduce
-    memory = _memory(box[3])
+    memory = working_memory(box[3])
     image, lines = (source.ctypes.data, shape.total_bytes), (out.ctypes.data, out.strides[0])
     plan, is_fancy = box_plan(shape, size), is_fancy and size > 1
     status = functions.decode_box(image, plan, box, is_fancy, lines, memory.ctypes.data, SPARSE_TO_WORKING)
@@ -135,13 +135,13 @@ def box_plan(shape: Shape, size: int) -> npt.NDArray[np.int64]:
 
 
 def memory_bytes(columns: int) -> int:
-    """What the compiled function needs for a box of so many columns: lines of blocks, two rows of three components at
-    most, two lines of chroma, and room at their ends."""
-    return 512 + 50 * (columns + 256)
+    """What the compiled functions need for a box of so many columns: up to four rows of blocks of luma and two of each
+    chroma component, two lines of chroma, and room at their ends."""
+    return 512 + 68 * (columns + 256)
 
 
-def _memory(columns: int) -> npt.NDArray[np.uint8]:
-    """Memory of this thread."""
+def working_memory(columns: int) -> npt.NDArray[np.uint8]:
+    """So much memory of this thread, or more."""
     memory: npt.NDArray[np.uint8] | None = getattr(_local, "memory", None)
     if memory is None or len(memory) < memory_bytes(columns):
         memory = _local.memory = np.empty(memory_bytes(columns) * 3 // 2, np.uint8)

@@ -18,6 +18,7 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
 from readers.feed import BadSample, Feed, for_decoding, read_samples, upright_sides
 from readers.headers import ImageHeader
+from readers.loader.strips import StripReader, open_strips
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
@@ -81,6 +82,7 @@ class EpochWork:
     allocate: gives the tensor of n images of a height and width, [n, 3, height, width].
     classes: of the labels, where images are mixed.
     exact_colours: see `ImageLoader`.
+    compiled: whether JPEGs are decoded by compiled functions.
     """
 
     feed: Feed
@@ -89,35 +91,43 @@ class EpochWork:
     allocate: Allocate
     classes: int = 0
     exact_colours: bool = False
+    compiled: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
+    _strips: StripReader | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
+        self._strips = self.reader_of_strips()
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
         return for_decoding(self.feed.reader)
+
+    def reader_of_strips(self) -> StripReader | None:
+        """Where the rows that boxes need are read in place of whole images; None where that is not so."""
+        return open_strips(self._images) if isinstance(self._images, Reader) else None
 
     @property
     def steps(self) -> int:
         return self.feed.steps()
 
     def tools(self) -> Renderer:
-        return Renderer(self.recipes[0].interpolation)
+        return Renderer(self.recipes[0].interpolation, compiled=self.compiled)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self._images.prefetch(self.feed.rows(self._epoch, step + 1)[1])
+            self._announce(step + 1)
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
+        data = self._read(indices, jobs, sizes, clock)
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(indices, clock), images)
+        return Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
@@ -186,9 +196,23 @@ class EpochWork:
                     part.boxes.coarse[:] = False
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
-    def _read(self, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
+    def _announce(self, step: int) -> None:
+        """Tell the store what the batch `step` will read."""
+        positions, indices = self.feed.rows(self._epoch, step)
+        if self._strips is None:
+            self._images.prefetch(indices)
+        else:
+            self._strips.announce(indices, [plan.jobs() for plan in self._plan_samples(positions, indices)[0]])
+
+    def _read(
+        self, indices: Int64s, jobs: list[list[Job]], sizes: list[tuple[int, int]], clock: ThreadClock
+    ) -> Sequence[Buffer | Exception]:
+        """The images of a batch, or strips that hold their boxes: then `jobs` and `sizes` are changed to fit."""
         clock.begin_read()
-        data = read_samples(self._images, indices)
+        if self._strips is None:
+            data = read_samples(self._images, indices)
+        else:
+            data = self._strips.read(indices, jobs, sizes)
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data

@@ -22,14 +22,15 @@ from readers.coefficients.kernels.colours import (
 from readers.coefficients.kernels.packing import copy_bytes, read_row
 from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
 
-__all__ = ["decode_box"]
+__all__ = ["begin_box", "decode_box", "line_of", "repeat_edges", "write_line"]
 
 _TAIL_BYTES = 32
 _MARGIN = 64  # samples that may be read or written on both sides of a line
 # What `plan` says of a component
 _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
-# What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line
-_FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
+# What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line;
+# the last rows of blocks are kept, `_MASK` + 1 of them, a power of two
+_FIRST, _LAST, _NEXT, _RING, _STRIDE, _MASK = range(6)
 
 _number = types.int64
 _two = types.UniTuple(_number, 2)
@@ -42,17 +43,17 @@ def _aligned(number):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _line(plan, state, component, line):
+def line_of(plan, state, component, line):
     """The address of the first sample that was decoded of a line."""
     bits = plan[component, _SIZE_BITS]
-    slot = (line >> bits) & plan[component, _DOWN]
+    slot = (line >> bits) & state[component, _MASK]
     inner = line & ((1 << bits) - 1)
     return state[component, _RING] + ((slot << bits) + inner) * state[component, _STRIDE]
 
 
 @njit(forceinline=True, error_model="numpy")
-def _begin(plan, state, top, left, columns, memory):
-    """Which blocks of each component the box needs, and where their samples go."""
+def begin_box(plan, state, top, left, columns, memory):
+    """Which blocks of each component the box needs, and where their samples go. `_MASK` is known."""
     for component in range(plan.shape[0]):
         bits, across, down = plan[component, _SIZE_BITS], plan[component, _ACROSS], plan[component, _DOWN]
         first = max((left >> across) - across, 0)
@@ -63,7 +64,7 @@ def _begin(plan, state, top, left, columns, memory):
         samples = (state[component, _LAST] - state[component, _FIRST]) << bits
         state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
         state[component, _RING] = memory + _MARGIN
-        memory += (state[component, _STRIDE] << bits) * (1 + down)
+        memory += (state[component, _STRIDE] << bits) * (1 + state[component, _MASK])
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -79,22 +80,28 @@ def _decode_rows(image, plan, state, component, wanted, block, places):
         begin, end = load_u32(entry), load_u32(entry + 4)
         if begin > end or end > total - _TAIL_BYTES:
             return 1
-        target = _line(plan, state, component, row << bits)
+        target = line_of(plan, state, component, row << bits)
         steps = data + plan[component, _STEPS]
         blocks, samples = (width, first, last), (target, stride)
         if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
             return 1
-        if plan[component, _ACROSS]:
-            # the filter sees the outermost samples again beyond the edges
-            edge = plan[component, _COLUMNS] - (first << bits)
-            for _ in range(1 << bits):
-                if first == 0:
-                    store_u8(target - 1, load_u8(target))
-                if edge <= (last - first) << bits:
-                    store_u8(target + edge, load_u8(target + edge - 1))
-                target += stride
+        repeat_edges(plan, state, component, target)
         state[component, _NEXT] = row + 1
     return 0
+
+
+@njit(forceinline=True, error_model="numpy")
+def repeat_edges(plan, state, component, target):
+    """Of a row of blocks that are decoded at `target`: the filter sees the outermost samples again beyond the edges."""
+    if plan[component, _ACROSS]:
+        bits, first = plan[component, _SIZE_BITS], state[component, _FIRST]
+        edge = plan[component, _COLUMNS] - (first << bits)
+        for _ in range(1 << bits):
+            if first == 0:
+                store_u8(target - 1, load_u8(target))
+            if edge <= (state[component, _LAST] - first) << bits:
+                store_u8(target + edge, load_u8(target + edge - 1))
+            target += state[component, _STRIDE]
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -102,7 +109,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     """The address of the chroma of a line from the pixel `left` on; where it is subsampled, it is made at `wide`."""
     across, down = plan[component, _ACROSS], plan[component, _DOWN]
     offset = (left >> across) - (state[component, _FIRST] << plan[component, _SIZE_BITS])
-    near = _line(plan, state, component, line >> down) + offset
+    near = line_of(plan, state, component, line >> down) + offset
     if not is_fancy or (across and plan[component, _COLUMNS] <= 2):
         if not across:
             return near
@@ -112,7 +119,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     if down:
         other = (line >> 1) + (1 if line & 1 else -1)
         other = min(max(other, 0), plan[component, _LINES] - 1)
-        far = _line(plan, state, component, other) + offset
+        far = line_of(plan, state, component, other) + offset
         if not across:
             for k in range(0, columns, 16):
                 blend_16(near + k, far + k, 2 if line & 1 else 1, wide + k)
@@ -158,6 +165,18 @@ def _write_grey(luma, columns, target, spare):
         copy_bytes(spare, target + 3 * (columns - rest), 3 * rest)
 
 
+@njit(error_model="numpy")
+def write_line(plan, state, line, left, columns, is_fancy, blue, red, target, spare):
+    """RGB of a line whose blocks are decoded. blue, red, spare: addresses of memory for chroma and for 96 bytes."""
+    luma = line_of(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
+    if plan.shape[0] == 1:
+        _write_grey(luma, columns, target, spare)
+    else:
+        cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
+        cr = _chroma(plan, state, 2, line, left, columns, is_fancy, red)
+        _write_pixels(luma, cb, cr, columns, target, spare)
+
+
 @njit(
     _number(
         *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
@@ -184,8 +203,9 @@ def decode_box(image, plan, box, is_fancy, pixels, memory, places):
     spare = block + 128
     blue = spare + 128
     red = blue + _aligned(columns + 2 * _MARGIN)
-    state = np.zeros((3, 5), np.int64)
-    _begin(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
+    state = np.zeros((3, 6), np.int64)
+    state[:components, _MASK] = plan[:, _DOWN]
+    begin_box(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
     for line in range(top, top + lines):
         for component in range(components):
             last = line
@@ -194,12 +214,6 @@ def decode_box(image, plan, box, is_fancy, pixels, memory, places):
             wanted = (last >> plan[component, _SIZE_BITS]) + 1
             if _decode_rows(image, plan, state, component, wanted, block, places):
                 return 1
-        luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
-        if components == 1:
-            _write_grey(luma, columns, target, spare)
-        else:
-            cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
-            cr = _chroma(plan, state, 2, line, left, columns, is_fancy, red)
-            _write_pixels(luma, cb, cr, columns, target, spare)
+        write_line(plan, state, line, left, columns, is_fancy, blue, red, target, spare)
         target += stride
     return 0
