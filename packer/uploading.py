@@ -187,7 +187,7 @@ class _Upload:
         except DatasetError:
             return 0
         old = [shard.path for split in info.splits.values() for shard in split.shards]
-        old += [f"{split.index}/{name}" for split in info.splits.values() for name in split.index_files(info.fields)]
+        old += [f"{split.index}/{name}" for split in info.splits.values() for name in info.index_files(split)]
         gone = [path for path in dict.fromkeys(old) if path not in new_paths]
         self._remote.each(self._remote.store.delete, gone)
         return len(gone)

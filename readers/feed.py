@@ -25,23 +25,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from cache.errors import BadSampleError, UnknownNameError
+from cache.errors import BadSampleError
 from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
+from readers.order.schedule import Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer, ImageInfo
+from readers.sample import Buffer
 
 __all__ = [
     "ON_ERROR",
     "BadSample",
     "Feed",
     "FeedOptions",
-    "Fields",
     "OnError",
     "Start",
     "bad_sample",
@@ -55,7 +53,6 @@ __all__ = [
     "substitute",
     "substitutes",
     "summarise",
-    "upright_sides",
 ]
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
@@ -64,7 +61,6 @@ _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
 _ORDER_AT_ONCE = 1024  # an order computes a thousand rows nearly as quickly as those of a batch
-_KNOWN_FIELDS = ("image", "label", "key", "index")
 _T = TypeVar("_T")
 
 
@@ -177,7 +173,9 @@ class Feed:
         """The schedule of an epoch, by default the first, and the cursor at which it begins."""
         first = epoch is None or epoch == self.start.epoch
         order = self.start.order if first and self.start.order is not None else self.order
-        return Schedule(order, self.batch_size, *self.ranks, self.options.tail), self.start.cursor if first else 0
+        of_epoch = self.start.epoch if epoch is None else epoch
+        schedule = make_schedule(order, of_epoch, self.batch_size, *self.ranks, self.options.tail)
+        return schedule, self.start.cursor if first else 0
 
     def steps(self, epoch: int | None = None) -> int:
         """Steps of an epoch, by default the first: the same number on every rank."""
@@ -215,12 +213,7 @@ class Feed:
             step += len(block[0])
 
     def _block(self, schedule: Schedule, cursor: int, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """Whole steps differ by a constant; what is left at the end is a block of its own."""
-        positions = schedule.positions(step, cursor)[None]
-        whole = (len(schedule.order) - cursor) // schedule.step_samples
-        count = min(_ORDER_AT_ONCE // self.batch_size, whole - step)
-        if count > 1:
-            positions = positions + schedule.step_samples * np.arange(count, dtype=np.int64)[:, None]
+        positions = schedule.block(step, cursor, _ORDER_AT_ONCE)
         return positions, schedule.order.indices(epoch, positions)
 
     # --- samples --------------------------------------------------------------------------------------------------
@@ -234,8 +227,9 @@ class Feed:
 
     def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
         """The row that replaces a bad sample, and what `take` returned for it; see the function `substitute`."""
-        order = self.schedule(epoch)[0].order
-        others = substitutes(self.seed, epoch, position, len(order))
+        schedule = self.schedule(epoch)[0]
+        order, alike = schedule.order, schedule.alike(position)
+        others = substitutes(self.seed, epoch, position, len(alike)) + alike.start
         return substitute((int(order.indices(epoch, other[None])[0]) for other in others), error, take)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -332,68 +326,3 @@ def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
         f"epoch {epoch}: {len(bad)} bad samples were {_DONE[on_error]}, the first is sample {first.index} "
         f"({first.key}): {first.reason}; see bad_samples"
     )
-
-
-# --- the fields of a batch --------------------------------------------------------------------------------------
-class Fields:
-    """The fields of a batch or an item: "image", "label", "key", "index" and the other fields of the set.
-
-    fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries. Raises UnknownNameError.
-    """
-
-    def __init__(self, fields: Sequence[str] | Mapping[str, str], reader: Reader) -> None:
-        if isinstance(fields, str):
-            raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
-        known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
-        self._names = tuple(fields) if isinstance(fields, Mapping) else None
-        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
-        for name in self.wanted:
-            if name not in known:
-                raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
-
-    def collect(self, value: Callable[[str], Any]) -> Any:
-        """A tuple or a dictionary of `value(field)` for each field."""
-        values = tuple(value(name) for name in self.wanted)
-        return values if self._names is None else dict(zip(self._names, values, strict=True))
-
-    @staticmethod
-    def value(reader: Reader, row: int, name: str) -> Any:
-        """A field, not "image", of one row: an int, a str, or bytes, None where the sample lacks the field."""
-        if name == "label":
-            return int(reader.labels[row])
-        if name == "index":
-            return row
-        if name == "key":
-            return reader.keys[row]
-        data = _read_or_none(reader, row, name)
-        return None if data is None else bytes(data)
-
-    @staticmethod
-    def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> Any:
-        """A field, not "image", of some rows: labels int64 [n], -1 without one; rows int64 [n]; a list of keys; or a
-        list of bytes, None where a sample lacks the field."""
-        if name == "label":
-            return reader.labels[rows]
-        if name == "index":
-            return rows
-        if name == "key":
-            keys = reader.keys
-            return [keys[row] for row in rows.tolist()]
-        try:
-            return list(reader.read_many(rows, name))
-        except UnknownNameError:
-            return [_read_or_none(reader, row, name) for row in rows.tolist()]
-
-
-def _read_or_none(reader: Reader, row: int, name: str) -> Buffer | None:
-    try:
-        return reader.read(row, name)
-    except UnknownNameError:
-        return None  # this sample lacks it
-
-
-def upright_sides(info: ImageInfo) -> tuple[Int64s, Int64s]:
-    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
-    stored = np.array([info.height, info.width], np.int64)
-    heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
-    return heights, widths

@@ -172,7 +172,7 @@ def remote_set_files(url: str) -> SetFiles:
     columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        files = sorted(split.index_files(home.info.fields))
+        files = sorted(home.info.index_files(split))
         columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
     from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
@@ -250,13 +250,13 @@ class RemoteHome:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:
-            names = info.index_files(self.info.fields)
+            names = self.info.index_files(info)
             self.remote.each(lambda name: self._column(info, name, part / name), names)
             now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
             try:
-                Index(part, info.samples).check(self.info.fields)
+                Index(part, info.samples).check(self.info.fields, self.info.separate)
             except DatasetError as error:
                 message = str(error).replace(str(part), self.url.at(info.index))
                 raise DatasetError(f"{message}; then upload it again") from error

@@ -23,6 +23,7 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = (
     "torch",
     "pyarrow",
+    "yaml",
     "webdataset",
     "tfrecord",
     "tensorflow",
@@ -33,6 +34,9 @@ OPTIONAL = (
     "matplotlib",
     "numba",
     "llvmlite",
+    "urllib3",
+    "yaml",
+    "scipy",
 )
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
@@ -50,7 +54,19 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "llvmlite",
         *GPU,
     },
-    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "matplotlib"},
+    "packer": {
+        "numpy",
+        "crc32c",
+        "h5py",
+        "click",
+        "PIL",
+        "zstandard",
+        "pyarrow",
+        "matplotlib",
+        "urllib3",
+        "yaml",
+        "scipy",
+    },
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
@@ -59,6 +75,7 @@ ON_TORCH = (
     "readers.augment.cpu",
     "readers.augment.fused",
     "readers.augment.kernel",
+    "readers.collate",
     "readers.decode.batch",
     "readers.decode.device",
     "readers.decode.torchcodec",

@@ -47,6 +47,7 @@ DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
 _BLOCK = 4096
+_ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
 _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
@@ -153,13 +154,13 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
     if options.shuffle is not None and not listing.shuffles:
         raise SourceError(
-            "a compressed source is one stream and cannot be read in shuffled order; uncompress it first (gunzip, "
-            "unzstd, unxz), or convert it as it is and then convert the result with shuffle=SEED"
+            "a source that is compressed as one stream cannot be read in shuffled order; convert it as it is, and then "
+            "convert the result with shuffle=SEED (or uncompress it first, where gunzip, unzstd or unxz does that)"
         )
     _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
-        sizes = part.bytes
+        sizes = part.bytes if part.bytes.any() else np.full(len(part), _ASSUMED_BYTES)
         if options.reencode is not None and len(part):
             _check_new_names(part.names.columns[0], part.keys, options.reencode, split)
         order = None

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from readers.coefficients.compiled import load_functions
-from readers.coefficients.decode import box_plan, stored_box, working_memory
+from readers.coefficients.decode import address_of, memory_bytes, stored_box, working_memory
 from readers.coefficients.encode import LARGEST
 from readers.coefficients.layout import WORKING_OF_ZIGZAG, WORKING_ZIGZAG, Shape
 from readers.coefficients.markers import HuffmanTable, Refused, read_markers
@@ -90,26 +90,16 @@ def decode_strips(
     reduce, box = stored_box(shape, region)
     functions = load_functions()
     scratch = scratch or Scratch()
-    source = np.frombuffer(data, np.uint8).ctypes.data
-    room = np.frombuffer(scratch.encoded(len(data) - start + _SPARE_BYTES), np.uint8)
-    clean = room.ctypes.data
+    source = address_of(np.frombuffer(data, np.uint8))
+    clean = address_of(np.frombuffer(scratch.encoded(len(data) - start + _SPARE_BYTES), np.uint8))
     count = functions.copy_clean(source + start, source + len(data), clean)
     size = (box[2], box[3], 3)
     pixels = np.frombuffer(scratch.pixels(math.prod(size)), np.uint8, math.prod(size)).reshape(size)
-    memory = working_memory(box[3])
-    is_fancy = not region.coarse and reduce < 8
-    status = functions.decode_strips(
-        (clean, count, 0),
-        np.zeros(3, np.int64),
-        0,
-        coding.scan,
-        box_plan(shape, 8 // reduce),
-        box,
-        is_fancy,
-        (pixels.ctypes.data, 3 * box[3]),
-        memory.ctypes.data,
-        _PLACES,
-    )
+    scale = 8 // reduce, not region.coarse and reduce < 8
+    place = address_of(pixels), 3 * box[3]
+    memory = working_memory.address(memory_bytes(box[3]))
+    whole = (clean, count, 0), np.zeros(3, np.int64), 0
+    status = functions.decode_strips(*whole, coding.scan, shape[:5], scale, box, place, memory, _PLACES)
     if status:
         return None
     turned: npt.NDArray[np.uint8] = upright(pixels, header.orientation)

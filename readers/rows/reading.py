@@ -15,7 +15,7 @@ from readers.rows.entries import RowEntry
 from readers.rows.strips import Strip, StripRange, find_strip, make_strip, rows_of
 from readers.table import Table
 
-__all__ = ["Span", "announce_strips", "read_strips"]
+__all__ = ["Span", "announce_strips", "read_rows", "read_strips"]
 
 _FIELD = "image"
 
@@ -35,6 +35,19 @@ class _Plan(NamedTuple):
     ranges: list[StripRange]
     sizes: list[tuple[int, int]]
     parts: Extents
+
+
+def read_rows(
+    table: Table, store: Store, index: Int64s, span: tuple[int, int], read_whole: Callable[[Int64s], list[Buffer]]
+) -> Strip:
+    """A JPEG with the rows of pixels from top to before bottom of an image, as stored; they have the same pixels there.
+
+    Fewer bytes are read where the index says where rows begin (`packer index --jpeg-rows`) and the store is no cache;
+    else it is the whole image. Raises ValueError where there are no such rows, and what `read_strips` raises.
+    """
+    if not 0 <= span[0] < span[1]:
+        raise ValueError(f"rows from {span[0]} to {span[1]} are not rows of an image")
+    return read_strips(table, store, index, [Span(*span)], read_whole)[0]
 
 
 def read_strips(

@@ -2,6 +2,9 @@
 
 Of each component no more is in memory than the row of blocks that a line of pixels needs, or two where lines are
 interpolated, so samples stay in the cache next to the core until they are pixels.
+
+Whoever wants lines of pixels makes a plan, begins, and asks for the samples of one line after another: `decode_box`
+here, `resize_box` in `kernels.resizing`. `kernels.strips` decodes rows of blocks of a JPEG itself.
 """
 
 from __future__ import annotations
@@ -22,14 +25,30 @@ from readers.coefficients.kernels.colours import (
 from readers.coefficients.kernels.packing import copy_bytes, read_row
 from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
 
-__all__ = ["begin_box", "decode_box", "line_of", "repeat_edges", "write_line"]
+__all__ = [
+    "MARGIN",
+    "aligned",
+    "begin",
+    "decode_box",
+    "last_line",
+    "line_at",
+    "next_line",
+    "plan_components",
+    "repeat_edges",
+    "samples_of",
+    "write_line",
+    "write_pixels",
+]
 
+MARGIN = 64  # samples that may be read or written on both sides of a line
 _TAIL_BYTES = 32
-_MARGIN = 64  # samples that may be read or written on both sides of a line
-# What `plan` says of a component
+_TABLES_AT, _TABLE_BYTES, _INDEX_BYTES, _BLOCK = 24, 128, 4, 8
+# What `plan` says of a component: the byte at which its index begins, blocks in a row, the byte at which its
+# multipliers begin, log2 of the samples that a block gives in a line, whether it is still subsampled across and down
+# (0 or 1), samples in a line, and lines
 _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
 # What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line;
-# the last rows of blocks are kept, `_MASK` + 1 of them, a power of two
+# of the rows of blocks the last `_MASK` + 1 are kept, a power of two
 _FIRST, _LAST, _NEXT, _RING, _STRIDE, _MASK = range(6)
 
 _number = types.int64
@@ -37,13 +56,41 @@ _two = types.UniTuple(_number, 2)
 
 
 @njit(forceinline=True, error_model="numpy")
-def _aligned(number):
+def aligned(number):
     """The next number of whole cache lines."""
     return (number + 63) & ~63
 
 
+@njit(error_model="numpy")
+def plan_components(shape, size):
+    """What has to be known of each component, int64 [components, 8].
+
+    shape: height, width, components, and how often chroma is subsampled across and down. size: samples of a block of
+    luma in a line. As in libjpeg (jdmaster.c), chroma is scaled less than luma where that leaves no samples to make up.
+    """
+    height, width, components, chroma_across, chroma_down = shape
+    plan = np.empty((components, 8), np.int64)
+    index, steps = _TABLES_AT + _TABLE_BYTES * components, _TABLES_AT
+    for component in range(components):
+        across, down = (chroma_across, chroma_down) if component else (1, 1)
+        own, bits = size, 0
+        while own < _BLOCK and across * size % (2 * own) == 0 and down * size % (2 * own) == 0:
+            own *= 2
+        while 1 << bits < own:
+            bits += 1
+        plan[component, _INDEX], plan[component, _STEPS] = index, steps
+        plan[component, _WIDTH] = (width + _BLOCK * across - 1) // (_BLOCK * across)
+        plan[component, _SIZE_BITS] = bits
+        plan[component, _ACROSS], plan[component, _DOWN] = across * size // own - 1, down * size // own - 1
+        plan[component, _COLUMNS] = (width * own + _BLOCK * across - 1) // (_BLOCK * across)
+        plan[component, _LINES] = (height * own + _BLOCK * down - 1) // (_BLOCK * down)
+        index += _INDEX_BYTES * ((height + _BLOCK * down - 1) // (_BLOCK * down))
+        steps += _TABLE_BYTES
+    return plan
+
+
 @njit(forceinline=True, error_model="numpy")
-def line_of(plan, state, component, line):
+def line_at(plan, state, component, line):
     """The address of the first sample that was decoded of a line."""
     bits = plan[component, _SIZE_BITS]
     slot = (line >> bits) & state[component, _MASK]
@@ -52,8 +99,14 @@ def line_of(plan, state, component, line):
 
 
 @njit(forceinline=True, error_model="numpy")
-def begin_box(plan, state, top, left, columns, memory):
-    """Which blocks of each component the box needs, and where their samples go. `_MASK` is known."""
+def begin(plan, top, left, columns, memory, high):
+    """The state before the first line of a box: which blocks of each component it needs, and where their samples go.
+
+    high: rows of blocks of luma that are decoded at once; where chroma is interpolated from two rows, twice as many of
+    luma are kept then.
+    """
+    state = np.zeros((3, 6), np.int64)
+    kept = 1 + plan[plan.shape[0] - 1, _DOWN]
     for component in range(plan.shape[0]):
         bits, across, down = plan[component, _SIZE_BITS], plan[component, _ACROSS], plan[component, _DOWN]
         first = max((left >> across) - across, 0)
@@ -62,9 +115,11 @@ def begin_box(plan, state, top, left, columns, memory):
         state[component, _LAST] = (last >> bits) + 1
         state[component, _NEXT] = max((top >> down) - down, 0) >> bits
         samples = (state[component, _LAST] - state[component, _FIRST]) << bits
-        state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
-        state[component, _RING] = memory + _MARGIN
+        state[component, _STRIDE] = aligned(samples + 2 * MARGIN)
+        state[component, _RING] = memory + MARGIN
+        state[component, _MASK] = (high * kept - 1 if high > 1 else 0) if component == 0 else kept - 1
         memory += (state[component, _STRIDE] << bits) * (1 + state[component, _MASK])
+    return state
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -80,7 +135,7 @@ def _decode_rows(image, plan, state, component, wanted, block, places):
         begin, end = load_u32(entry), load_u32(entry + 4)
         if begin > end or end > total - _TAIL_BYTES:
             return 1
-        target = line_of(plan, state, component, row << bits)
+        target = line_at(plan, state, component, row << bits)
         steps = data + plan[component, _STEPS]
         blocks, samples = (width, first, last), (target, stride)
         if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
@@ -92,7 +147,7 @@ def _decode_rows(image, plan, state, component, wanted, block, places):
 
 @njit(forceinline=True, error_model="numpy")
 def repeat_edges(plan, state, component, target):
-    """Of a row of blocks that are decoded at `target`: the filter sees the outermost samples again beyond the edges."""
+    """Of a row of blocks at `target`: the filter sees the outermost samples again beyond the edges."""
     if plan[component, _ACROSS]:
         bits, first = plan[component, _SIZE_BITS], state[component, _FIRST]
         edge = plan[component, _COLUMNS] - (first << bits)
@@ -109,7 +164,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     """The address of the chroma of a line from the pixel `left` on; where it is subsampled, it is made at `wide`."""
     across, down = plan[component, _ACROSS], plan[component, _DOWN]
     offset = (left >> across) - (state[component, _FIRST] << plan[component, _SIZE_BITS])
-    near = line_of(plan, state, component, line >> down) + offset
+    near = line_at(plan, state, component, line >> down) + offset
     if not is_fancy or (across and plan[component, _COLUMNS] <= 2):
         if not across:
             return near
@@ -119,7 +174,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     if down:
         other = (line >> 1) + (1 if line & 1 else -1)
         other = min(max(other, 0), plan[component, _LINES] - 1)
-        far = line_of(plan, state, component, other) + offset
+        far = line_at(plan, state, component, other) + offset
         if not across:
             for k in range(0, columns, 16):
                 blend_16(near + k, far + k, 2 if line & 1 else 1, wide + k)
@@ -142,7 +197,42 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
 
 
 @njit(error_model="numpy")
-def _write_pixels(luma, blue, red, columns, target, spare):
+def next_line(image, plan, state, line, across, memory, places):
+    """0 and the addresses of the samples of Y, Cb and Cr of a line; 1 and nothing where the bytes are damaged.
+
+    Lines are asked for in their order. image: its address and bytes. across: the first column, how many, and whether
+    chroma is interpolated. memory: addresses for a block, and for a line of blue and of red.
+    """
+    block, blue, red = memory
+    for component in range(plan.shape[0]):
+        wanted = (last_line(plan, component, line) >> plan[component, _SIZE_BITS]) + 1
+        if _decode_rows(image, plan, state, component, wanted, block, places):
+            return 1, 0, 0, 0
+    luma, cb, cr = samples_of(plan, state, line, across, blue, red)
+    return 0, luma, cb, cr
+
+
+@njit(forceinline=True, error_model="numpy")
+def last_line(plan, component, line):
+    """The last line of a component that a line of pixels needs."""
+    if plan[component, _DOWN]:
+        return min((line >> 1) + 1, plan[component, _LINES] - 1)
+    return line
+
+
+@njit(error_model="numpy")
+def samples_of(plan, state, line, across, blue, red):
+    """The addresses of the samples of Y, Cb and Cr of a line whose blocks are decoded; see `next_line`."""
+    left, columns, is_fancy = across
+    luma = line_at(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
+    if plan.shape[0] == 1:
+        return luma, luma, luma
+    cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
+    return luma, cb, _chroma(plan, state, 2, line, left, columns, is_fancy, red)
+
+
+@njit(error_model="numpy")
+def write_pixels(luma, blue, red, columns, target, spare):
     """A line of RGB; nothing is written behind it."""
     for x in range(0, columns - 31, 32):
         rgb_32(luma + x, blue + x, red + x, target + 3 * x)
@@ -165,55 +255,46 @@ def _write_grey(luma, columns, target, spare):
         copy_bytes(spare, target + 3 * (columns - rest), 3 * rest)
 
 
-@njit(error_model="numpy")
-def write_line(plan, state, line, left, columns, is_fancy, blue, red, target, spare):
-    """RGB of a line whose blocks are decoded. blue, red, spare: addresses of memory for chroma and for 96 bytes."""
-    luma = line_of(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
-    if plan.shape[0] == 1:
+@njit(forceinline=True, error_model="numpy")
+def write_line(components, luma, blue, red, columns, target, spare):
+    """A line of RGB from its samples; nothing is written behind it. spare: the address of 96 bytes."""
+    if components == 1:
         _write_grey(luma, columns, target, spare)
     else:
-        cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
-        cr = _chroma(plan, state, 2, line, left, columns, is_fancy, red)
-        _write_pixels(luma, cb, cr, columns, target, spare)
+        write_pixels(luma, blue, red, columns, target, spare)
 
 
 @njit(
     _number(
-        *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
+        *(_two, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
         *(_two, _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def decode_box(image, plan, box, is_fancy, pixels, memory, places):
+def decode_box(image, shape, scale, box, pixels, memory, places):
     """RGB of a box.
 
-    image: its address and bytes; its header was checked. box: top, left, height and width, at the scale that `plan` is
-    for. pixels: the address for them, and the bytes from line to line. plan: for each component the byte at
-    which its index begins, blocks in a row, the byte at which its multipliers begin, log2 of the samples that a block
-    gives in a line, whether it is still subsampled across and down (0 or 1), samples in a line, and lines. memory: the
-    address of as many bytes as `memory_bytes` says. Returns 0, or 1 where the bytes are damaged; then nothing outside
-    of them was read, and the pixels are not valid.
+    image: its address and bytes; its header was checked. shape: see `plan_components`. scale: samples of a block of
+    luma in a line, and whether chroma is interpolated. box: top, left, height and width, at that scale. pixels: the
+    address for them, and the bytes from line to line. memory: the address of as many bytes as `memory_bytes` says.
+    places: SPARSE to WORKING. Returns 0, or 1 where the bytes are damaged; then nothing outside of them was read, and
+    the pixels are not valid.
     """
     top, left, lines, columns = box
     target, stride = pixels
-    components = plan.shape[0]
-    block = _aligned(memory)
+    block = aligned(memory)
     spare = block + 128
     blue = spare + 128
-    red = blue + _aligned(columns + 2 * _MARGIN)
-    state = np.zeros((3, 6), np.int64)
-    state[:components, _MASK] = plan[:, _DOWN]
-    begin_box(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
+    red = blue + aligned(columns + 2 * MARGIN)
+    plan = plan_components(shape, scale[0])
+    state = begin(plan, top, left, columns, red + aligned(columns + 2 * MARGIN), 1)
+    across = left, columns, scale[1]
     for line in range(top, top + lines):
-        for component in range(components):
-            last = line
-            if plan[component, _DOWN]:
-                last = min((line >> 1) + 1, plan[component, _LINES] - 1)
-            wanted = (last >> plan[component, _SIZE_BITS]) + 1
-            if _decode_rows(image, plan, state, component, wanted, block, places):
-                return 1
-        write_line(plan, state, line, left, columns, is_fancy, blue, red, target, spare)
+        status, luma, cb, cr = next_line(image, plan, state, line, across, (block, blue, red), places)
+        if status:
+            return 1
+        write_line(plan.shape[0], luma, cb, cr, columns, target, spare)
         target += stride
     return 0

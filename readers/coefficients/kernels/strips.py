@@ -12,7 +12,17 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from readers.coefficients.kernels.boxes import begin_box, line_of, repeat_edges, write_line
+from readers.coefficients.kernels.boxes import (
+    MARGIN,
+    aligned,
+    begin,
+    last_line,
+    line_at,
+    plan_components,
+    repeat_edges,
+    samples_of,
+    write_line,
+)
 from readers.coefficients.kernels.codes import (
     LAST_OF_BLOCK,
     WHOLE_BLOCK,
@@ -30,13 +40,12 @@ from readers.coefficients.kernels.vectors import load_i16, store_i16, store_u64
 __all__ = ["decode_strips", "note_rows"]
 
 _LARGEST_DC = 32767
-_MARGIN = 64
 # What `scan` says of a component: blocks of an MCU across and down, the addresses of the tables of DC and AC, of its
 # multipliers and of the largest coefficients for them, int16 [64] in the order WORKING
 _WIDE, _HIGH, _DC, _AC, _STEPS, _LIMITS = range(6)
 # As in `boxes`
-_WIDTH, _SIZE_BITS, _DOWN, _LINES = 1, 3, 5, 7
-_FIRST, _LAST, _NEXT, _STRIDE, _MASK = 0, 1, 2, 4, 5
+_WIDTH, _SIZE_BITS = 1, 3
+_FIRST, _LAST, _NEXT, _STRIDE = 0, 1, 2, 4
 # Of `cursor`: bits that were read and not used, how many, the address behind them, and where the data ends
 _WORD, _LEFT, _PLACE, _STOP = range(4)
 
@@ -102,7 +111,7 @@ def _decode_row(cursor, previous, counts, scan, plan, state, bottom, block, plac
                         word, bits, place, k = skip_coefficients(word, bits, place, ac)
                     if abs(dc) > load_i16(scan[component, _LIMITS]):
                         return 1
-                    target = line_of(plan, state, component, y << size_bits)
+                    target = line_at(plan, state, component, y << size_bits)
                     target += (x - state[component, _FIRST]) << size_bits
                     _write_block(dc, found, block, steps, 1 << size_bits, target, state[component, _STRIDE])
                 else:
@@ -115,71 +124,60 @@ def _decode_row(cursor, previous, counts, scan, plan, state, bottom, block, plac
 
 @njit(
     _number(
-        *(types.UniTuple(_number, 3), types.int64[::1], _number, types.int64[:, ::1]),
-        *(types.int64[:, ::1], _four, types.boolean, _two, _number, types.int64[::1]),
+        *(types.UniTuple(_number, 3), types.int64[::1], _number, types.int64[:, ::1], types.UniTuple(_number, 5)),
+        *(types.Tuple((_number, types.boolean)), _four, _two, _number, types.int64[::1]),
     ),
     **_options,
 )
-def decode_strips(data, previous, first_row, scan, plan, box, is_fancy, pixels, memory, places):
+def decode_strips(data, previous, first_row, scan, shape, scale, box, pixels, memory, places):
     """RGB of a box, from the data of all components together without restarts.
 
     data: the address of bytes of `codes.copy_clean`, how many there are, and the bit of the first at which they begin;
     `entropy.MOST_BYTES` more can be read behind them. first_row: the row of MCUs that begins there; previous: the DC
-    before it, by component. scan: see above. plan, box, is_fancy, pixels: see `boxes.decode_box`; of the plan, the
-    index and multipliers are not used. memory: the address of as many bytes as `memory_bytes` says. places: the place
-    in WORKING of each coefficient, and 64 for those from 64 on, which are 256 in all.
+    before it, by component. scan: see above. shape, scale, box, pixels: see `boxes.decode_box`. memory: the address of
+    as many bytes as `memory_bytes` says. places: the place in WORKING of each coefficient, and 64 for those from 64 on,
+    which are 256 in all.
 
     Returns 0, or 1 where the data are not such; then nothing outside of them was read, and the pixels are not valid.
     """
     top, left, lines, columns = box
     target, stride = pixels
+    plan = plan_components(shape, scale[0])
     components = plan.shape[0]
-    block = (memory + 63) & ~63
-    spare = block + 128
+    block = aligned(memory)
+    spare = block + 256
     blue = spare + 128
-    red = blue + ((columns + 2 * _MARGIN + 63) & ~63)
+    red = blue + aligned(columns + 2 * MARGIN)
     for part in range(16):
         store_u64(block + 8 * part, np.uint64(0))
-    state = np.zeros((3, 6), np.int64)
+    state = begin(plan, top, left, columns, red + aligned(columns + 2 * MARGIN), scan[0, _HIGH])
     bottom = np.zeros(3, np.int64)
-    rows_ahead = 1
-    for component in range(components):
-        rows_ahead = max(rows_ahead, 1 + plan[component, _DOWN])
-    for component in range(components):
-        state[component, _MASK] = scan[component, _HIGH] * rows_ahead - 1
-    begin_box(plan, state, top, left, columns, red + ((columns + 2 * _MARGIN + 63) & ~63))
-    across = 0
-    needed = np.int64(1) << 32
+    needed = state[0, _NEXT] // scan[0, _HIGH]
     for component in range(components):
         needed = min(needed, state[component, _NEXT] // scan[component, _HIGH])
-        last = top + lines - 1
-        if plan[component, _DOWN]:
-            last = min((last >> 1) + 1, plan[component, _LINES] - 1)
-        bottom[component] = last >> plan[component, _SIZE_BITS]
-        across = max(across, -(-plan[component, _WIDTH] // scan[component, _WIDE]))
+        bottom[component] = last_line(plan, component, top + lines - 1) >> plan[component, _SIZE_BITS]
     if first_row > needed:
         return 1
+    mcus = (plan[0, _WIDTH] + scan[0, _WIDE] - 1) // scan[0, _WIDE]
     cursor = np.zeros(4, np.uint64)
     cursor[_STOP] = np.uint64(data[0] + data[1])
     word, bits, place = filled(np.uint64(0), 0, data[0])
     cursor[_WORD], cursor[_LEFT] = word << np.uint64(data[2]), np.uint64(bits - data[2])
     cursor[_PLACE] = np.uint64(place)
     row = first_row
+    across = left, columns, scale[1]
     for line in range(top, top + lines):
         for component in range(components):
-            last = line
-            if plan[component, _DOWN]:
-                last = min((line >> 1) + 1, plan[component, _LINES] - 1)
-            wanted = (last >> plan[component, _SIZE_BITS]) // scan[component, _HIGH]
+            wanted = (last_line(plan, component, line) >> plan[component, _SIZE_BITS]) // scan[component, _HIGH]
             while row <= wanted:
-                counts = (row, across)
-                if _decode_row(cursor, previous, counts, scan, plan, state, bottom, block, places):
+                if _decode_row(cursor, previous, (row, mcus), scan, plan, state, bottom, block, places):
                     return 1
-                for other in range(components):
-                    if row >= state[other, _NEXT] // scan[other, _HIGH]:
-                        repeat_edges(plan, state, other, line_of(plan, state, other, row << plan[other, _SIZE_BITS]))
+                for other in range(1, components):
+                    if row >= state[other, _NEXT]:
+                        repeat_edges(plan, state, other, line_at(plan, state, other, row << plan[other, _SIZE_BITS]))
                 row += 1
-        write_line(plan, state, line, left, columns, is_fancy, blue, red, target, spare)
+        luma, cb, cr = samples_of(plan, state, line, across, blue, red)
+        write_line(components, luma, cb, cr, columns, target, spare)
         target += stride
     return 0
 
