@@ -96,6 +96,9 @@ class CocoSource:
             if split in (None, name):
                 listing.splits[name] = images.listing(len(self._fields), stamp)
         listing.left_out = _unlisted(list(found.values()), {file.path for file in self._files})
+        if self.root.is_dir() and (folder := self.root / "annotations").is_dir():
+            others = sorted(path.name for path in folder.glob("*.json") if COCO_NAME.fullmatch(path.name) is None)
+            listing.left_out += [(f"annotations/{name}", "annotations of a kind that is not read") for name in others]
         return listing
 
     def _read(self, part: str, paths: dict[str, Path], warnings: Texts) -> CocoImages | None:

@@ -24,7 +24,7 @@ def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
 def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
     """The one of `names` that is asked for, None for all; val, valid and validation stand for each other.
 
-    Raises SourceError where there is no such split.
+    Raises SourceError for any other name.
     """
     if split is None or split in names:
         return split

@@ -26,7 +26,7 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads"]
+__all__ = ["Found", "SourceSuite", "found", "payloads", "places"]
 
 REFUSED = (SourceError, DatasetError)
 
