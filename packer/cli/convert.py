@@ -38,7 +38,7 @@ from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "command", "export_command", "index_command", "summary"]
+__all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
@@ -48,20 +48,21 @@ OF_THE_SOURCE = (
 
 
 def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=COLUMN options as a mapping; a callback of click."""
+    """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
     found = {}
     for value in values:
         name, equals, column = value.partition("=")
         if not (name and equals and column):
-            raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
+            raise click.BadParameter(f"{value!r} is not {param.metavar}")
+        plain, colon, kind = name.partition(":") if "KIND" in str(param.metavar) else (name, "", "")
         try:
-            found[str(FieldName(name))] = column
+            found[f"{FieldName(plain)}{colon}{kind}"] = column
         except BadNameError as error:
             raise click.BadParameter(str(error)) from error
     return found
 
 
-class _Container(click.ParamType):  # type: ignore[type-arg]
+class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
     name = "format"
@@ -79,7 +80,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("convert")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=_Container(), required=True, help="Format of the shards.")
+@click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
@@ -107,22 +108,23 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths. List of addresses: "
               "their column.")  # fmt: skip
-@click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names. CelebA: an "
-              "attribute, or identity.")  # fmt: skip
+@click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
+              "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
 @click.option(
     "--field",
     "fields",
     callback=_field_columns,
     multiple=True,
-    metavar="NAME=COLUMN",
-    help="Manifest: a further file column.",
+    metavar="NAME[:KIND]=COLUMN",
+    help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, points, array, text, "
+    "json), of values.",
 )
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
               "File of COCO: folder of its images. Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
-@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: its labels "
-              "start at N (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its labels "
+              "start at N (1: ImageNet TFRecords, EMNIST's letters).")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
               "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder of ImageSets whose lists are the splits. "
@@ -155,7 +157,8 @@ def command(
 
     SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
     ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
-    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, or shards made elsewhere and folders of them.
+    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
+    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """

@@ -15,6 +15,7 @@ from cache.errors import SourceError
 from packer.formats import REGISTRY as FORMATS
 from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
+from packer.sources import folder_kinds
 from packer.sources.base import Source
 from packer.sources.known_folders import is_coco, is_ilsvrc, is_shards, is_voc, is_yolo
 from packer.sources.tree_layouts import LAYOUTS, celeba_files
@@ -35,19 +36,19 @@ class SourceEntry(Entry):
     options: the arguments of `open_source` that it takes.
     folders: whether it takes every directory that no other entry takes.
     inside: it takes a directory with a file of this name, if the content of that file is right.
-    finds: whether it takes a directory, by what is in that.
     by_name: whether it is recognised by the name alone, since the content is text.
     reads: whether it takes a file of such a name.
     compressed: whether a compressed file is one by what it unpacks to.
+    recognises: identifies a directory, or a file, by more than the file `inside`, or the first bytes.
     """
 
     options: frozenset[str] = frozenset()
     folders: bool = False
     inside: str = ""
-    finds: Callable[[Path], bool] | None = field(default=None, compare=False)
     by_name: bool = False
     reads: Callable[[Path], bool] | None = field(default=None, compare=False)
     compressed: bool = False
+    recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
 
     def kind_of(self, head: bytes) -> str:
         """What a file that begins with `head` is called in a message: "tar archive"."""
@@ -55,8 +56,8 @@ class SourceEntry(Entry):
 
     def is_folder(self, path: Path) -> bool:
         """Whether a directory is one of these."""
-        if self.finds is not None:
-            return self.finds(path)
+        if self.recognises is not None and self.recognises(path):
+            return True
         file_path = path / self.inside
         if not self.inside or not file_path.exists():
             return False
@@ -66,6 +67,12 @@ class SourceEntry(Entry):
             return True
         with open(file_path, "rb") as file:
             return self.is_content(file.read(HEAD_BYTES))
+
+    def is_file(self, path: Path) -> bool:
+        """Whether a file is one of these, whatever it begins with."""
+        if self.by_name and self.is_name(path.name) and (self.reads is None or self.reads(path)):
+            return True
+        return self.recognises is not None and self.recognises(path)
 
 
 class _ShardEntry(SourceEntry):
@@ -124,14 +131,68 @@ REGISTRY = Registry(
             name="celeba",
             title="CelebA's folder",
             home="packer.sources.celeba:open_celeba",
-            finds=_is_celeba,
+            recognises=_is_celeba,
             options=frozenset({"layout", "label_column"}),
+        ),
+        SourceEntry(
+            name="huggingface",
+            title="a Hugging Face data set (.parquet)",
+            home="packer.sources.huggingface:HuggingFaceSource",
+            recognises=folder_kinds.is_hub_set,
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="imagefolder",
+            title="an imagefolder with metadata.csv, .jsonl or .parquet",
+            home="packer.sources.image_folder:ImageFolderSource",
+            recognises=lambda path: bool(folder_kinds.metadata_files(path)),
+            options=frozenset({"label_column", "fields"}),
+        ),
+        SourceEntry(
+            name="mds",
+            title="an MDS set (index.json of MosaicML's streaming)",
+            home="packer.sources.mds:MdsSource",
+            recognises=lambda path: bool(folder_kinds.mds_folders(path)),
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="beton",
+            title="an FFCV file (.beton)",
+            home="packer.sources.beton:BetonSource",
+            claims=folder_kinds.is_beton,
+            suffixes=(".beton",),
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="cifar",
+            title="CIFAR's folder",
+            home="packer.sources.cifar:CifarSource",
+            recognises=folder_kinds.is_cifar,
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="idx",
+            title="an IDX file (MNIST and its relatives, or their folder)",
+            home="packer.sources.idx:IdxSource",
+            claims=folder_kinds.is_idx,
+            recognises=lambda path: folder_kinds.idx_folder(path) is not None,
+            compressed=True,
+            options=frozenset({"label_offset"}),
+        ),
+        SourceEntry(
+            name="numpy",
+            title="a NumPy file (.npz, .npy, or a folder of images.npy and labels.npy)",
+            home="packer.sources.numpy_arrays:NumpySource",
+            magic=((0, b"\x93NUMPY"),),
+            claims=folder_kinds.is_npz,
+            suffixes=(".npz", ".npy"),
+            recognises=folder_kinds.is_arrays,
         ),
         SourceEntry(
             name="coco",
             title="COCO's folder, or a file of its annotations",
             home="packer.sources.coco:open_coco",
-            finds=is_coco,
+            recognises=is_coco,
             suffixes=(".json",),
             by_name=True,
             options=frozenset({"layout", "folder"}),
@@ -140,28 +201,28 @@ REGISTRY = Registry(
             name="voc",
             title="Pascal VOC's folder",
             home="packer.sources.voc:open_voc",
-            finds=is_voc,
+            recognises=is_voc,
             options=frozenset({"layout", "image_sets"}),
         ),
         SourceEntry(
             name="yolo",
             title="a folder of images and labels for YOLO",
             home="packer.sources.yolo:open_yolo",
-            finds=is_yolo,
+            recognises=is_yolo,
             options=frozenset({"layout"}),
         ),
         SourceEntry(
             name="ilsvrc",
             title="ILSVRC's folder",
             home="packer.sources.ilsvrc:open_ilsvrc",
-            finds=is_ilsvrc,
+            recognises=is_ilsvrc,
             options=frozenset({"layout"}),
         ),
         SourceEntry(
             name="shards",
             title="a folder of shards made elsewhere",
             home="packer.sources.shard_folder:open_shards",
-            finds=is_shards,
+            recognises=is_shards,
             options=frozenset({"layout", "image_key", "label_key", "label_offset", "fields"}),
         ),
         SourceEntry(
@@ -226,9 +287,10 @@ def open_source(
     """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
 
     path_column, label_column, folder: of a manifest (`packer.sources.manifest`); the first two also of a list of
-    addresses, label_column of CelebA, folder of a file of COCO.
+    addresses, label_column of CelebA, CIFAR-100 and what has columns or fields (Hugging Face, MDS, FFCV), folder of a
+    file of COCO.
     fields: field -> column of a manifest, or key in a shard.
-    image_key, label_key, label_offset (subtracted from the labels): of a shard.
+    image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
     (`packer.sources.tree_layouts`).
     more: image_sets of Pascal VOC (`packer.sources.voc`), the options of a list of addresses
@@ -240,7 +302,7 @@ def open_source(
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if not root.exists():
         raise SourceError(f"{root}: no such file or directory")
-    entry = _entry_of(root)
+    entry = _entry_of(root, layout)
     if entry is None:
         known = ", ".join(entry.title for entry in REGISTRY)
         raise SourceError(f"{root}: no kind of source that packer knows: {known}")
@@ -259,14 +321,15 @@ def open_source(
     return cast(Source, entry.load()(root, **{name: given[name] for name in given.keys() & entry.options}))
 
 
-def _entry_of(root: Path) -> SourceEntry | None:
+def _entry_of(root: Path, layout: str) -> SourceEntry | None:
     if root.is_dir():
         found = next((entry for entry in REGISTRY if entry.is_folder(root)), None)
+        if layout == "tree" and found is not None and found.recognises is not None:
+            found = None
         return found or next(entry for entry in REGISTRY if entry.folders)
     if not root.is_file():
         return None
-    by_name = (entry for entry in REGISTRY if entry.by_name and entry.is_name(root.name))
-    named = next((entry for entry in by_name if entry.reads is None or entry.reads(root)), None)
+    named = next((entry for entry in REGISTRY if entry.is_file(root)), None)
     return named or _entry_of_content(root) or _entry_of_name(root.name)
 
 

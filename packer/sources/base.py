@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from packer.formats.base import Arena
+from packer.sources.lookups import file_stamp
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
@@ -31,6 +32,7 @@ __all__ = [
     "AheadReader",
     "FieldNames",
     "FileSource",
+    "LabellingReader",
     "ListingBuilder",
     "NumberPlaces",
     "Places",
@@ -42,7 +44,6 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
-    "file_stamp",
     "safe_name",
 ]
 
@@ -148,7 +149,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none.
+    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`.
+    labels: -1 for none; others may be assigned.
     stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
@@ -260,6 +262,7 @@ class SourceListing:
     skip_strays: whether a file that turns out not to be an image, and is not named like one, is left out rather than
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
+    estimated: whether bytes are averages, and a sample may have more.
     max_workers: how many processes may read at the same time, None for any number.
     """
 
@@ -270,6 +273,7 @@ class SourceListing:
     warnings: list[str] = field(default_factory=list)
     skip_strays: bool = False
     shuffles: bool = True
+    estimated: bool = False
     max_workers: int | None = None
 
 
@@ -281,6 +285,14 @@ class SourceReader(Protocol):
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
+
+
+@runtime_checkable
+class LabellingReader(SourceReader, Protocol):
+    """A reader that finds the label of a sample only when it reads it: that of the listing does not count."""
+
+    def label(self, place: Any) -> int:
+        """The label of the sample that was read last; NO_LABEL for none."""
 
 
 @runtime_checkable
@@ -353,15 +365,6 @@ class FileSource(ABC):
     @abstractmethod
     def open_file(self) -> AbstractContextManager[SourceReader]:
         """A reader of the file."""
-
-
-def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def check_names(names: Iterable[str], where: str) -> None:

@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cache.errors import SourceError
-from packer.sources.base import SourceListing, file_stamp
+from packer.sources.base import SourceListing
 from packer.sources.coco_listing import CocoCategories, CocoImages
 from packer.sources.coco_records import CocoFile, CocoReader
 from packer.sources.folder import FolderSource
 from packer.sources.json_parts import json_parts
 from packer.sources.known_folders import COCO_KINDS, COCO_NAME, ROBOFLOW, coco_files
-from packer.sources.lookups import wanted_split
+from packer.sources.lookups import file_stamp, wanted_split
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from readers.tree import has_image_suffix

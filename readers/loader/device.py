@@ -28,11 +28,13 @@ from readers.augment.recipe import Job, Recipe
 from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
 from readers.decode.device import DecodeStream, Picture, Ready
 from readers.decode.share import Share, Spent
-from readers.feed import Feed
+from readers.feed import Feed, read_samples
 from readers.loader.crew import Crew
+from readers.loader.fields import FieldWork
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
+from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.sample import Buffer
 
@@ -51,6 +53,12 @@ class DeviceWork(EpochWork):
 
     decodes: bool = True
     share: Share = field(default_factory=Share)
+    _kept: Reader = field(init=False, repr=False)
+    _routes: tuple[list[bool], dict[int, int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        EpochWork.__post_init__(self)
+        self._kept = EpochWork.reader_of_images(self)  # what the crew decodes itself may be coefficients
 
     def reader_of_images(self) -> Reader:
         return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
@@ -62,14 +70,34 @@ class DeviceWork(EpochWork):
         began = time.perf_counter_ns()
         batch = EpochWork.plan(self, step, clock)
         if self.decodes:
-            able = routes(self.feed.reader.image_info(batch.indices))
-            shared = able & self.share.choose(self.feed.seed, self._epoch, batch.positions)
-            batch.routed, batch.shared = (able & ~shared).tolist(), frozenset(np.flatnonzero(shared).tolist())
+            batch.routed, batch.shared = self._routes
         batch.spent.append((time.perf_counter_ns() - began, 0, 0))
         return batch
 
+    def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
+        """JPEGs for the device; for the crew what a cache keeps of them."""
+        if not self.decodes:
+            return EpochWork._read_samples(self, positions, indices)
+        able = routes(self.feed.reader.image_info(indices))
+        shared = able & self.share.choose(self.feed.seed, self._epoch, positions)
+        routed, rows = able & ~shared, np.flatnonzero(shared)
+        if self._kept is self._images:
+            data = EpochWork._read_samples(self, positions, indices)
+            samples = [data[row] for row in rows.tolist()]
+            sizes = [0 if isinstance(sample, Exception) else len(sample) for sample in samples]
+        else:
+            found: dict[int, Buffer | Exception] = {}
+            for reader, chosen in ((self._images, routed), (self._kept, ~routed)):
+                some = np.flatnonzero(chosen)
+                found.update(zip(some.tolist(), read_samples(reader, indices[some]), strict=True))
+            data = [found[row] for row in range(len(indices))]
+            sizes = self._images.table.extents(indices[rows]).length.tolist()
+        self._routes = routed.tolist(), dict(zip(rows.tolist(), sizes, strict=True))
+        return data
+
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
+        self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(
@@ -86,10 +114,11 @@ class DeviceWork(EpochWork):
                     batch.headers[row] = header
                     continue
             row_began = time.perf_counter_ns()
-            self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
+            places = [images[row : row + 1] for images in batch.images]
+            self.render_row(batch, row, places, places, tools)
             if row in batch.shared and not isinstance(data, Exception):
                 shared_ns += time.perf_counter_ns() - row_began
-                shared_bytes += len(data)
+                shared_bytes += batch.shared[row]
         batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
 
     def complete(self, batch: Batch) -> None:
@@ -99,8 +128,10 @@ class DeviceWork(EpochWork):
 class _BoxRenderer(Renderer):
     """Makes the boxes only; the device does the rest of a job."""
 
-    def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
-        Renderer.render(self, data, _box_of(job), size, out)
+    def render(
+        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
+    ) -> Job | None:
+        return Renderer.render(self, data, _box_of(job), size, out)
 
     def render_alike(
         self,
@@ -136,10 +167,16 @@ class DevicePath:
         return replace(self, share=Share(self.share.wanted, threads))
 
     def work(
-        self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
+        self,
+        feed: Feed,
+        recipes: tuple[Recipe, ...],
+        finish: Finish,
+        allocate: Allocate,
+        classes: int,
+        fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes, share=self.share)
+        return DeviceWork(feed, recipes, finish, allocate, classes, fields, decodes=self.decodes, share=self.share)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -204,7 +241,7 @@ class DeviceStage(Ahead[Batch]):
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
                 self._before = _spent(batch), began, decoded, self._moment()
-        batch.data = ()
+        batch.data, batch.payloads = [], []
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch
@@ -245,7 +282,7 @@ class DeviceStage(Ahead[Batch]):
             shapes = [(1, *images.shape[2:], 3) for images in batch.images]
             places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
             try:
-                self._work.render_row(batch, row, places, self._tools)
+                self._work.render_row(batch, row, places, places, self._tools)
             except Exception as error:
                 batch.error = error
                 return
