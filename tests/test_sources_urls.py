@@ -129,7 +129,7 @@ def fetcher(slept: list[float] | None = None, **options: Any) -> Fetcher:
 OPTIONS = {"private": True, "host_rate": 1e5, "timeout": 10.0, "attempts": 2, "threads": 4}
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
 class TestTables(SourceSuite):
     @pytest.fixture
     def root(self, tmp_path: Path, suffix: str, server: Server) -> Path:
