@@ -156,9 +156,10 @@ def command(
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
 
-    SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
-    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, an HDF5 or TFRecord file, a data
-    set of Hugging Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
+    SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
+    ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
+    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
+    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
