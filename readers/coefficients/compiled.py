@@ -43,12 +43,16 @@ class Functions(NamedTuple):
 
     find_marker: Callable[..., int]
     unstuff: Callable[..., int]
-    build_table: Callable[..., int]
+    build_table: Callable[..., None]
     read_sequential: Callable[..., int]
     read_progressive: Callable[..., int]
     encode_lines: Callable[..., int]
     decode_box: Callable[..., int]
     resize_box: Callable[..., int]
+    copy_clean: Callable[..., int]
+    build_codes: Callable[..., None]
+    decode_strips: Callable[..., int]
+    note_rows: Callable[..., int]
 
 
 class _Loader:
@@ -157,6 +161,7 @@ def _import_functions(folder: Path) -> Functions:
     """The functions; importing their modules compiles them, or loads them from the directory."""
     with _numba_caches_in(folder):
         from readers.coefficients.kernels.boxes import decode_box
+        from readers.coefficients.kernels.codes import build_codes, copy_clean
         from readers.coefficients.kernels.encoding import encode_lines
         from readers.coefficients.kernels.entropy import (
             build_table,
@@ -166,9 +171,11 @@ def _import_functions(folder: Path) -> Functions:
             unstuff,
         )
         from readers.coefficients.kernels.resizing import resize_box
+        from readers.coefficients.kernels.strips import decode_strips, note_rows
 
     reading = find_marker, unstuff, build_table, read_sequential, read_progressive
-    return Functions(*reading, encode_lines, decode_box, resize_box)
+    of_scans = copy_clean, build_codes, decode_strips, note_rows
+    return Functions(*reading, encode_lines, decode_box, resize_box, *of_scans)
 
 
 @contextmanager

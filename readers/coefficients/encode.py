@@ -22,14 +22,14 @@ from readers.coefficients.layout import (
     blocks_of,
     pack_header,
 )
-from readers.coefficients.markers import Frame, Refused, Scan, read_markers
+from readers.coefficients.markers import Frame, HuffmanTable, Refused, Scan, read_markers
 from readers.headers import parse_header, sniff
 from readers.headers.base import Buffer
 
-__all__ = ["MAX_RATIO", "Memory", "encode", "encode_strictly", "lend"]
+__all__ = ["LARGEST", "MAX_RATIO", "Memory", "encode", "encode_strictly", "lend"]
 
 MAX_RATIO = 2  # times the JPEG, beyond which its own bytes are the better use of memory
-_LARGEST = 8191  # of a coefficient times its multiplier: four times what 8-bit samples give, and free of overflow
+LARGEST = 8191  # of a coefficient times its multiplier: four times what 8-bit samples give, and free of overflow
 _LARGEST_RESULT = 0xFFFFFFFF
 _LEAST_BLOCK_BYTES, _BLOCK_BYTES = 4, 128
 _KEPT_TABLES = 64
@@ -49,8 +49,6 @@ _REASONS = {
     8: "a coefficient of more bits than a refinement has",
     9: "its coefficients take too many times the bytes of the JPEG",
     10: "coefficients beyond what images of 8 bits have",
-    11: "a Huffman table that is not a code",
-    12: "a Huffman table of unknown symbols",
 }
 _local = threading.local()
 
@@ -176,7 +174,7 @@ def _encoded(functions: Functions, frame: Frame, shape: Shape, address: int, roo
     row = memory.take("row", sum(sizes))
     parts = tuple(row.ctypes.data + sum(sizes[:number]) for number in range(4))
     target = out.ctypes.data
-    limits = [_limits(steps) for steps in frame.steps]
+    limits = [_limits(steps.tobytes()) for steps in frame.steps]
     begins = [target + shape.rows_at]
     begins += [apart.ctypes.data + number * (room + spare) for number in range(frame.components - 1)]
     where = zip(planes.needed, planes.firsts, planes.strides, planes.factors, limits, begins, strict=True)
@@ -192,7 +190,7 @@ def _encoded(functions: Functions, frame: Frame, shape: Shape, address: int, roo
     total = functions.encode_lines(*scan[:4], components, parts, addresses, image)
     _check(-total)
     whole = out.data[:total]
-    whole[TABLES_AT : shape.index_at] = b"".join([_multipliers(steps) for steps in frame.steps])
+    whole[TABLES_AT : shape.index_at] = b"".join([_multipliers(steps.tobytes()) for steps in frame.steps])
     whole[:TABLES_AT] = pack_header(shape._replace(total_bytes=total), whole[TABLES_AT:])
     return whole.toreadonly()
 
@@ -211,7 +209,7 @@ def _prepared(functions: Functions, scan: Scan, address: int, planes: _Planes, m
     plan, used = [], [clean]
     for component, dc, ac in zip(scan.components, scan.dc, scan.ac, strict=True):
         down, wide = (1, 1) if is_single else planes.factors[component]
-        tables = [_NO_TABLE if codes is None else _table(codes, most) for codes, most in ((dc, 15), (ac, 255))]
+        tables = [_NO_TABLE if table is None else _table(table) for table in (dc, ac)]
         plan.append((planes.firsts[component], planes.strides[component], wide, down, *(t.ctypes.data for t in tables)))
         used += tables
     return _Prepared(target, intervals, (lines, across, scan.restart), np.array(plan, np.int64), used)
@@ -238,20 +236,21 @@ _NO_TABLE = np.zeros(_TABLE_BYTES, np.uint8)
 
 
 @lru_cache(maxsize=_KEPT_TABLES)
-def _table(codes: bytes, most: int) -> npt.NDArray[np.uint8]:
-    """What decodes these codes of symbols up to `most`, see `kernels.entropy`. Raises Refused."""
+def _table(table: HuffmanTable) -> npt.NDArray[np.uint8]:
+    """What decodes its codes, see `kernels.entropy`."""
     found = np.empty(_TABLE_BYTES, np.uint8)
-    _check(load_functions().build_table(np.frombuffer(codes, np.uint8), most, found.ctypes.data))
+    codes = np.frombuffer(table.counts + table.symbols, np.uint8)
+    load_functions().build_table(codes, found.ctypes.data)
     return found
 
 
 @lru_cache(maxsize=_KEPT_TABLES)
 def _limits(steps: bytes) -> npt.NDArray[np.int16]:
-    """The largest value of each coefficient in the order SPARSE, int16 [64], and the least of these."""
-    found = np.minimum(_LARGEST // np.frombuffer(steps, np.uint16).astype(np.int64), _LARGEST)[SPARSE_ZIGZAG]
+    """The largest value of each coefficient in the order SPARSE, int16 [64], and the least of these. steps: int64."""
+    found = np.minimum(LARGEST // np.frombuffer(steps, np.int64), LARGEST)[SPARSE_ZIGZAG]
     return np.append(found, found.min()).astype(np.int16)
 
 
 @lru_cache(maxsize=_KEPT_TABLES)
 def _multipliers(steps: bytes) -> bytes:
-    return np.frombuffer(steps, np.uint16)[WORKING_ZIGZAG].astype("<i2").tobytes()
+    return np.frombuffer(steps, np.int64)[WORKING_ZIGZAG].astype("<i2").tobytes()

@@ -15,11 +15,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from readers.coefficients.layout import SUBSAMPLINGS
 from readers.headers.base import Buffer
 
-__all__ = ["Frame", "Refused", "Scan", "read_markers"]
+__all__ = ["Frame", "HuffmanTable", "Refused", "Scan", "read_markers"]
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -30,7 +31,6 @@ _COEFFICIENTS = 64
 _LARGEST_STEP = 32_767  # libjpeg multiplies by 16 bits with a sign
 _MOST_SEGMENTS = 1 << 16
 _KEPT_SEGMENTS = 64
-_COUNTS = 16  # bytes before the symbols of a Huffman table
 
 _segment = struct.Struct(">HH").unpack_from
 
@@ -39,18 +39,23 @@ class Refused(ValueError):
     """A JPEG whose coefficients are not kept, and why."""
 
 
-class Scan(NamedTuple):
-    """One scan. components: numbers in the frame; start to stop: its entropy-coded bytes.
+class HuffmanTable(NamedTuple):
+    """How many codes there are of 1 to 16 bits (16 bytes), and what they stand for."""
 
-    dc, ac: the Huffman tables of the components: how many codes there are of 1 to 16 bits, and what they stand for.
+    counts: bytes
+    symbols: bytes
+
+
+class Scan(NamedTuple):
+    """One scan. components: numbers in the frame; dc, ac: their tables; start to stop: its entropy-coded bytes.
 
     first to last are the coefficients in it, without their `low` lowest bits; high: what was left out before, 0 for the
     first scan of these coefficients.
     """
 
     components: tuple[int, ...]
-    dc: tuple[bytes | None, ...]
-    ac: tuple[bytes | None, ...]
+    dc: tuple[HuffmanTable | None, ...]
+    ac: tuple[HuffmanTable | None, ...]
     first: int
     last: int
     high: int
@@ -62,7 +67,7 @@ class Scan(NamedTuple):
 
 @dataclass
 class Frame:
-    """The image and its scans. steps: for each component 64 multipliers in the order of the JPEG, as uint16."""
+    """The image and its scans. steps: for each component 64 multipliers in the order of the JPEG."""
 
     process: int
     height: int
@@ -72,7 +77,7 @@ class Frame:
     down: int
     names: tuple[int, ...]
     tables: tuple[int, ...]
-    steps: list[bytes] = field(default_factory=list)
+    steps: list[npt.NDArray[np.int64]] = field(default_factory=list)
     scans: list[Scan] = field(default_factory=list)
 
     @property
@@ -84,8 +89,8 @@ class Frame:
 class _State:
     """What the segments before a scan have defined."""
 
-    steps: dict[int, bytes] = field(default_factory=dict)
-    huffman: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    steps: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    huffman: dict[tuple[int, int], HuffmanTable] = field(default_factory=dict)
     restart: int = 0
     is_jfif: bool = False
     adobe: int = -1  # the transform that Adobe's segment names
@@ -171,32 +176,34 @@ def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> Non
 
 # The segments of most images are those of another one.
 @lru_cache(maxsize=_KEPT_SEGMENTS)
-def _read_quantisation(body: bytes) -> dict[int, bytes]:
-    """Multipliers, 64 uint16 each, by the number of their table. Raises Refused."""
-    found, at = {}, 0
+def _read_quantisation(body: bytes) -> dict[int, npt.NDArray[np.int64]]:
+    """Multipliers, 64 of them, by the number of their table. Raises Refused."""
+    found: dict[int, npt.NDArray[np.int64]] = {}
+    at = 0
     while at < len(body):
         wide, number = divmod(body[at], 16)
         dtype = np.dtype(">u2") if wide else np.dtype(np.uint8)
         stop = at + 1 + _COEFFICIENTS * dtype.itemsize
         if wide > 1 or number > 3 or stop > len(body):
             raise Refused("a damaged table of quantisation")
-        found[number] = np.frombuffer(body[at + 1 : stop], dtype).astype(np.uint16).tobytes()
+        found[number] = np.frombuffer(body[at + 1 : stop], dtype).astype(np.int64)
+        found[number].flags.writeable = False
         at = stop
     return found
 
 
 @lru_cache(maxsize=_KEPT_SEGMENTS)
-def _read_huffman(body: bytes) -> dict[tuple[int, int], bytes]:
+def _read_huffman(body: bytes) -> dict[tuple[int, int], HuffmanTable]:
     """Tables by kind, 0 for DC and 1 for AC, and number. Raises Refused."""
-    found: dict[tuple[int, int], bytes] = {}
+    found: dict[tuple[int, int], HuffmanTable] = {}
     at = 0
     while at < len(body):
         kind, number = divmod(body[at], 16)
         counts = body[at + 1 : at + 17]
         stop = at + 17 + sum(counts)
-        if kind > 1 or number > 3 or len(counts) < _COUNTS or stop > len(body):
+        if kind > 1 or number > 3 or len(counts) < 16 or stop > len(body):
             raise Refused("a damaged Huffman table")
-        found[kind, number] = body[at + 1 : stop]
+        found[kind, number] = HuffmanTable(counts, body[at + 17 : stop])
         at = stop
     return found
 
@@ -234,29 +241,30 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
     frame.scans.append(Scan(components, dc, ac, first, last, high, low, state.restart, end, stop))
 
 
-def _table(state: _State, kind: int, number: int) -> bytes:
-    """A Huffman table. kind: 0 for DC, 1 for AC."""
+def _table(state: _State, kind: int, number: int) -> HuffmanTable:
+    """A Huffman table that is a prefix code. kind: 0 for DC, whose symbols are sizes up to 15; 1 for AC."""
     table = state.huffman.get((kind, number))
     if table is None:
         raise Refused("a scan without its Huffman table")
-    if len(table) > _COUNTS + 256:
+    code = 0
+    for bits, count in enumerate(table.counts, 1):
+        code += count
+        if count and code >= 1 << bits:  # a code of ones alone is not allowed
+            raise Refused("a Huffman table that is not a code")
+        code <<= 1
+    if len(table.symbols) > 256 or (kind == 0 and max(table.symbols, default=0) > 15):
         raise Refused("a Huffman table of unknown symbols")
     return table
 
 
-def _steps(state: _State, number: int) -> bytes:
+def _steps(state: _State, number: int) -> npt.NDArray[np.int64]:
     steps = state.steps.get(number)
     if steps is None:
         raise Refused("a component without its table of quantisation")
-    _check_steps(steps)
+    least, largest = steps.min(), steps.max()
+    if least < 1 or largest > _LARGEST_STEP:
+        raise Refused(f"quantisation by {least} to {largest}")
     return steps
-
-
-@lru_cache(maxsize=_KEPT_SEGMENTS)
-def _check_steps(steps: bytes) -> None:
-    found = np.frombuffer(steps, np.uint16)
-    if found.min() < 1 or found.max() > _LARGEST_STEP:
-        raise Refused(f"quantisation by {found.min()} to {found.max()}")
 
 
 def _check_colours(frame: Frame, state: _State) -> None:

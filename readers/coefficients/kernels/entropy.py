@@ -2,8 +2,8 @@
 
 `find_marker` finds the end of a scan; `unstuff` copies its bytes without what markers need, cut at restarts;
 `build_table` makes a table with which one look finds most codes; `read_line` decodes one line of MCUs of a sequential
-scan, `read_sequential` all of them, `read_progressive` a progressive scan. All but the first return 0, or the number of
-a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
+scan, `read_sequential` all of them, `read_progressive` a progressive scan. `unstuff` and the last three return 0, or
+the number of a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
 
 Reading is bounded: a block takes fewer than 300 bytes, and after each block what was read is compared with the end.
 
@@ -141,26 +141,20 @@ def _entry_of(symbol, bits):
     return (symbol >> 4) << _RUN | size << _SIZE | bits + size
 
 
-@njit(_number(types.Array(types.uint8, 1, "C", readonly=True), _number, _number), **_options)
-def build_table(codes, most, table):
-    """The table of a prefix code. codes: how many there are of 1 to 16 bits, uint8 [16], and their symbols; most: the
-    largest symbol that there may be."""
-    count = len(codes) - 16
+@njit(types.void(types.Array(types.uint8, 1, "C", readonly=True), _number), **_options)
+def build_table(codes, table):
+    """The table of a prefix code. codes: how many there are of 1 to 16 bits, uint8 [16], and their symbols."""
     code = number = 0
     for at in range(0, TABLE_BYTES, 8):
         store_u64(table + at, np.uint64(0))
-    for at in range(16, 16 + count):
-        if np.int64(codes[at]) > most:
-            return 12
-        store_u8(table + _SYMBOLS_AT + at - 16, np.int64(codes[at]))
     for bits in range(1, _LONGEST_CODE + 1):
         store_u64(table + _OFFSETS_AT + 8 * bits, np.uint64(number - code))
         some = np.int64(codes[bits - 1])
-        if some and code + some >= 1 << bits:  # a code of ones alone is not allowed
-            return 11
         for _ in range(some):
+            symbol = np.int64(codes[16 + number])
+            store_u8(table + _SYMBOLS_AT + number, symbol)
             if bits <= _LOOK_BITS:
-                entry = _entry_of(load_u8(table + _SYMBOLS_AT + number), bits)
+                entry = _entry_of(symbol, bits)
                 first = table + 2 * (code << (_LOOK_BITS - bits))
                 for at in range(1 << (_LOOK_BITS - bits)):
                     store_i16(first + 2 * at, entry)
@@ -168,7 +162,6 @@ def build_table(codes, most, table):
             number += 1
         store_u64(table + _LARGEST_AT + 8 * bits, np.uint64(code - 1 if some else -1))
         code <<= 1
-    return 0
 
 
 @njit(forceinline=True, error_model="numpy")
