@@ -128,6 +128,11 @@ def beside(steps: Steps) -> None:
         _print(f"Beside training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
 
 
+def _seconds(runs: list[Figures]) -> str:
+    elapsed, cpu = (median(run[key] for run in runs) for key in ("s", "cpu_s"))
+    return f"{elapsed:.2f} s, {cpu:.2f} s of CPU time"
+
+
 def compile_(steps: Steps) -> None:
     first = []
     again = []
@@ -141,8 +146,8 @@ def compile_(steps: Steps) -> None:
     _print(
         "Compiling",
         [
-            ("first use", f"{median(one['s'] for one in first):.1f} s"),
-            ("every other process", f"{median(one['s'] for one in again):.2f} s, numba's import included"),
+            ("first use", _seconds(first)),
+            ("every other process, numba's import included", _seconds(again)),
             (
                 "two processes at once",
                 f"{median(max(x['s'] for x in pair) for pair in both):.1f} s; {max(compiled)} compiled",
