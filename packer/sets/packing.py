@@ -131,6 +131,7 @@ def reshard(
         }
         made = made_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
+        made["options"] = made["options"] | {"to": options.to}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
         changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
@@ -166,7 +167,7 @@ def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watch
 
     def joined() -> tuple[SetTable | None, int]:
         mine, there = table(root), {}
-        for name in mine.splits.keys() & other.splits.keys():
+        for name in [name for name in mine.splits if name in other.splits]:
             known = frozenset(mine.keys(name))
             there[name] = np.flatnonzero([key in known for key in other.keys(name)])
             if len(there[name]) and existing == "raise":
