@@ -19,7 +19,7 @@ from packer.formats import format_named, writable_formats
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
-from packer.sets.save import SaveResult, made_of, operation, write_table
+from packer.sets.save import SaveResult, operation, origin_of, write_table
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sets.table import SetTable, Step, table
 from packer.sets.unify import check_alike, decode_of, renumbering, unified_classes, unified_fields
@@ -129,7 +129,7 @@ def reshard(
             name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
             for name, part in listing.splits.items()
         }
-        made = made_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
+        made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
         made["options"] = made["options"] | {"to": options.to}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
@@ -257,7 +257,7 @@ class _Append:
                 splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
             elif parts:
                 splits[name] = indexes.write(name, None, shards, parts, root=self._listing.splits[name].root)
-        made = made_of(info, payload_bytes=self._payload_bytes(new))
+        made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._title}
         changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))
