@@ -427,6 +427,8 @@ def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
     packer.reshard(one, workers=1)
     check(one, expected)
     assert read_dataset_info(one).edited == ()
+    packer.index([one], workers=1)  # which leaves the old shards alone
+    check(one, expected)
     pruned = packer.prune(one)
     assert pruned.bytes > before and sum(state[1] for state in shards(one).values()) < before
     assert sorted(path.suffix for path in one.iterdir()).count(".index") == 0
