@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from packer.formats.base import Arena
+from packer.sources.lookups import file_stamp
 from packer.sources.places import ObjectPlaces, Places
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
@@ -42,7 +43,6 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
-    "file_stamp",
     "safe_name",
 ]
 
@@ -312,15 +312,6 @@ class FileSource(ABC):
     @abstractmethod
     def open_file(self) -> AbstractContextManager[SourceReader]:
         """A reader of the file."""
-
-
-def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def check_names(names: Iterable[str], where: str) -> None:

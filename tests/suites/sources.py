@@ -27,7 +27,7 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads", "read_damaged"]
+__all__ = ["Found", "SourceSuite", "found", "payloads", "places", "read_damaged"]
 
 REFUSED = (SourceError, DatasetError)
 
