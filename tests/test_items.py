@@ -1,4 +1,4 @@
-"""Fields in training: decoded, on their image, the same whoever makes the batch; asking for them changes nothing."""
+"""Fields in training: decoded, on their image, the same in every loader; asking for them changes nothing."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
         FieldOptions(**options)
 
 
-# --- whoever makes the batch ------------------------------------------------------------------------------------------
+# --- every loader ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("threads", [1, 3])
 def test_asking_for_fields_changes_no_image_and_no_order(reader: readers.Reader, threads: int) -> None:
     names = ("image", "label", "index")

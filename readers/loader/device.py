@@ -31,6 +31,7 @@ from readers.decode.share import Share, Spent
 from readers.feed import Feed, read_samples
 from readers.loader.crew import Crew
 from readers.loader.fields import FieldWork
+from readers.loader.strips import StripReader
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
@@ -64,7 +65,11 @@ class DeviceWork(EpochWork):
         return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
 
     def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipes[0].interpolation)
+        return _BoxRenderer(self.recipes[0].interpolation, compiled=self.compiled)
+
+    def reader_of_strips(self) -> StripReader | None:
+        """None where a device decodes whole images."""
+        return None if self.decodes else EpochWork.reader_of_strips(self)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         began = time.perf_counter_ns()
