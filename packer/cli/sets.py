@@ -15,6 +15,7 @@ from packer.cli.text import (
     Size,
     human_bytes,
     json_option,
+    pairs,
     show_result,
     split_name,
     split_option,
@@ -57,24 +58,6 @@ _keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), met
                      "keys, one a line.")  # fmt: skip
 
 
-def _pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
-    """A callback of click for NAME=VALUE, several of them separated by commas or given in turn."""
-
-    def parse(ctx: click.Context, param: click.Parameter, given: Any) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
-        for text in given.split(",") if isinstance(given, str) else given or ():
-            name, equals, value = text.partition("=")
-            try:
-                if not name or not equals or name in found:
-                    raise ValueError
-                found[name] = kind(value)
-            except ValueError:
-                raise click.BadParameter(f"{text!r} is not NAME=VALUE, each name once") from None
-        return found or None
-
-    return parse
-
-
 @click.command("append")
 @_set
 @click.argument("source", type=SetPlace(local=True))
@@ -109,7 +92,7 @@ def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: 
 
 @click.command("split")
 @_set
-@click.option("--fractions", required=True, callback=_pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
+@click.option("--fractions", required=True, callback=pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
               "train=0.9,val=0.1.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--stratify", is_flag=True, help="Every class in these shares.")
@@ -168,7 +151,7 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 @click.command("relabel")
 @_set
 @click.argument("labels", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--map", "names", multiple=True, callback=_pairs(str), metavar="OLD=NEW", help="Another name of a "
+@click.option("--map", "names", multiple=True, callback=pairs(str), metavar="OLD=NEW", help="Another name of a "
               "class; one that is there joins the two. Repeatable.")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Names by label, one a "
               "line, for a set without.")  # fmt: skip
