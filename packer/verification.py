@@ -50,6 +50,7 @@ from packer.formats.files import Window
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
 from packer.workers import run_shards
+from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 from readers.remote import RemoteHome
@@ -256,11 +257,14 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
     expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
-    if name == "image" and sniff(payload):
-        try:
+    kind = reader.kinds[name]
+    try:
+        if name == "image" and sniff(payload):
             decode_fully(payload, decode)
-        except BadSampleError as error:
-            return f"the image {error}"
+        elif kind not in ("image", "file", "json") and decode != "none":
+            check_field(kind, payload, deep=True)
+    except BadSampleError as error:
+        return f"the image {error}" if name == "image" else f"field {name}: {error}"
     return ""
 
 

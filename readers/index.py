@@ -17,6 +17,7 @@ An index is one `.npy` file per column in `<split>.index/`:
     process.npy             uint8  [n]      JPEG: low byte of the SOF marker (0xC0 baseline, 0xC2 progressive); else 0
     orientation.npy         uint8  [n]      EXIF 1..8
     media.npy               uint8  [n]      position in readers.headers.MEDIA
+    image.rows*.npy                         where the rows of JPEGs begin, see `readers.rows`; may be missing
 
 All little-endian, C order, in NumPy's format 1.0 (numpy.lib.format). Opening costs the same for a thousand samples
 and for a billion, and processes share the pages.
@@ -24,6 +25,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import mmap
 import os
@@ -31,7 +33,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +43,14 @@ from cache.files import open_regular
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import Strings
 
+if TYPE_CHECKING:
+    from readers.rows import RowColumns
+
 __all__ = [
     "ABSENT",
     "COLUMNS",
     "FIELD_COLUMNS",
+    "ROW_FILES",
     "Columns",
     "Index",
     "MemoryColumns",
@@ -53,6 +59,7 @@ __all__ = [
     "encode_name",
 ]
 
+_C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
 _REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
@@ -68,8 +75,12 @@ COLUMNS: dict[str, str] = {
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
 
 
+_ROWS = "image.rows"
+ROW_FILES = (f"{_ROWS}.npy", f"{_ROWS}.offset.npy", f"{_ROWS}.head.npy")
+
+
 def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
-    """The files of an index. separate: fields that have shards of their own."""
+    """The files that every index of these fields has. separate: fields that have shards of their own."""
     names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
     for field in fields:
         names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
@@ -98,10 +109,12 @@ class Columns(ABC):
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
     separate: fields that have shards of their own.
+    kinds: what the bytes of fields are (`readers.fields`), where that is known.
     """
 
     fields: tuple[str, ...] = ("image",)
     separate: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = {}
     classes: tuple[str, ...] = ()
     title: str = ""
     place: str = ""
@@ -134,10 +147,20 @@ class Columns(ABC):
     def fingerprint(self) -> str:
         """A short text that differs for other columns."""
 
+    def jpeg_rows(self) -> RowColumns | None:
+        """Where the rows of JPEGs begin; None where that is not known."""
+        return None
+
     @property
     @abstractmethod
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
         """Size of each shard."""
+
+    def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
+        """The same columns, with these kinds of fields."""
+        other = copy.copy(self)
+        other.kinds = kinds
+        return other
 
     def shard_place(self, shard: int) -> str:
         """The shard as messages name it."""
@@ -154,6 +177,7 @@ class MemoryColumns(Columns):
     columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" of a field that has shards
     of its own.
     names: file names by field, as `encode_name` stores them.
+    kinds: of the fields, where they are known.
     shard_bytes: size of each shard; default: where its last sample ends.
     """
 
@@ -165,6 +189,7 @@ class MemoryColumns(Columns):
         classes: tuple[str, ...] = (),
         *,
         names: Mapping[str, Strings] | None = None,
+        kinds: Mapping[str, str] | None = None,
         shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
         title: str = "",
     ) -> None:
@@ -173,7 +198,7 @@ class MemoryColumns(Columns):
         self.separate = tuple(field for field in fields if f"{field}.shard" in columns)
         self.has_headers = all(name in columns for name in ImageInfo._fields)
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
-        self._names = dict(names or {})
+        self._names, self.kinds = dict(names or {}), kinds or {}
         self._shard_bytes = shard_bytes
         dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
         dtypes |= {f"{field}.shard": COLUMNS["shard"] for field in fields}
@@ -258,6 +283,13 @@ class Index:
     def names(self, field: str) -> Strings:
         """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
+
+    def jpeg_rows(self) -> tuple[Strings, npt.NDArray[np.uint8]]:
+        """`image.rows` and `image.rows.head`; see `readers.rows.entries`."""
+        heads = self._mapped.get(ROW_FILES[2])
+        if heads is None:
+            heads = self._mapped[ROW_FILES[2]] = _map_npy(self.directory / ROW_FILES[2], "|u1")
+        return self._strings(_ROWS), heads
 
     def check(self, fields: Iterable[str], separate: Iterable[str] = ()) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""

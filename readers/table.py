@@ -18,18 +18,21 @@ import hashlib
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
-from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
+from readers.index import ABSENT, Columns, MemoryColumns, decode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import LazySequence, Strings
 
-__all__ = ["Form", "Table", "checked_indices", "concat"]
+if TYPE_CHECKING:
+    from readers.augment.geometry import Pass
+
+__all__ = ["Form", "Table", "checked_indices"]
 
 _BLOCK = 4096
 
@@ -46,6 +49,9 @@ class Form(Protocol):
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
+
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        """How converting moves what is in each upright image (`readers.augment.geometry`)."""
 
 
 class Table:
@@ -91,6 +97,11 @@ class Table:
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
         return self.columns.fields
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the bytes of each field are: its kind in `readers.fields`."""
+        return {name: name if name in ("image", "json") else "file" for name in self.fields} | dict(self.columns.kinds)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -156,7 +167,7 @@ class Table:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
         sizes: Int64s = self.field_column(field, "length").view("<i8")
         if field == "image" and self.forms:
-            info = self._stored_headers(None)
+            info = self.stored_headers(None)
             for form in self.forms:
                 info = form.info(info)
                 sizes = form.bytes(info, sizes)
@@ -164,12 +175,13 @@ class Table:
 
     def headers(self, indices: Int64s | None) -> ImageInfo:
         """Header facts of some images (None: of all), where `has_headers`; of converted images, those after it."""
-        info = self._stored_headers(indices)
+        info = self.stored_headers(indices)
         for form in self.forms:
             info = form.info(info)
         return info
 
-    def _stored_headers(self, indices: Int64s | None) -> ImageInfo:
+    def stored_headers(self, indices: Int64s | None) -> ImageInfo:
+        """`headers` of the images before they are converted."""
         columns = (self.columns.column(name) for name in ImageInfo._fields)
         rows = self.rows if indices is None else self.at(indices)
         return ImageInfo._make(column if rows is None else column[rows] for column in columns)
@@ -288,6 +300,11 @@ class Table:
         chosen = checked_indices(indices, self)
         return Table(self.columns, chosen if self.rows is None else self.rows[chosen], self.forms)
 
+    def with_kinds(self, kinds: Mapping[str, str]) -> Table:
+        """The same samples, with other kinds of some fields. Raises UnknownNameError."""
+        checked = {self.fields[self.number(name)]: kind for name, kind in kinds.items()}
+        return Table(self.columns.with_kinds(self.kinds | checked), self.rows, self.forms)
+
     def __len__(self) -> int:
         return len(self.columns) if self.rows is None else len(self.rows)
 
@@ -309,47 +326,6 @@ class Table:
                     f"{path}: the indices of a selection cannot be mapped any more: {error}"
                 ) from error
         self.__init__(state["columns"], rows, state["forms"])  # type: ignore[misc]
-
-
-def concat(tables: Sequence[Table]) -> Table:
-    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
-
-    The columns are copied into memory. Shards are numbered one table after the other, as
-    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
-    """
-    if not tables or any(table.fields != tables[0].fields or table.forms for table in tables):
-        raise ValueError("concat takes tables of the same fields in the same order, of images as they are stored")
-    fields = tables[0].fields
-    classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
-    numbers = {name: number for number, name in enumerate(classes)}
-    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
-    separate = {field for table in tables for field in table.columns.separate}
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    shards = 0
-    sizes: list[int] = []
-    for table in tables:
-        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
-        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
-        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
-        for field in separate:
-            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
-        for name in headers:
-            parts.setdefault(name, []).append(table.column(name))
-        for field in fields:
-            for name in FIELD_COLUMNS:
-                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
-        sizes += list(table.columns.shard_bytes)
-        shards = len(sizes)
-    columns = {name: np.concatenate(found) for name, found in parts.items()}
-    keys = Strings.of(key for table in tables for key in table.keys)
-    names = {
-        field: Strings.of(
-            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
-        )
-        for field in fields
-    }
-    title = " + ".join(table.title for table in tables)
-    return Table(MemoryColumns(keys, columns, fields, classes, names=names, shard_bytes=sizes, title=title))
 
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:

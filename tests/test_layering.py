@@ -34,6 +34,9 @@ OPTIONAL = (
     "matplotlib",
     "numba",
     "llvmlite",
+    "urllib3",
+    "yaml",
+    "scipy",
 )
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
@@ -51,7 +54,19 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "llvmlite",
         *GPU,
     },
-    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "yaml", "matplotlib"},
+    "packer": {
+        "numpy",
+        "crc32c",
+        "h5py",
+        "click",
+        "PIL",
+        "zstandard",
+        "pyarrow",
+        "matplotlib",
+        "urllib3",
+        "yaml",
+        "scipy",
+    },
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
@@ -60,6 +75,7 @@ ON_TORCH = (
     "readers.augment.cpu",
     "readers.augment.fused",
     "readers.augment.kernel",
+    "readers.collate",
     "readers.decode.batch",
     "readers.decode.device",
     "readers.decode.torchcodec",
@@ -95,6 +111,7 @@ LAZY = {
     "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
+    "readers.rows": "few sets say where the rows of JPEGs begin",
     "readers.remote": "30 ms: subprocess, concurrent.futures",
     "zstandard": "9 ms; few caches and archives are compressed",
 }

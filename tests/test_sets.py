@@ -174,15 +174,27 @@ def test_links_to_another_file_system_are_symbolic_and_said(one: Path, tmp_path:
 
 
 # --- append ---------------------------------------------------------------------------------------------------------
-def test_classes_are_unified_by_name(one: Path, two: Path) -> None:
-    before = content(one)
-    result = packer.append(one, two, workers=1)
+@pytest.mark.parametrize("source", ["a set that is linked", "its images", "a set of another format"])
+def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, source: str) -> None:
+    before, states = content(one), shards(one)
+    other = {
+        "a set that is linked": lambda: two,
+        "its images": lambda: two.with_name("two-images"),
+        "a set of another format": lambda: packer.convert(two, "hdf5", tmp_path / "hdf5", workers=1).output,
+    }[source]()
+    result = packer.append(one, other, workers=1)
     assert read_dataset_info(one).classes == ("cat", "dog", "eel")
     assert result.samples == result.samples_before + 7 == 21 and result.splits["test"] == 2
     check(one, before | content(two))
-    assert read_dataset_info(one).edited == ()
-    packer.index([one], workers=1)
-    check(one, before | content(two))
+    assert states.items() <= shards(one).items() and (result.linked, bool(result.written_bytes)) in (
+        (3, False),
+        (0, True),
+    )
+    assert [operation.operation for operation in read_dataset_info(one).history] == ["append"]
+    if source != "a set that is linked":  # whose shards have labels of their own
+        assert read_dataset_info(one).edited == ()
+        packer.index([one], workers=1)
+        check(one, before | content(two))
 
 
 def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> None:
@@ -193,7 +205,17 @@ def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> N
     ):
         packer.append(one, two, workers=1)
     assert packer.append(one, two, existing="skip", workers=1).skipped == 7
+    images = two.with_name("two-images")
+    assert packer.append(one, images, existing="skip", workers=1).skipped == 7
     assert (one / "dataset.json").read_bytes() == state
+
+
+def test_two_sets_joined_in_place(one: Path, two: Path) -> None:
+    expected = content(one) | content(two)
+    joined = packer.table(one).concat(packer.table(two))
+    result = joined.where("width >= 40").save()
+    assert result.linked and result.output == one
+    check(one, {key: held for key, held in expected.items() if readers_width(held) >= 40})
 
 
 def test_a_conversion_into_a_changed_set_is_not_done_already(one: Path, tmp_path: Path) -> None:

@@ -34,25 +34,30 @@ from packer.conversion.plan import (
 from packer.conversion.run import ConvertResult, convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
-from packer.sources import open_source
+from packer.jpeg_rows import index_jpeg_rows
+from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
 __all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
-OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
+OF_THE_SOURCE = (
+    *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout", "image_sets"),
+    *FETCH_OPTIONS,
+)
 
 
 def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=COLUMN options as a mapping; a callback of click."""
+    """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
     found = {}
     for value in values:
         name, equals, column = value.partition("=")
         if not (name and equals and column):
-            raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
+            raise click.BadParameter(f"{value!r} is not {param.metavar}")
+        plain, colon, kind = name.partition(":") if "KIND" in str(param.metavar) else (name, "", "")
         try:
-            found[str(FieldName(name))] = column
+            found[f"{FieldName(plain)}{colon}{kind}"] = column
         except BadNameError as error:
             raise click.BadParameter(str(error)) from error
     return found
@@ -102,7 +107,8 @@ class Container(click.ParamType):  # type: ignore[type-arg]
               "Default: 90.")  # fmt: skip
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
-@click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
+@click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths. List of addresses: "
+              "their column.")  # fmt: skip
 @click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
               "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
 @click.option(
@@ -110,17 +116,32 @@ class Container(click.ParamType):  # type: ignore[type-arg]
     "fields",
     callback=_field_columns,
     multiple=True,
-    metavar="NAME=COLUMN",
-    help="Manifest: a further file column.",
+    metavar="NAME[:KIND]=COLUMN",
+    help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, points, array, text, "
+    "json), of values.",
 )
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
-              "Default: its own.")  # fmt: skip
+              "File of COCO: folder of its images. Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its labels "
               "start at N (1: ImageNet TFRecords, EMNIST's letters).")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
               "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
+@click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder of ImageSets whose lists are the splits. "
+              "Default: Main.")  # fmt: skip
+@click.option("--rate", type=float, metavar="N", help="List of addresses: requests a second, to all hosts together. "
+              "Default: no limit.")  # fmt: skip
+@click.option("--host-rate", type=float, metavar="N", help="List of addresses: requests a second to each host. "
+              "Default: 20.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="List of addresses: requests at a time. "
+              "Default: 32.")  # fmt: skip
+@click.option("--attempts", type=click.IntRange(min=1), metavar="N", help="List of addresses: requests for an image at "
+              "most. Default: 5.")  # fmt: skip
+@click.option("--timeout", type=float, metavar="SECONDS", help="List of addresses: for a request as a whole. "
+              "Default: 30.")  # fmt: skip
+@click.option("--max-bytes", type=Size(), metavar="SIZE", help="List of addresses: largest image. Default: 64MiB.")
+@click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
@@ -135,9 +156,10 @@ def command(
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
 
-    SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
-    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, an HDF5 or TFRecord file, a data
-    set of Hugging Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
+    SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
+    ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
+    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
+    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
@@ -198,10 +220,12 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
+@click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
+              "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
 @json_option
 def index_command(
-    shards: tuple[str, ...], output: str | None, classes: str | None, as_json: bool, **options: Any
+    shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any
 ) -> None:
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
@@ -209,6 +233,12 @@ def index_command(
     index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
     nothing is changed.
     """
+    if jpeg_rows:
+        given = [name for name, value in {"output": output, "classes": classes, **options}.items() if value]
+        if len(shards) > 1 or set(given) - {"workers"}:
+            raise click.UsageError("--jpeg-rows takes one directory of a set, and no other option but --workers")
+        _note_rows(shards[0], options["workers"], as_json)
+        return
     names = None if classes is None else _class_names(Path(classes))
     result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
 
@@ -217,6 +247,17 @@ def index_command(
         shown = plural(result.shards, f"{result.format} shard")
         first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
         return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
+
+    show_result(result, as_json, lines)
+
+
+def _note_rows(path: str, workers: int | None, as_json: bool) -> None:
+    result = index_jpeg_rows(path, workers=workers, watcher=watcher(as_json))
+
+    def lines() -> list[str]:
+        left_out = [f"  {count:,} without: {reason}" for reason, count in result.left_out.items()]
+        share = f"{result.noted:,} of {plural(result.samples, 'sample')}"
+        return [f"{result.path}: the rows of {share} noted in {human_bytes(result.bytes)}", *left_out]
 
     show_result(result, as_json, lines)
 

@@ -10,7 +10,7 @@ from cache.messages import plural
 from packer.columns import PartMeta
 from packer.conversion.plan import Plan
 from packer.sources.base import SourceListing
-from packer.sources.contents import advice
+from packer.sources.contents import NOT_FETCHED, advice
 from readers.tree import has_image_suffix
 
 __all__ = ["count_by_reason", "link_warnings", "refuse_nothing"]
@@ -36,6 +36,8 @@ def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[s
 def _kind(reason: str, action: str) -> str:
     if not action:
         return reason
+    if reason.startswith(NOT_FETCHED):
+        return reason.partition(": http")[0].partition(" (")[0]
     if reason.startswith(_FOREIGN):
         return reason.removeprefix(_FOREIGN).partition(";")[0]
     return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE

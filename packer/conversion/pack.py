@@ -13,12 +13,14 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
+from packer.conversion.fields import FieldChecks
 from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
+from readers.headers import read_header
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
@@ -95,6 +97,7 @@ class ShardPacker:
         self._remarks: dict[str, tuple[int, str]] = {}
         self._is_image = "image" in spec.fields
         self._plain = options.check == "header" and options.reencode is None
+        self._fields = FieldChecks(spec.fields, options.check == "decode")
         self.columns = ShardColumns(list(spec.fields))
         self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
         self.flush = self._writer.flush
@@ -102,12 +105,17 @@ class ShardPacker:
     def add(self, key: str, label: int, payloads: Sequence[Buffer | None], names: tuple[str, ...]) -> None:
         """Add a sample; payloads must stay unchanged until `flush` or `finish`. Raises BadSampleError."""
         header, image, origin = None, payloads[0], names[0] or key
+        if self._fields:
+            self._fields.check(payloads)
         if image is not None and self._is_image:
             if self._plain:
                 header, remarks = check_image(image, self._options.decode)
             else:
+                given = image
                 image, header, name, remarks = prepare_image(image, names[0], key, self._options)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
+                if self._fields.in_pixels and image is not given:
+                    payloads = self._fields.resized(payloads, read_header(given), header)
             for remark in remarks:
                 count, first = self._remarks.get(remark, (0, origin))
                 self._remarks[remark] = (count + 1, first)
@@ -150,6 +158,8 @@ class _Packing:
     def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena) -> None:
         counter, packer = self._counter, self._packer
         label_of = reader.label if isinstance(reader, LabellingReader) else None
+        if isinstance(reader, AheadReader):
+            reader.expect(samples.places)
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
             payloads: Sequence[Buffer | None] = ()

@@ -30,7 +30,8 @@ from packer.sets.pieces import open_pieces
 from packer.sets.save import SaveResult, made_of, operation
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names
-from packer.sources.manifest import RESERVED_FIELDS, ManifestReader
+from packer.sources.manifest import ManifestReader
+from packer.sources.manifest_columns import RESERVED_FIELDS
 from readers.fields import KINDS, check_field
 from readers.headers import SUFFIX
 from readers.index import ABSENT

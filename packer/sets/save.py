@@ -168,16 +168,16 @@ class _Writing:
         return SplitInfo(sum(counts), infos, self.moves[folder], _folder_of(name, pieces[0]), files)
 
     def _path(self, piece: Piece, shard: ShardInfo) -> str:
-        """The path of a shard in the new set: its own in a set that is changed, else that of a link."""
-        if self._change is None or self._change.info is not None:
+        """The path of a shard in the new set: its own in a set that is changed, that of a link to another's."""
+        assert self._change is not None
+        if self._change.info is not None and piece.root == self._root:
             return shard.path
         source = piece.root / shard.path
         if source not in self._names:
-            name = shard.path
-            while name in self.links:
-                name = f"{self._sets[piece.root]}/{name}"
-            self._names[source] = name
-            self.links[name] = (source, shard)
+            number = self._sets[piece.root]
+            names = (shard.path, *(f"{n}/{shard.path}" for n in range(number, number + len(self.links) + 2)))
+            self._names[source] = self._change.free(name for name in names if name not in self.links)
+            self.links[self._names[source]] = (source, shard)
         return self._names[source]
 
     def _payload_bytes(self) -> int:

@@ -23,17 +23,18 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from packer.formats.base import Arena
+from packer.sources.lookups import file_stamp
+from packer.sources.places import ObjectPlaces, Places
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
+    "AheadReader",
     "FieldNames",
     "FileSource",
     "LabellingReader",
     "ListingBuilder",
-    "NumberPlaces",
-    "Places",
     "Slice",
     "SomeSamples",
     "Source",
@@ -42,23 +43,12 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
-    "file_stamp",
     "safe_name",
 ]
 
 
 _BLOCK_SAMPLES = 1024
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
-
-
-class Places(Protocol):
-    """Where each sample is, as the source's reader needs it; slices are lists."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def take(self, indices: npt.NDArray[np.int64]) -> Places:
-        """The places at `indices`."""
 
 
 class Slice(NamedTuple):
@@ -73,48 +63,6 @@ class Slice(NamedTuple):
     names: Sequence[tuple[str, ...]]
     bytes: Sequence[int]
     places: Sequence[Any]
-
-
-class NumberPlaces(Sequence["tuple[int, ...]"]):
-    """Places of k whole numbers each, int64 [n, k]."""
-
-    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._numbers[index].tolist()
-        return list(map(tuple, found)) if isinstance(index, slice) else tuple(found)
-
-    def take(self, indices: npt.NDArray[np.int64]) -> NumberPlaces:
-        return NumberPlaces(self._numbers[indices])
-
-
-class _ObjectPlaces(Sequence[Any]):
-    """Places that are small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
-
-    def __init__(self, pickles: Strings) -> None:
-        self._pickles = pickles
-
-    def __len__(self) -> int:
-        return len(self._pickles)
-
-    def __getitem__(self, index: Any) -> Any:
-        n = len(self)
-        first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
-        bounds = self._pickles.offsets[first : max(first, stop) + 1].tolist()
-        data = self._pickles.blob[bounds[0] : bounds[-1]].tobytes()
-        found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
-        return found[::step] if isinstance(index, slice) else found[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        for first in range(0, len(self), _BLOCK_SAMPLES):
-            yield from self[first : first + _BLOCK_SAMPLES]
-
-    def take(self, indices: npt.NDArray[np.int64]) -> _ObjectPlaces:
-        return _ObjectPlaces(self._pickles.take(indices))
 
 
 class FieldNames(Sequence["tuple[str, ...]"]):
@@ -248,7 +196,7 @@ class ListingBuilder:
             np.frombuffer(self._labels, np.int64),
             FieldNames(*(names.build() for names in self._names)),
             np.frombuffer(self._bytes, np.int64),
-            _ObjectPlaces(Strings(np.frombuffer(self._pickles, np.uint8), np.frombuffer(self._ends, np.uint64))),
+            ObjectPlaces(Strings(np.frombuffer(self._pickles, np.uint8), np.frombuffer(self._ends, np.uint64))),
             np.frombuffer(self._stamps, np.int64),
         )
 
@@ -262,6 +210,7 @@ class SourceListing:
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
+    max_workers: how many processes may read at the same time, None for any number.
     """
 
     splits: dict[str, SplitListing]
@@ -272,6 +221,7 @@ class SourceListing:
     skip_strays: bool = False
     shuffles: bool = True
     estimated: bool = False
+    max_workers: int | None = None
 
 
 class SourceReader(Protocol):
@@ -290,6 +240,14 @@ class LabellingReader(SourceReader, Protocol):
 
     def label(self, place: Any) -> int:
         """The label of the sample that was read last; NO_LABEL for none."""
+
+
+@runtime_checkable
+class AheadReader(SourceReader, Protocol):
+    """A reader that gets samples ahead of time."""
+
+    def expect(self, places: Sequence[Any]) -> None:
+        """The places that `read` will be called with next, after those that are expected already."""
 
 
 class StrayReader(SourceReader, Protocol):
@@ -354,15 +312,6 @@ class FileSource(ABC):
     @abstractmethod
     def open_file(self) -> AbstractContextManager[SourceReader]:
         """A reader of the file."""
-
-
-def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def check_names(names: Iterable[str], where: str) -> None:

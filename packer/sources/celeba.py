@@ -28,7 +28,8 @@ from cache.files import open_regular
 from cache.messages import listed, plural
 from packer.sources.base import SourceListing
 from packer.sources.folder import FolderSource
-from packer.sources.manifest import Columns, ManifestListing, ManifestSource
+from packer.sources.manifest import ManifestListing, ManifestSource
+from packer.sources.manifest_columns import Columns
 from packer.sources.tables import Row, Table
 from packer.sources.tree_layouts import CelebaFiles, celeba_files
 
@@ -78,7 +79,7 @@ class CelebaSource(ManifestSource):
         names = () if attributes is None else attributes.names
         labels = self._labels(rows, attributes)
         table = _CelebaTable(self.files.partition, (_PATH, _SPLIT, *names), attributes, labels)
-        columns = Columns(_PATH, _LABEL if labels is not None else None, _SPLIT, {}, names)
+        columns = Columns(_PATH, _LABEL if labels is not None else None, _SPLIT, {}, names, {}, frozenset())
         listing = ManifestListing(table, columns, self.folder, split).listing()
         for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
             if entry.name not in rows:

@@ -30,6 +30,8 @@ from readers.decode.device import DecodeStream, Picture, Ready
 from readers.decode.share import Share, Spent
 from readers.feed import Feed, read_samples
 from readers.loader.crew import Crew
+from readers.loader.fields import FieldWork
+from readers.loader.strips import StripReader
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
@@ -63,7 +65,11 @@ class DeviceWork(EpochWork):
         return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
 
     def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipes[0].interpolation)
+        return _BoxRenderer(self.recipes[0].interpolation, compiled=self.compiled)
+
+    def reader_of_strips(self) -> StripReader | None:
+        """None where a device decodes whole images."""
+        return None if self.decodes else EpochWork.reader_of_strips(self)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         began = time.perf_counter_ns()
@@ -96,6 +102,7 @@ class DeviceWork(EpochWork):
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
+        self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(
@@ -165,10 +172,16 @@ class DevicePath:
         return replace(self, share=Share(self.share.wanted, threads))
 
     def work(
-        self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
+        self,
+        feed: Feed,
+        recipes: tuple[Recipe, ...],
+        finish: Finish,
+        allocate: Allocate,
+        classes: int,
+        fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes, share=self.share)
+        return DeviceWork(feed, recipes, finish, allocate, classes, fields, decodes=self.decodes, share=self.share)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -233,7 +246,7 @@ class DeviceStage(Ahead[Batch]):
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
                 self._before = _spent(batch), began, decoded, self._moment()
-        batch.data = ()
+        batch.data, batch.payloads = [], []
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch

@@ -27,7 +27,7 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads"]
+__all__ = ["Found", "SourceSuite", "found", "payloads", "places", "read_damaged"]
 
 REFUSED = (SourceError, DatasetError)
 
@@ -48,9 +48,9 @@ def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
     return [pair for block in sent.slices() for pair in zip(block.places, block.bytes, strict=True)]
 
 
-def payloads(source: Any, wanted: Sequence[tuple[Any, int]]) -> list[tuple[bytes | None, ...]]:
-    """The bytes of the fields of samples, read as a worker does: into memory that is used again."""
-    arena = Arena(lambda: None, 1 << 16)
+def payloads(source: Any, wanted: Sequence[tuple[Any, int]], room: int = 1 << 16) -> list[tuple[bytes | None, ...]]:
+    """The bytes of the fields of samples, read as a worker does: into memory that is used again, of `room` bytes."""
+    arena = Arena(lambda: None, room)
     read = []
     with source.open() as reader:
         for place, size in wanted:
@@ -67,6 +67,33 @@ def found(source: Any, split: str | None = None) -> Found:
         for name, part in listing.splits.items()
     }
     return Found(splits, tuple(listing.classes), tuple(listing.fields))
+
+
+def read_damaged(root: Path, files: Sequence[Path], trials: int, first: int | None = None) -> None:
+    """Read a source again and again, with a few bytes of its files changed, or without the end of one.
+
+    first: only so many bytes from the start are changed.
+
+    Each time it ends in an error of ours, or in what can be read; never in another exception.
+    """
+    draw = random.Random(len(files))
+    refused = 0
+    for _ in range(trials):
+        path = draw.choice(files)
+        good = path.read_bytes()
+        data = bytearray(good[: draw.randrange(len(good))] if draw.random() < 0.1 else good)
+        for _ in range(draw.randint(1, 4) if data else 0):
+            data[draw.randrange(min(len(data), first or len(data)))] = draw.choice(
+                (0, 1, 127, 128, 255, draw.randrange(256))
+            )
+        path.write_bytes(data)
+        try:
+            found(packer.open_source(root))
+        except (*REFUSED, BadSampleError):
+            refused += 1
+        path.write_bytes(good)
+    assert refused, "nothing was damaged"
+    print(f"{trials} trials, {refused} refused")
 
 
 class SourceSuite:
@@ -115,15 +142,16 @@ class SourceSuite:
                 self.open(root).list("elsewhere")
 
     def test_room_for_a_sample(self, root: Path, truth: Found) -> None:
-        """The size in a listing is enough for all fields of a sample, or 0 where it is not known, or an estimate."""
-        listing = self.open(root).list(None)
+        """The size in a listing is enough to read a sample into as much memory and one byte, or 0: not known."""
+        source = self.open(root)
+        listing = source.list(None)
         if listing.estimated:
-            every = [said for name in truth.splits for _, said in places(listing, name)]
-            assert min(every) > 0
+            assert min(said for name in truth.splits for _, said in places(listing, name)) > 0
             return
         for name, samples in truth.splits.items():
-            for (_, said), (_, _, fields) in zip(places(listing, name), samples, strict=True):
-                assert said == 0 or said >= sum(len(data or b"") for data in fields)
+            for where, (_, _, fields) in zip(places(listing, name), samples, strict=True):
+                assert payloads(source, [where], 0) == [fields]
+                assert where[1] == 0 or where[1] >= len(fields[0] or b"")
 
     # --- in workers -----------------------------------------------------------------------------------------------
     def test_slices_in_any_order(self, root: Path, truth: Found) -> None:
