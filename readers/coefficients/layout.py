@@ -43,7 +43,7 @@ from crc32c import crc32c
 
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
-from readers.headers.base import Buffer, bad, truncated
+from readers.headers.base import Buffer, bad, truncated, upright_size
 from readers.headers.coefficients import HEADER, MAGIC, MEDIUM, VERSION, parse_coefficients_header
 
 __all__ = [
@@ -119,12 +119,17 @@ class Shape(NamedTuple):
         return ImageHeader(MEDIUM, self.height, self.width, self.components, 0, self.orientation)
 
     @property
+    def upright_size(self) -> tuple[int, int]:
+        """(height, width) of the upright image."""
+        return upright_size(self.height, self.width, self.orientation)
+
+    @property
     def index_at(self) -> int:
         return TABLES_AT + TABLE_BYTES * self.components
 
     @property
     def rows_at(self) -> int:
-        rows = sum(blocks_of(self, component)[0] for component in range(self.components))
+        rows = blocks_of(self, 0)[0] + (self.components - 1) * blocks_of(self, 1)[0]
         return self.index_at + INDEX_BYTES * (rows + 1)
 
 
