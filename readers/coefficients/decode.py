@@ -23,7 +23,7 @@ from readers.coefficients.layout import (
 from readers.decode.region import Region, upright
 from readers.headers.base import Buffer
 
-__all__ = ["box_plan", "decode", "memory_bytes"]
+__all__ = ["box_plan", "decode", "memory_bytes", "stored_box"]
 
 _BLOCK = 8
 _local = threading.local()
@@ -51,7 +51,7 @@ def decode(
     shape = parse_coefficients(data)
     if not is_checked:
         check_sum(data, shape)
-    reduce, box = _stored_box(shape, region)
+    reduce, box = stored_box(shape, region)
     size = box[2:] if shape.orientation < 5 else (box[3], box[2])
     if out is not None and (out.shape != (*size, 3) or out.dtype != np.uint8 or not out.flags.writeable):
         raise ValueError(f"out: expected writable uint8 {(*size, 3)}, found {out.dtype} {out.shape}")
@@ -66,7 +66,7 @@ def decode(
     return out
 
 
-def _stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
+def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
     """The scale, and (top, left, height, width) in the pixels as stored, at that scale. Raises ValueError."""
     height, width = shape.header.upright_size
     if region is None:

@@ -4,7 +4,8 @@
     ──► consumer
           (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
-Of the images that the device could decode the crew decodes a share (`readers.decode.share`).
+Of the images that the device could decode the crew decodes a share (`readers.decode.share`). What a cache keeps as
+coefficients goes to a decoder of its own (`readers.coefficients.device`), which makes the box of each view alone.
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
@@ -16,44 +17,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
-from readers.augment.fused import BatchRenderer
+from readers.augment.fused import BatchRenderer, triton_runs
 from readers.augment.recipe import Job, Recipe
+from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
+from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
 from readers.decode.device import DecodeStream, Picture, Ready
+from readers.decode.region import Region
 from readers.decode.share import Share, Spent
-from readers.feed import Feed
+from readers.feed import Feed, for_decoding
 from readers.loader.crew import Crew
 from readers.loader.timers import LoopTimers, ThreadClock
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
 from readers.reader import Reader
-from readers.sample import Buffer
+from readers.sample import Buffer, ImageInfo
 
 __all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
 
 # By the host's clock, in nanoseconds, and in the stream of the device.
 _Moment: TypeAlias = tuple[int, Ready]
+# Of a view, by row: a picture on the device, and what is to be done to it.
+_Made: TypeAlias = dict[int, tuple[Picture, Job]]
 
 
 @dataclass(slots=True)
 class DeviceWork(EpochWork):
     """The crew's part of a batch that a device finishes.
 
-    decodes: whether the device decodes at all. share: what the crew decodes of that.
+    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. share: what the crew decodes
+    of both.
     """
 
     decodes: bool = True
+    finishes: bool = False
     share: Share = field(default_factory=Share)
 
     def reader_of_images(self) -> Reader:
-        return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
+        if self.decodes and not self.finishes:
+            return self.feed.reader  # JPEGs, whatever a cache keeps
+        return EpochWork.reader_of_images(self)
 
     def tools(self) -> Renderer:
         return _BoxRenderer(self.recipes[0].interpolation)
@@ -61,8 +74,8 @@ class DeviceWork(EpochWork):
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         began = time.perf_counter_ns()
         batch = EpochWork.plan(self, step, clock)
-        if self.decodes:
-            able = routes(self.feed.reader.image_info(batch.indices))
+        if self.decodes or self.finishes:
+            able = self._able(batch, self.feed.reader.image_info(batch.indices))
             shared = able & self.share.choose(self.feed.seed, self._epoch, batch.positions)
             batch.routed, batch.shared = (able & ~shared).tolist(), frozenset(np.flatnonzero(shared).tolist())
         batch.spent.append((time.perf_counter_ns() - began, 0, 0))
@@ -80,11 +93,9 @@ class DeviceWork(EpochWork):
         began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
         for row in range(start, stop):
             data = batch.data[row]
-            if batch.routed and batch.routed[row] and row not in batch.bad_boxes and not isinstance(data, Exception):
-                header = same_as_promised(data, batch.sizes[row])
-                if header is not None:
-                    batch.headers[row] = header
-                    continue
+            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes
+            if is_routed and not isinstance(data, Exception) and self._accept(batch, row, data):
+                continue
             row_began = time.perf_counter_ns()
             self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
             if row in batch.shared and not isinstance(data, Exception):
@@ -94,6 +105,25 @@ class DeviceWork(EpochWork):
 
     def complete(self, batch: Batch) -> None:
         """The device has still to decode: see `DeviceStage`."""
+
+    def _able(self, batch: Batch, info: ImageInfo) -> npt.NDArray[np.bool_]:
+        """Which images of a batch the device could decode, bool [n]."""
+        able = routes(info) if self.decodes else np.zeros(len(batch.data), np.bool_)
+        if self.finishes:
+            able |= [not isinstance(data, Exception) and is_coefficients(data) for data in batch.data]
+        return able
+
+    def _accept(self, batch: Batch, row: int, data: Buffer) -> bool:
+        """Have the device decode an image, if it is what the index says. What is wrong with others the CPU reports."""
+        size = batch.sizes[row]
+        if is_coefficients(data):
+            with suppress(BadSampleError):
+                batch.shapes[row] = vetted_shape(data, size)
+            return row in batch.shapes
+        header = same_as_promised(data, size)
+        if header is not None:
+            batch.headers[row] = header
+        return header is not None
 
 
 class _BoxRenderer(Renderer):
@@ -114,22 +144,34 @@ class _BoxRenderer(Renderer):
 
 @dataclass(frozen=True)
 class DevicePath:
-    """How a loader makes batches on its device."""
+    """How a loader makes batches on its device. coefficients: what decodes those; None where the crew does, or where
+    the JPEGs they were made from are decoded."""
 
     decoder: Decoder
     renderer: BatchRenderer
     ahead: int
     share: Share = field(default_factory=Share)
+    coefficients: CoefficientDecoder | None = None
 
     @property
     def decodes(self) -> bool:
+        """Whether the device decodes JPEGs."""
         return not isinstance(self.decoder, CpuDecoder)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the device decodes coefficients."""
+        return self.coefficients is not None
 
     @property
     def name(self) -> str:
         """What decodes the images, as resume tokens name it."""
-        shares = self.decodes and self.share.wanted != 0
-        return f"{self.decoder.name}, cpu_share={self.share.wanted}" if shares else self.decoder.name
+        names = [self.decoder.name]
+        if self.coefficients is not None:
+            names.append(self.coefficients.name)
+        if (self.decodes or self.finishes) and self.share.wanted != 0:
+            names.append(f"cpu_share={self.share.wanted}")
+        return ", ".join(names)
 
     def unmeasured(self, threads: int) -> DevicePath:
         """The same for so many threads, with nothing measured yet."""
@@ -139,7 +181,8 @@ class DevicePath:
         self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
     ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, allocate, classes, decodes=self.decodes, share=self.share)
+        options = {"decodes": self.decodes, "finishes": self.finishes}
+        return DeviceWork(feed, recipes, finish, allocate, classes, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -155,12 +198,17 @@ def open_path(
     recipe: Recipe,
     ahead: int,
     share: Share,
+    reader: Reader,
 ) -> DevicePath:
-    """How batches are made on this device. Raises MissingExtraError where the decoder is not installed, ValueError."""
+    """How batches of a reader are made on this device. Raises MissingExtraError where the decoder is not installed,
+    ValueError."""
     renderer = BatchRenderer(
         device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
     )
-    return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
+    if decoder == "cpu" or for_decoding(reader) is reader or not triton_runs(device):
+        return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
+    opened = open_decoder(decoder, device, "images that the cache does not keep as coefficients")
+    return DevicePath(opened, renderer, ahead, share, CoefficientDecoder(device))
 
 
 class DeviceStage(Ahead[Batch]):
@@ -198,9 +246,9 @@ class DeviceStage(Ahead[Batch]):
             with self._stream.decoding():
                 self._look_back()
                 began = self._moment()
-                whole = self._decode(batch)
+                made = self._decode(batch)
                 decoded = self._moment()
-                self._render(batch, whole)
+                self._render(batch, made)
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
                 self._before = _spent(batch), began, decoded, self._moment()
@@ -222,25 +270,47 @@ class DeviceStage(Ahead[Batch]):
     def _moment(self) -> _Moment:
         return time.perf_counter_ns(), self._stream.tick()
 
-    def _decode(self, batch: Batch) -> dict[int, Picture]:
-        """The images that the device decodes, by row, except those that it cannot."""
+    def _decode(self, batch: Batch) -> list[_Made]:
+        """The images that the device decodes, by view and row, except those that it cannot."""
+        whole = self._decode_whole(batch)
+        boxes = self._decode_boxes(batch)
+        self._clock.lap("decode")
+        if self._path.decodes or self._path.finishes:
+            self._timers.count_decoded(len(whole) + len(boxes[0]), len(batch.shared), self._path.share.value)
+        return [
+            {row: (picture, jobs[row]) for row, picture in whole.items()}
+            | {row: (picture, _job_of_box(jobs[row], picture)) for row, picture in some.items()}
+            for jobs, some in zip(batch.jobs, boxes, strict=True)
+        ]
+
+    def _decode_whole(self, batch: Batch) -> dict[int, Picture]:
+        """JPEGs by row, the same for all views."""
         rows = sorted(batch.headers)
         decoded = self._path.decoder.decode(
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
-        self._clock.lap("decode")
-        whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
-        if self._path.decodes:
-            self._timers.count_decoded(len(whole), len(batch.shared), self._path.share.value)
-        return whole
+        return {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
 
-    def _render(self, batch: Batch, whole: dict[int, Picture]) -> None:
+    def _decode_boxes(self, batch: Batch) -> list[dict[int, Picture]]:
+        """Boxes of coefficients, by view and row: of the images that have one in every view."""
+        decoder, rows = self._path.coefficients, sorted(batch.shapes)
+        if decoder is None or not rows:
+            return [{} for _ in batch.jobs]
+        uploaded = decoder.upload(
+            [batch.data[row] for row in rows],  # type: ignore[misc]  # as above
+            [batch.shapes[row] for row in rows],
+        )
+        views = [decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs]
+        good = [k for k in range(len(rows)) if all(isinstance(view[k], Picture) for view in views)]
+        return [{rows[k]: view[k] for k in good} for view in views]  # type: ignore[misc]  # they are pictures
+
+    def _render(self, batch: Batch, made: list[_Made]) -> None:
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
-        rows, device = sorted(batch.headers), self._path.renderer.device
+        rows, device = sorted({*batch.headers, *batch.shapes}), self._path.renderer.device
         boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
         for row in rows:
-            if row in whole:
+            if row in made[0]:
                 continue
             shapes = [(1, *images.shape[2:], 3) for images in batch.images]
             places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
@@ -259,23 +329,26 @@ class DeviceStage(Ahead[Batch]):
             uploaded = self._upload(images, batch)
             self._uploads.append((begun, self._stream.tick()))
             self._clock.lap("copy")
-            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()} | whole
-            jobs = [job if row in whole else _rest_of(job, size) for row, job in enumerate(jobs)]
-            batch.images[view] = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
+            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()}
+            todo = [made[view].get(row) or (pictures[row], _rest_of(job, size)) for row, job in enumerate(jobs)]
+            batch.images[view] = self._path.renderer.render(
+                [picture for picture, _ in todo], [job for _, job in todo], size
+            )
 
     def _upload(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
         """The rows of a view that the CPU decoded, on the device; in one copy if those are all rows."""
         device = self._path.renderer.device
-        if not batch.headers:
+        if not batch.headers and not batch.shapes:
             return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}
-        rows = [row for row in range(len(images)) if row not in batch.headers]
+        rows = [row for row in range(len(images)) if row not in batch.headers and row not in batch.shapes]
         return {row: Picture(images[row].to(device, non_blocking=True)) for row in rows}
 
 
 def _spent(batch: Batch) -> Spent:
     """What the threads have spent on a batch, and nothing yet on the device."""
     cpu, shared, shared_bytes = (sum(column) for column in zip(*batch.spent, strict=True))
-    device_bytes = sum(len(batch.data[row]) for row in batch.headers)  # type: ignore[arg-type, misc]  # see _decode
+    rows = (*batch.headers, *batch.shapes)
+    device_bytes = sum(len(batch.data[row]) for row in rows)  # type: ignore[arg-type, misc]  # see _decode_whole
     return Spent(len(batch.positions), cpu, shared, shared_bytes, 0, 0, device_bytes)
 
 
@@ -286,6 +359,18 @@ def _between(start: _Moment, end: _Moment) -> int:
 
 def _box_of(job: Job) -> Job:
     return *job[:3], (), (), job[5]
+
+
+def _region_of(job: Job) -> Region:
+    """What is decoded for a job: the region of its first part."""
+    return Region(*(job[5][0][0] if job[5] else job[0]))
+
+
+def _job_of_box(job: Job, box: Picture) -> Job:
+    """What is to be done to the region of the first part, when nothing else was decoded."""
+    whole = (0, 0, *box.size, 1, False)
+    earlier = job[5]
+    return (*job[:5], ((whole, *earlier[0][1:]), *earlier[1:])) if earlier else (whole, *job[1:])
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:

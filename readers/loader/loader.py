@@ -79,7 +79,8 @@ class ImageLoader(FeedLoader):
     device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
         (`readers.loader.device`).
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
-        first of them that there is on a CUDA device, and the CPU elsewhere.
+        first of them that there is on a CUDA device, and the CPU elsewhere. What a cache keeps as coefficients a CUDA
+        device decodes with Triton, if it is installed, except with "cpu" (docs/gpu.md).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
@@ -133,9 +134,8 @@ class ImageLoader(FeedLoader):
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         share = Share(cpu_share, self.threads)
-        self._path = device_path(
-            self.device, decoder, share, dtype=self.dtype, planar=planar, recipe=self.recipe, ahead=prefetch
-        )
+        given = {"reader": reader, "recipe": self.recipe}
+        self._path = device_path(self.device, decoder, share, dtype=self.dtype, planar=planar, ahead=prefetch, **given)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
         else:

@@ -24,6 +24,7 @@ from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
 
 if TYPE_CHECKING:
+    from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
 __all__ = ["Allocate", "Batch", "EpochWork"]
@@ -44,7 +45,8 @@ class Batch:
     data: the encoded images, or why one could not be read.
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
-    routed: which images a device is to decode; headers: of those that it will decode, by row.
+    routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
+        that are coefficients.
     shared: the rows of images that the CPU decodes though the device could.
     spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
@@ -62,6 +64,7 @@ class Batch:
     labels: torch.Tensor | None = None
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
     shared: frozenset[int] = frozenset()
     spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None
