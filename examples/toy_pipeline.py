@@ -35,7 +35,7 @@ from readers.diagnosis import Diagnosis
 from readers.diagnosis.text import diagnosis_lines, verdict_lines
 
 RAW_SIDE, SMALL_RAW_SIDE, SIDE = 1024, 192, 160
-RADIUS = 3
+RADIUS = 10
 CLASSES = 10
 STEP_PER_RAW = 0.9
 # To YCbCr, as in JPEG (ITU-T T.871).

@@ -32,9 +32,9 @@ from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
 from readers.order.base import Int64s
-from readers.order.schedule import Tail
+from readers.order.schedule import Tail, make_schedule
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer, ImageInfo
+from readers.sample import Buffer
 
 __all__ = [
     "ON_ERROR",
@@ -55,7 +55,6 @@ __all__ = [
     "substitute",
     "substitutes",
     "summarise",
-    "upright_sides",
 ]
 
 OnError: TypeAlias = Literal["raise", "skip", "substitute"]
@@ -177,7 +176,9 @@ class Feed:
         """The schedule of an epoch, by default the first, and the cursor at which it begins."""
         first = epoch is None or epoch == self.start.epoch
         order = self.start.order if first and self.start.order is not None else self.order
-        return Schedule(order, self.batch_size, *self.ranks, self.options.tail), self.start.cursor if first else 0
+        of_epoch = self.start.epoch if epoch is None else epoch
+        schedule = make_schedule(order, of_epoch, self.batch_size, *self.ranks, self.options.tail)
+        return schedule, self.start.cursor if first else 0
 
     def steps(self, epoch: int | None = None) -> int:
         """Steps of an epoch, by default the first: the same number on every rank."""
@@ -215,12 +216,7 @@ class Feed:
             step += len(block[0])
 
     def _block(self, schedule: Schedule, cursor: int, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """Whole steps differ by a constant; what is left at the end is a block of its own."""
-        positions = schedule.positions(step, cursor)[None]
-        whole = (len(schedule.order) - cursor) // schedule.step_samples
-        count = min(_ORDER_AT_ONCE // self.batch_size, whole - step)
-        if count > 1:
-            positions = positions + schedule.step_samples * np.arange(count, dtype=np.int64)[:, None]
+        positions = schedule.block(step, cursor, _ORDER_AT_ONCE)
         return positions, schedule.order.indices(epoch, positions)
 
     # --- samples --------------------------------------------------------------------------------------------------
@@ -234,8 +230,9 @@ class Feed:
 
     def substitute(self, epoch: int, position: int, error: Exception, take: Callable[[int], _T]) -> tuple[int, _T]:
         """The row that replaces a bad sample, and what `take` returned for it; see the function `substitute`."""
-        order = self.schedule(epoch)[0].order
-        others = substitutes(self.seed, epoch, position, len(order))
+        schedule = self.schedule(epoch)[0]
+        order, alike = schedule.order, schedule.alike(position)
+        others = substitutes(self.seed, epoch, position, len(alike)) + alike.start
         return substitute((int(order.indices(epoch, other[None])[0]) for other in others), error, take)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -390,10 +387,3 @@ def _read_or_none(reader: Reader, row: int, name: str) -> Buffer | None:
         return reader.read(row, name)
     except UnknownNameError:
         return None  # this sample lacks it
-
-
-def upright_sides(info: ImageInfo) -> tuple[Int64s, Int64s]:
-    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
-    stored = np.array([info.height, info.width], np.int64)
-    heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
-    return heights, widths

@@ -3,7 +3,7 @@
     {
       "kind": "packer-dataset", "version": 1,
       "format": "hdf5" | "tfrecord" | "tar",
-      "fields": {"image": "image", "mask": "file", "json": "json"},   name -> what its bytes are
+      "fields": {"image": "image", "mask": "mask", "json": "json"},   name -> what its bytes are (`readers.fields`)
       "classes": ["n01440764", …],                                    position = label
       "label_offset": 0,                                              the shards store label + label_offset
       "splits": {
@@ -54,7 +54,7 @@ __all__ = [
 
 KIND = "packer-dataset"
 VERSION = 1
-FIELD_KINDS = ("image", "file", "json")
+FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text")  # see `readers.fields`
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
 _CRC = re.compile("[0-9a-fA-F]{8}")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from cache.stores import Buffer
 
-__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of"]
+__all__ = ["NO_LABEL", "Buffer", "ImageInfo", "Sample", "headers_of", "upright_sides"]
 
 NO_LABEL = -1
 
@@ -66,3 +66,10 @@ def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
     columns = np.array(facts, np.int64).reshape(-1, len(ImageInfo._fields)).T
     dtypes = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)
     return ImageInfo._make(column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True))
+
+
+def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(heights, widths) of the upright images, int64 [n]; 0 where the header cannot be read."""
+    stored = np.array([info.height, info.width], np.int64)
+    heights, widths = np.where(info.orientation >= 5, stored[::-1], stored)
+    return heights, widths

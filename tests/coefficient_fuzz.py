@@ -21,11 +21,12 @@ from image_cases import encoded, picture
 from cache.errors import BadSampleError
 from readers.coefficients import encode, encode_strictly, parse_coefficients
 from readers.coefficients.compiled import load_functions
-from readers.coefficients.decode import box_plan, memory_bytes
+from readers.coefficients.decode import memory_bytes, resize_bytes
 from readers.coefficients.layout import SPARSE_TO_WORKING, Shape
 
 PAGE = mmap.PAGESIZE
 MOST_PAGES = 512
+FACTORS = np.ones(48, np.float32)
 
 
 class Guarded:
@@ -102,11 +103,23 @@ def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Coun
         if longer:  # an index that is right for a longer image
             index = source[shape.index_at : shape.rows_at].view("<u4")
             index[-1] += longer
-        out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
-        image, box = (source.ctypes.data, shape.total_bytes + longer), (top, left, lines, columns)
-        is_fancy, target = bool(size > 1 and trial % 3), (out.ctypes.data, 3 * columns)
-        plan, address = box_plan(shape, size), lent.ctypes.data
-        status = functions.decode_box(image, plan, box, is_fancy, target, address, SPARSE_TO_WORKING)
+        scale, box = (size, bool(size > 1 and trial % 5 > 1)), (top, left, lines, columns)
+        image = source.ctypes.data, shape.total_bytes + longer
+        if trial % 3:
+            out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
+            target = out.ctypes.data, 3 * columns
+            status = functions.decode_box(image, shape[:5], scale, box, target, lent.ctypes.data, SPARSE_TO_WORKING)
+        else:
+            resized = [int(rng.integers(-(-side // 4), side + 40)) for side in (lines, columns)]
+            h, w = (int(rng.integers(1, side + 1)) for side in resized)
+            corner = int(rng.integers(resized[0] - h + 1)), int(rng.integers(resized[1] - w + 1))
+            kind, resize = int(rng.integers(4)), (*resized, *corner, h, w, int(rng.integers(4)))
+            out, lent = place(pixels, h * w * (12 if kind else 3)), place(memory, resize_bytes(columns, h, w))
+            strides = [(3 * w, 0), (12 * w, 0), (12 * w, 0), (4 * w, 4 * h * w)][kind]
+            target = out.ctypes.data, *strides, kind, FACTORS.ctypes.data
+            status = functions.resize_box(
+                image, shape[:5], scale, box, resize, target, lent.ctypes.data, SPARSE_TO_WORKING
+            )
         counts["refused by the decoder" if status else "decoded"] += 1
     return counts
 

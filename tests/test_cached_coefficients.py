@@ -26,6 +26,7 @@ from cache.errors import BadSampleError, MissingExtraError
 from readers.augment import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
+from readers.decode.batch import routes
 from readers.diagnosis.tiers import Tiers
 from readers.headers import parse_any
 from readers.loader import ImageLoader
@@ -210,13 +211,19 @@ def test_bytes_and_unchanged_pixels_are_of_the_images(base: Any, place: dict[str
             assert encoded[i][0] == data and np.array_equal(unchanged[i][0], expected[i][0])
 
 
-def test_devices_are_given_jpegs(packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_devices_are_given_jpegs_and_the_cpu_coefficients(
+    packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     double = install(monkeypatch, "torchvision")
+    ops, options = AUGMENTS["a box, scaled"], {"decoder": "torchvision", "cpu_share": share}
+    expected = batches(packed_base, ops, **options)
+    by_device = sum(double.calls)
+    assert by_device == routes(packed_base.info).sum() * (1 - share) if share != 0.5 else 0 < by_device < 10
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
-        ops = AUGMENTS["a box, scaled"]
-        assert batches(reader, ops, decoder="torchvision") == batches(packed_base, ops, decoder="torchvision")
-        assert double.calls and reader.stats().hits == 0
+        assert batches(reader, ops, **options) == expected and sum(double.calls) == 2 * by_device
+        assert reader.stats().hits == len(IMAGES) - by_device and reader.stats().misses == 0
 
 
 def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", 
 OPTIONAL = (
     "torch",
     "pyarrow",
+    "yaml",
     "webdataset",
     "tfrecord",
     "tensorflow",
@@ -50,7 +51,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "llvmlite",
         *GPU,
     },
-    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "matplotlib"},
+    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "yaml", "matplotlib"},
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (

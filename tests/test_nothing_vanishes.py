@@ -129,7 +129,7 @@ CONTAINERS = {
     "data.mdb": (bytes(16) + b"\xde\xc0\xef\xbe" + bytes(100), "LMDB; packer convert "),
     "x-00000": (TFRECORD, "TFRecord; packer convert {root}/x-00000"),
     "x.h5": (hdf5_file(), "HDF5; packer convert {root}/x.h5"),
-    "x.npz": (npz_file(), "NumPy arrays; no command reads this"),
+    "x.npz": (npz_file(), "NumPy; packer convert {root}/x.npz"),
     "x-0.tar": (tar_file(), "tar archive; packer convert {root}/x-0.tar"),
 }
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from cache.errors import ResumeError
 from readers.order import (
     BlockShuffled,
+    Bucketed,
     ClassBalanced,
+    Mixed,
     NodeLocal,
     Order,
     Permutation,
@@ -39,8 +41,10 @@ ORDERS: dict[str, Callable[..., Order]] = {
     "node-local": lambda seed=0: NodeLocal(N, 3, 2, seed),
     "weighted": lambda seed=0: Weighted(np.arange(N), None, seed),
     "class-balanced": lambda seed=0: ClassBalanced(LABELS, 150, seed),
+    "mixed": lambda seed=0: Mixed([120, 80], seed=seed),
+    "bucketed": lambda seed=0: Bucketed(LABELS % 4, 5, 2, seed=seed),
 }
-ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "node-local")
+ONCE_EACH = ("sequential", "shuffled", "block-shuffled", "staged-first", "node-local", "mixed", "bucketed")
 
 
 SIZES: tuple[Any, ...] = (-1, 2**62, 1.5, True)
@@ -140,6 +144,17 @@ IMPOSSIBLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Weighted([1e308, 1e308]), "add up to inf"),
     (lambda: ClassBalanced([0.5]), "labels must be integers"),
     (lambda: ClassBalanced([]), "none of the 0"),
+    *((partial(Mixed, [5, samples]), "the number of samples is") for samples in SIZES),
+    (lambda: Mixed([]), "at least one set"),
+    *((partial(Mixed, [5, 5], weights), "weights are 2 finite numbers") for weights in ([1], [1, -1], [1, np.inf])),
+    (lambda: Mixed([5, 5], [0, 0]), "add up to 0.0"),
+    (lambda: Mixed([5, 0], [1, 1]), "set 1 has a weight, 1.0, but no samples"),
+    (lambda: Bucketed([0.5]), "buckets are integers"),
+    (lambda: Bucketed([0, -1]), "found -1 to 0"),
+    (lambda: Bucketed([0, 1 << 15]), "found 0 to 32768"),
+    *((partial(Bucketed, [0, 1, 2], size), "one for each of the 3 buckets") for size in (0, [4, 4], [4, 0, 4], [])),
+    (lambda: Bucketed([0], 1, 0), "world_size is 1 or more"),
+    (lambda: Bucketed([0], tail="exact"), "tail is pad or drop_last"),  # type: ignore[arg-type]
 ]
 
 

@@ -103,8 +103,8 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
 @click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
-@click.option("--label-column", metavar="COLUMN", help="Manifest: column of labels, numbers or names. CelebA: an "
-              "attribute, or identity.")  # fmt: skip
+@click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
+              "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
 @click.option(
     "--field",
     "fields",
@@ -117,8 +117,8 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               "Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
-@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5 or TFRecord file: its labels "
-              "start at N (1: ImageNet TFRecords).")  # fmt: skip
+@click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its labels "
+              "start at N (1: ImageNet TFRecords, EMNIST's letters).")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
               "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
@@ -136,7 +136,8 @@ def command(
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
 
     SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
-    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, or an HDF5 or TFRecord file.
+    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, an HDF5 or TFRecord file, a data
+    set of Hugging Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """

@@ -93,7 +93,7 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, or a `Source`.
+    or TFRecord file, a data set of Hugging Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`.
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
     split: the only split to take, or the name for a source without splits.

@@ -6,8 +6,8 @@ Another package adds a source through the entry point `packer.sources` (see `pac
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from cache.errors import SourceError
 from packer.formats import REGISTRY as FORMATS
 from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
+from packer.sources import folder_kinds
 from packer.sources.base import Source
 from packer.sources.tree_layouts import LAYOUTS, celeba_files
 from readers.layout import DATASET_FILE
@@ -34,6 +35,7 @@ class SourceEntry(Entry):
     inside: it takes a directory with a file of this name, if the content of that file is right.
     by_name: whether it is recognised by the name alone, since the content is text.
     compressed: whether a compressed file is one by what it unpacks to.
+    recognises: identifies a directory, or a file, by more than the file `inside`, or the first bytes.
     """
 
     options: frozenset[str] = frozenset()
@@ -41,6 +43,7 @@ class SourceEntry(Entry):
     inside: str = ""
     by_name: bool = False
     compressed: bool = False
+    recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
 
     def kind_of(self, head: bytes) -> str:
         """What a file that begins with `head` is called in a message: "tar archive"."""
@@ -48,6 +51,8 @@ class SourceEntry(Entry):
 
     def is_folder(self, path: Path) -> bool:
         """Whether a directory is one of these."""
+        if self.recognises is not None and self.recognises(path):
+            return True
         file_path = path / self.inside
         if not self.inside or not file_path.exists():
             return False
@@ -57,6 +62,10 @@ class SourceEntry(Entry):
             return True
         with open(file_path, "rb") as file:
             return self.is_content(file.read(HEAD_BYTES))
+
+    def is_file(self, path: Path) -> bool:
+        """Whether a file is one of these, whatever it begins with."""
+        return (self.by_name and self.is_name(path.name)) or (self.recognises is not None and self.recognises(path))
 
 
 class _ShardEntry(SourceEntry):
@@ -120,6 +129,60 @@ REGISTRY = Registry(
             options=frozenset({"layout", "label_column"}),
         ),
         SourceEntry(
+            name="huggingface",
+            title="a Hugging Face data set (.parquet)",
+            home="packer.sources.huggingface:HuggingFaceSource",
+            recognises=folder_kinds.is_hub_set,
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="imagefolder",
+            title="an imagefolder with metadata.csv, .jsonl or .parquet",
+            home="packer.sources.image_folder:ImageFolderSource",
+            recognises=lambda path: bool(folder_kinds.metadata_files(path)),
+            options=frozenset({"label_column", "fields"}),
+        ),
+        SourceEntry(
+            name="mds",
+            title="an MDS set (index.json of MosaicML's streaming)",
+            home="packer.sources.mds:MdsSource",
+            recognises=lambda path: bool(folder_kinds.mds_folders(path)),
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="beton",
+            title="an FFCV file (.beton)",
+            home="packer.sources.beton:BetonSource",
+            claims=folder_kinds.is_beton,
+            suffixes=(".beton",),
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="cifar",
+            title="CIFAR's folder",
+            home="packer.sources.cifar:CifarSource",
+            recognises=folder_kinds.is_cifar,
+            options=frozenset({"label_column"}),
+        ),
+        SourceEntry(
+            name="idx",
+            title="an IDX file (MNIST and its relatives, or their folder)",
+            home="packer.sources.idx:IdxSource",
+            claims=folder_kinds.is_idx,
+            recognises=lambda path: folder_kinds.idx_folder(path) is not None,
+            compressed=True,
+            options=frozenset({"label_offset"}),
+        ),
+        SourceEntry(
+            name="numpy",
+            title="a NumPy file (.npz, .npy, or a folder of images.npy and labels.npy)",
+            home="packer.sources.numpy_arrays:NumpySource",
+            magic=((0, b"\x93NUMPY"),),
+            claims=folder_kinds.is_npz,
+            suffixes=(".npz", ".npy"),
+            recognises=folder_kinds.is_arrays,
+        ),
+        SourceEntry(
             name="manifest",
             title="a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)",
             home="packer.sources.manifest:ManifestSource",
@@ -171,9 +234,10 @@ def open_source(
 ) -> Source:
     """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
 
-    path_column, label_column, folder: of a manifest (`packer.sources.manifest`); label_column also of CelebA.
+    path_column, label_column, folder: of a manifest (`packer.sources.manifest`); label_column also of CelebA and
+    CIFAR-100, and of what has columns or fields (Hugging Face, MDS, FFCV).
     fields: field -> column of a manifest, or key in a shard.
-    image_key, label_key, label_offset (subtracted from the labels): of a shard.
+    image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
     (`packer.sources.tree_layouts`).
     more: options of sources that other packages add.
@@ -184,7 +248,7 @@ def open_source(
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if not root.exists():
         raise SourceError(f"{root}: no such file or directory")
-    entry = _entry_of(root)
+    entry = _entry_of(root, layout)
     if entry is None:
         known = ", ".join(entry.title for entry in REGISTRY)
         raise SourceError(f"{root}: no kind of source that packer knows: {known}")
@@ -203,13 +267,15 @@ def open_source(
     return cast(Source, entry.load()(root, **{name: given[name] for name in given.keys() & entry.options}))
 
 
-def _entry_of(root: Path) -> SourceEntry | None:
+def _entry_of(root: Path, layout: str) -> SourceEntry | None:
     if root.is_dir():
         found = next((entry for entry in REGISTRY if entry.is_folder(root)), None)
+        if layout == "tree" and found is not None and found.recognises is not None:
+            found = None
         return found or next(entry for entry in REGISTRY if entry.folders)
     if not root.is_file():
         return None
-    named = next((entry for entry in REGISTRY if entry.by_name and entry.is_name(root.name)), None)
+    named = next((entry for entry in REGISTRY if entry.is_file(root)), None)
     return named or _entry_of_content(root) or _entry_of_name(root.name)
 
 

@@ -259,6 +259,7 @@ class SourceListing:
     skip_strays: whether a file that turns out not to be an image, and is not named like one, is left out rather than
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
+    estimated: whether bytes are averages, and a sample may have more.
     """
 
     splits: dict[str, SplitListing]
@@ -268,6 +269,7 @@ class SourceListing:
     warnings: list[str] = field(default_factory=list)
     skip_strays: bool = False
     shuffles: bool = True
+    estimated: bool = False
 
 
 class SourceReader(Protocol):

@@ -26,7 +26,6 @@ EMPTY = "empty, 0 bytes"
 _MAGIC = {
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
-    b"\x93NUMPY": "NumPy array",
     b"SQLite format 3\0": "SQLite",
     b"MATLAB 5.0": "MATLAB",
     b"%PDF-": "PDF",
@@ -39,8 +38,6 @@ _MAGIC = {
     b"\x1aE\xdf\xa3": "video",
 }
 _SUFFIXES = {
-    ".npz": "NumPy arrays",
-    ".beton": "FFCV",
     ".pkl": "pickle",
     ".pickle": "pickle",
     ".pt": "PyTorch",
@@ -78,8 +75,6 @@ def _contents_of(head: Buffer, name: str) -> str:
     """What a file holds: "Parquet", "tar archive", "text", …; "" where nothing shows it."""
     start = bytes(head[:HEAD_BYTES])
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix == ".npz":
-        return _SUFFIXES[suffix]
     entry = SOURCES.of_content(start)
     kind = (
         entry.kind_of(start) if entry else next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "")

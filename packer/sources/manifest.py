@@ -44,7 +44,16 @@ from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
-__all__ = ["Columns", "ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
+__all__ = [
+    "LABEL_COLUMNS",
+    "Columns",
+    "ManifestListing",
+    "ManifestReader",
+    "ManifestSource",
+    "choose_columns",
+    "field_named",
+    "name_in_folder",
+]
 
 # One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
 Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
@@ -287,7 +296,7 @@ def choose_columns(
     found = _file_columns(table, rest, path, folder)
     files = dict(fields)
     for column in found:
-        field = _field_named(column)
+        field = field_named(column)
         if field in files:
             raise SourceError(
                 f"{table.path}: the columns {files[field]!r} and {column!r} would both become the field "
@@ -327,7 +336,8 @@ def _check_field(table: Table, field: str, column: str) -> None:
     _required(table, column, f"for the field {field}")
 
 
-def _field_named(column: str) -> str:
+def field_named(column: str) -> str:
+    """What the field of a column is called."""
     name = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_") or "file"
     return f"{name}_file" if name in RESERVED_FIELDS else name
 

@@ -35,7 +35,16 @@ from cache.errors import MissingExtraError, SourceError
 from cache.messages import plural
 from readers.sample import NO_LABEL
 
-__all__ = ["TABLE_SUFFIXES", "Row", "Table", "is_missing", "json_payload", "number_labels", "open_table"]
+__all__ = [
+    "TABLE_SUFFIXES",
+    "Row",
+    "Table",
+    "column_values",
+    "is_missing",
+    "json_payload",
+    "number_labels",
+    "open_table",
+]
 
 Row = Mapping[str, Any]
 
@@ -196,14 +205,14 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     with _parquet_file(path) as file:
         names = file.schema_arrow.names
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            columns = [_values(path, name, column) for name, column in zip(names, batch.columns, strict=True)]
+            columns = [column_values(path, name, column) for name, column in zip(names, batch.columns, strict=True)]
             for values in zip(*columns, strict=True):
                 number += 1
                 yield number, dict(zip(names, values, strict=True))
 
 
-def _values(path: Path, name: str, column: Any) -> list[Any]:
-    """A column as Python objects.
+def column_values(path: Path, name: str, column: Any) -> list[Any]:
+    """A column of pyarrow as Python objects.
 
     Nanoseconds become microseconds, which is what Python's own times can hold.
     """

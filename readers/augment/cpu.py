@@ -6,30 +6,36 @@ Where ops on pixels come before a crop or resize, an image goes through several 
 Resizing is torch's antialiased kernels for uint8: Pillow's arithmetic (within 1 of 255), and the fastest of its quality
 (docs/performance.md). Images of one size are decoded side by side, so that one call resizes them all: a call of torch
 costs some 10 µs and releases the interpreter's lock twice, as much as a tenth of a small image.
+
+What a cache keeps as coefficients (`readers.coefficients`) is decoded, resized and flipped in one go, to the same
+values, where it can be.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from numpy.lib.stride_tricks import as_strided
 
 from cache.errors import BadSampleError
 from readers.augment.geometry import Job, Pass
 from readers.augment.ops.base import Interpolation, Op, window
 from readers.augment.ops.color import Normalize, channel_factors
-from readers.decode import Scratch, decode_image
+from readers.augment.stack import MAX_STACK_BYTES, Stack, alike
+from readers.decode import Region, Scratch, decode_image
 from readers.decode.region import lent
+from readers.headers.coefficients import MAGIC as COEFFICIENTS
 from readers.sample import Buffer
 
-__all__ = ["MAX_STACK_BYTES", "Finish", "Renderer", "Stack", "alike", "apply_steps", "box_of", "render_pass"]
+if TYPE_CHECKING:
+    from readers.coefficients import Scaling
 
-MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call
+__all__ = ["Finish", "Renderer", "apply_steps", "box_of", "render_pass"]
+
 _resize_into: Any = torch.ops.aten._upsample_bilinear2d_aa.out
 _resize_bicubic_into: Any = torch.ops.aten._upsample_bicubic2d_aa.out
 # About what fits into the cache next to a core.
@@ -46,22 +52,49 @@ class Finish:
         self.dtype, self.planar = dtype, planar
         self._scale, self._shift = torch.tensor(channel_factors(normalize))
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scaling: Scaling | None = None
+        self._is_scaled = dtype == torch.float32
 
     @property
     def in_place(self) -> bool:
         """Whether pixels can be made in the batch itself."""
         return self.dtype == torch.uint8 and not self.planar
 
-    def store(self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job], out: torch.Tensor) -> None:
-        """pixels: uint8 [k, 3, height, width], channels last; rows: `pixels` by image, [1, 3, height, width] each; out:
-        the same shape as pixels, or `pixels` itself where in_place.
+    def scaling(self) -> Scaling | None:
+        """How compiled functions make float32 of bytes as this does, to the bit; None for other dtypes.
+
+        Whether torch rounds once or twice is up to its build: all bytes are tried.
+        """
+        if self._is_scaled and self._scaling is None:
+            self._scaling = self._find_scaling()
+            self._is_scaled = self._scaling is not None
+        return self._scaling
+
+    def _find_scaling(self) -> Scaling | None:
+        from readers.coefficients import Scaling  # loads crc32c
+
+        pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).repeat(1, 1, 1, 3).permute(0, 3, 1, 2)
+        found = torch.empty((1, 3, 16, 16) if self.planar else (1, 16, 16, 3))
+        found = found if self.planar else found.permute(0, 3, 1, 2)
+        self._convert(pixels, found)
+        values, expected = np.arange(256, dtype=np.float32)[:, None], found.reshape(3, 256).numpy().T
+        scale, shift = self._scale.numpy(), self._shift.numpy()
+        if np.array_equal(values * scale + shift, expected):
+            return Scaling(scale, shift, False)
+        once = (values.astype(np.float64) * scale + shift).astype(np.float32)
+        return Scaling(scale, shift, True) if not self.planar and np.array_equal(once, expected) else None
+
+    def store(
+        self, pixels: torch.Tensor, rows: Sequence[torch.Tensor], jobs: Sequence[Job | None], out: torch.Tensor
+    ) -> None:
+        """pixels: uint8 [k, 3, height, width], channels last; rows: `pixels` by image, [1, 3, height, width] each;
+        jobs: what is left to do of each, None for an image that is in `out`; out: the same shape as pixels, or `pixels`
+        itself where in_place.
 
         A few images at a time: one call serves many small images, and large ones stay in the cache.
         """
-        count = len(jobs)
-        group = max(1, _GROUP_VALUES // max(1, pixels[0].numel())) if count else 1
-        for start in range(0, count, group):
-            some = slice(start, start + group)
+        group = max(1, _GROUP_VALUES // max(1, pixels[0].numel())) if jobs else 1
+        for some in _left(jobs, group):
             _flip(rows[some], jobs[some])
             if not self.in_place:
                 self._convert(pixels[some], out[some])
@@ -93,10 +126,21 @@ class Finish:
         return self._rows[width]
 
 
-def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
+def _left(jobs: Sequence[Job | None], most: int) -> Iterator[slice]:
+    """The positions of jobs, as runs of `most` at most."""
+    start = 0
+    for stop in range(1, len(jobs) + 1):
+        if jobs[stop - 1] is None:
+            start = stop
+        elif stop == len(jobs) or stop - start == most or jobs[stop] is None:
+            yield slice(start, stop)
+            start = stop
+
+
+def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
     """Flip images in place, those with the same flips together. Jobs with pixel ops have been flipped already."""
-    for flips in {job[3] for job in jobs} - {()}:
-        images = [row for row, job in zip(rows, jobs, strict=True) if job[3] == flips and not job[4]]
+    for flips in {job[3] for job in jobs if job} - {()}:
+        images = [row for row, job in zip(rows, jobs, strict=True) if job and job[3] == flips and not job[4]]
         if len(images) == 1:
             images[0].copy_(torch.flip(images[0], flips))
         elif images:
@@ -104,14 +148,15 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job]) -> None:
 
 
 class Renderer:
-    """Encoded bytes to pixels, for one thread. interpolation: of the resize of its jobs.
+    """Encoded bytes to pixels, for one thread.
 
+    interpolation: of the resize of its jobs. finish: how their results end up in a batch, if they do.
     lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
         "decode", "resize", "augment"; None where nobody wants to know.
     """
 
-    def __init__(self, interpolation: Interpolation | None = None) -> None:
-        self._bicubic = interpolation == "bicubic"
+    def __init__(self, interpolation: Interpolation | None = None, finish: Finish | None = None) -> None:
+        self._bicubic, self._finish = interpolation == "bicubic", finish
         self._scratch = Scratch()
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -135,12 +180,20 @@ class Renderer:
             start += math.prod(shape)
         return chunks
 
-    def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
-        """One image into out, uint8 [1, 3, out_height, out_width], channels last. A job without pixel ops is left
-        unflipped: that is quicker for many images at once.
+    def render(
+        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
+    ) -> Job | None:
+        """One image into out, uint8 [1, 3, out_height, out_width], channels last. Returns what is left to do, for
+        `Finish.store`: a job without pixel ops is mostly left unflipped, as that is quicker for many images at once.
 
-        size: (height, width) of the upright image, as the plan took it. Raises BadSampleError.
+        size: (height, width) of the upright image, as the plan took it. whole: the place of the result in a batch;
+        where that is quicker, it is made there, and the result is None. Raises BadSampleError.
         """
+        if self._resizes_coefficients(data, job):
+            scaling = self._finish.scaling() if self._finish is not None and whole is not None else None
+            into = (out, None) if scaling is None or job[4] else (whole, scaling)
+            if self._render_coefficients(data, job, size, *into):
+                return _unflipped(job) if into[0] is out else None
         earlier = job[5]
         image = _image(decode_image(data, earlier[0][0] if earlier else job[0], self._scratch, size))
         if self.lap is not None:
@@ -150,6 +203,39 @@ class Renderer:
             if self.lap is not None:
                 self.lap("augment")
         self._store(box_of(image, job[0]) if earlier else image, job, out)
+        return job
+
+    def _resizes_coefficients(self, data: Buffer | Exception, job: Job) -> bool:
+        """Whether an image is one that a compiled function may decode and resize in one go."""
+        if isinstance(data, Exception) or data[: len(COEFFICIENTS)] != COEFFICIENTS or self._bicubic or job[5]:
+            return False
+        (_, _, height, width, reduce, _), resized, *_ = job
+        return resized != (-(-height // reduce), -(-width // reduce))
+
+    def _render_coefficients(
+        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, scaling: Scaling | None
+    ) -> bool:
+        """One image of coefficients, flipped, into out, of any layout with `scaling`; False, and nothing done, where a
+        compiled function cannot do that."""
+        from readers.coefficients import decode_resized  # loads crc32c
+
+        region, resized, corner, flips, steps, _ = job
+        height, width = out.shape[2:]
+        if min(corner) < 0 or corner[0] + height > resized[0] or corner[1] + width > resized[1]:
+            return False  # black there
+        target = self._memory((height, width)) if steps else out
+        pixels = target[0].permute(1, 2, 0).numpy()
+        mirrored = 2 in flips, 3 in flips
+        how: dict[str, Any] = {"corner": corner, "flips": mirrored, "scaling": scaling, "size": size}
+        if not decode_resized(data, Region(*region), resized, pixels, **how):
+            return False
+        if self.lap is not None:
+            self.lap("decode")
+        if steps:
+            out.copy_(apply_steps(target, steps))
+            if self.lap is not None:
+                self.lap("augment")
+        return True
 
     def render_alike(
         self,
@@ -160,9 +246,10 @@ class Renderer:
     ) -> bool:
         """The same for n images, out [n, 3, out_height, out_width], if one call can resize several of them.
 
-        False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded.
+        False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded, and
+        where each by itself is quicker.
         """
-        if not alike(jobs, sizes):
+        if not alike(jobs, sizes) or self._resizes_coefficients(data[0], jobs[0]):
             return False
         at_once = min(len(data), MAX_STACK_BYTES // max(1, sizes[0][0] * sizes[0][1] * 3))
         if at_once < 2:
@@ -279,49 +366,6 @@ def render_pass(
     return image.to(torch.uint8, memory_format=torch.channels_last)
 
 
-def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether two or more images have one size and the same job, apart from flips, and nothing to do with pixels."""
-    if len(jobs) < 2 or jobs[0][0] != jobs[1][0] or jobs[0][5]:
-        return False
-    first, size = jobs[0][:3], sizes[0]
-    return all(job[:3] == first and not job[4] for job in jobs) and all(other == size for other in sizes)
-
-
-class _Slot(Scratch):
-    __slots__ = ("_slot",)
-
-    def __init__(self, slot: memoryview) -> None:
-        super().__init__()
-        self._slot = slot
-
-    def pixels(self, size: int) -> bytearray | memoryview:
-        return self._slot if size <= len(self._slot) else super().pixels(size)
-
-
-class Stack:
-    """`count` slots for images of `size` (height, width), each of height * width * 3 bytes.
-
-    A JPEG is decoded to the beginning of its slot, and boxes at the same place of each slot are one tensor without a
-    copy.
-    """
-
-    def __init__(self, count: int, size: tuple[int, int]) -> None:
-        self.count, self.size = count, size
-        self._memory = np.empty((count, size[0] * size[1] * 3), np.uint8)
-        self.slots: list[Scratch] = [_Slot(slot.data) for slot in self._memory]
-
-    def together(self, images: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
-        """One array [n, height, width, 3] over images at the same place of the first n slots, else None."""
-        first, step = images[0], self._memory.shape[1]
-        start = _address(first)
-        if not 0 <= start - _address(self._memory) < step or min(first.strides) < 0:
-            return None
-        for number, image in enumerate(images):
-            if image.shape != first.shape or image.strides != first.strides or _address(image) != start + number * step:
-                return None
-        return as_strided(first, (len(images), *first.shape), (step, *first.strides))
-
-
-def _address(image: npt.NDArray[np.uint8]) -> int:
-    address: int = image.__array_interface__["data"][0]
-    return address
+def _unflipped(job: Job) -> Job:
+    """What is left of a job whose result has been flipped."""
+    return *job[:3], (), *job[4:]

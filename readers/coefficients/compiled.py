@@ -33,7 +33,7 @@ __all__ = ["Functions", "load_functions", "unsupported_reason"]
 
 _log = logging.getLogger(__name__)
 _LOCK_SECONDS = 300.0
-_INSTRUCTIONS = ("avx2", "bmi2")
+_INSTRUCTIONS = ("avx2", "bmi2", "fma")
 _SLOW_PDEP = ("znver1", "znver2", "bdver4")  # they have BMI2, but take it apart bit by bit
 _DONE = b"all functions are compiled\n"
 
@@ -48,6 +48,7 @@ class Functions(NamedTuple):
     read_progressive: Callable[..., int]
     pack_rows: Callable[..., int]
     decode_box: Callable[..., int]
+    resize_box: Callable[..., int]
 
 
 class _Loader:
@@ -164,8 +165,10 @@ def _import_functions(folder: Path) -> Functions:
             unstuff,
         )
         from readers.coefficients.kernels.packing import pack_rows
+        from readers.coefficients.kernels.resizing import resize_box
 
-    return Functions(find_marker, unstuff, build_table, read_sequential, read_progressive, pack_rows, decode_box)
+    reading = find_marker, unstuff, build_table, read_sequential, read_progressive
+    return Functions(*reading, pack_rows, decode_box, resize_box)
 
 
 @contextmanager

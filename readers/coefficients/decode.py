@@ -1,8 +1,13 @@
-"""Any box of an image that is kept as coefficients, at 1/1, 1/2, 1/4 or 1/8 of its size: libjpeg-turbo's pixels."""
+"""Any box of an image that is kept as coefficients, at 1/1, 1/2, 1/4 or 1/8 of its size: libjpeg-turbo's pixels.
+
+`decode_resized` makes what torch's antialiased resize makes of these pixels, to the bit, without ever having them all:
+a resize by itself takes about as long as decoding the box.
+"""
 
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,23 +15,19 @@ import numpy.typing as npt
 from cache.errors import BadSampleError
 from readers.coefficients.compiled import load_functions
 from readers.coefficients.layout import (
-    INDEX_BYTES,
     MEDIUM,
     SPARSE_TO_WORKING,
-    TABLE_BYTES,
-    TABLES_AT,
     Shape,
-    blocks_of,
     check_sum,
     parse_coefficients,
 )
-from readers.decode.region import Region, upright
+from readers.decode.region import Region, check_header, upright
 from readers.headers.base import Buffer
 
-__all__ = ["box_plan", "decode", "memory_bytes", "stored_box"]
+__all__ = ["MAX_SHRINK", "Scaling", "decode", "decode_resized", "memory_bytes", "resize_bytes", "stored_box"]
 
-_BLOCK = 8
-_local = threading.local()
+MAX_SHRINK = 4
+_MAX_SIDE = 4096
 
 
 def decode(
@@ -66,6 +67,84 @@ def decode(
     return out
 
 
+class Scaling:
+    """How bytes become floats: value * factor + summand, by colour; both float32 [3].
+
+    is_fused: rounded once, as by a fused multiplication and addition, where pixels are [height, width, 3] in memory.
+    Of [3, height, width] they are rounded twice.
+    """
+
+    def __init__(self, factors: npt.NDArray[np.float32], summands: npt.NDArray[np.float32], is_fused: bool) -> None:
+        self.is_fused = is_fused
+        both = np.stack((factors, summands)).astype(np.float32)
+        self._pixels = np.ascontiguousarray(np.tile(both, 8))
+        self._planes = np.ascontiguousarray(np.repeat(both, 8, axis=1))
+
+    def addresses(self) -> tuple[int, int]:
+        """Of 24 factors and 24 summands: for eight pixels in a row, and colour by colour. Valid as long as this is."""
+        return _address(self._pixels), _address(self._planes)
+
+
+def decode_resized(
+    data: Buffer,
+    region: Region,
+    resized: tuple[int, int],
+    out: npt.NDArray[Any],
+    *,
+    corner: tuple[int, int] = (0, 0),
+    flips: tuple[bool, bool] = (False, False),
+    scaling: Scaling | None = None,
+    size: tuple[int, int] | None = None,
+) -> bool:
+    """A box as torch resizes it, bilinearly and with antialiasing; cropped, then mirrored, into `out`.
+
+    resized: the (height, width) of the whole box when it is resized.
+    out: [height, width, 3]: what is wanted of that, from its `corner` (top, left) on. uint8, or float32 with `scaling`;
+        the bytes of a line next to each other, or of floats those of a line of a colour.
+    flips: whether it is mirrored (upside down, left to right).
+    size: the (height, width) that the index promises for the upright image.
+
+    False, and nothing done, for what `decode` and a resize are for: a side of the box more than MAX_SHRINK times what
+    it is resized to, a result of more than 4096 pixels a side, an image that is stored turned or mirrored.
+    Raises what `decode` raises.
+    """
+    shape = parse_coefficients(data)
+    check_header(shape.header, size)
+    reduce, box = stored_box(shape, region)
+    height, width, _ = out.shape
+    top, left = corner
+    if min(top, left) < 0 or min(height, width) < 1 or top + height > resized[0] or left + width > resized[1]:
+        raise ValueError(f"corner: {height} x {width} pixels at {corner} are not within the {resized} of the result")
+    pixels = _target(out, scaling)
+    if shape.orientation != 1 or max(resized) > _MAX_SIDE:
+        return False
+    if box[2] > MAX_SHRINK * resized[0] or box[3] > MAX_SHRINK * resized[1]:
+        return False
+    check_sum(data, shape)
+    resize = *resized, top, left, height, width, 2 * flips[0] + flips[1]
+    memory = _memory.address(resize_bytes(box[3], height, width))
+    scale = 8 // reduce, reduce < 8 and not region.coarse
+    source = np.frombuffer(data, np.uint8)
+    image = _address(source), shape.total_bytes
+    if load_functions().resize_box(image, shape[:5], scale, box, resize, pixels, memory, SPARSE_TO_WORKING):
+        raise _damaged(shape)
+    return True
+
+
+def _target(out: npt.NDArray[Any], scaling: Scaling | None) -> tuple[int, int, int, int, int]:
+    """Where pixels are written, and as what: see `kernels.resizing`. Raises ValueError."""
+    down, across, colour = out.strides
+    kind = np.uint8 if scaling is None else np.float32
+    if out.dtype == kind and out.shape[2] == 3 and out.flags.writeable:
+        if scaling is None and (across, colour) == (3, 1):
+            return _address(out), down, 0, 0, 0
+        if scaling is not None and (across, colour) == (12, 4):
+            return _address(out), down, 0, 2 if scaling.is_fused else 1, scaling.addresses()[0]
+        if scaling is not None and across == 4:
+            return _address(out), down, colour, 3, scaling.addresses()[1]
+    raise ValueError(f"out: expected writable {np.dtype(kind)} [height, width, 3], found {out.dtype} {out.shape}")
+
+
 def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
     """The scale, and (top, left, height, width) in the pixels as stored, at that scale. Raises ValueError."""
     height, width = shape.header.upright_size
@@ -99,50 +178,48 @@ def _decoded(
     out: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.uint8]:
     """Decode a box into `out`, whose lines are not interrupted. Raises BadSampleError."""
-    functions = load_functions()
-    source = np.frombuffer(data, np.uint8)
-    size = 8 // reduce
-    memory = _memory(box[3])
-    image, lines = (source.ctypes.data, shape.total_bytes), (out.ctypes.data, out.strides[0])
-    plan, is_fancy = box_plan(shape, size), is_fancy and size > 1
-    status = functions.decode_box(image, plan, box, is_fancy, lines, memory.ctypes.data, SPARSE_TO_WORKING)
-    if status:
-        raise BadSampleError(f"{MEDIUM} image: its parts do not fit into its {shape.total_bytes} bytes (damaged)")
+    source, memory = np.frombuffer(data, np.uint8), _memory.address(memory_bytes(box[3]))
+    image, lines = (_address(source), shape.total_bytes), (_address(out), out.strides[0])
+    scale = 8 // reduce, is_fancy and reduce < 8
+    if load_functions().decode_box(image, shape[:5], scale, box, lines, memory, SPARSE_TO_WORKING):
+        raise _damaged(shape)
     return out
 
 
-def box_plan(shape: Shape, size: int) -> npt.NDArray[np.int64]:
-    """What the compiled function has to know of each component, int64 [components, 8].
-
-    size: samples of a block of luma in a line. As in libjpeg (jdmaster.c), chroma is scaled less than luma where that
-    leaves no samples to make up.
-    """
-    plan = np.empty((shape.components, 8), np.int64)
-    index, steps = shape.index_at, TABLES_AT
-    for component in range(shape.components):
-        across, down = (shape.across, shape.down) if component else (1, 1)
-        rows, blocks = blocks_of(shape, component)
-        own = size
-        while own < _BLOCK and not across * size % (2 * own) and not down * size % (2 * own):
-            own *= 2
-        columns = -(-shape.width * own // (across * _BLOCK))
-        lines = -(-shape.height * own // (down * _BLOCK))
-        ratios = across * size // own - 1, down * size // own - 1
-        plan[component] = (index, blocks, steps, own.bit_length() - 1, *ratios, columns, lines)
-        index += INDEX_BYTES * rows
-        steps += TABLE_BYTES
-    return plan
+def _damaged(shape: Shape) -> BadSampleError:
+    return BadSampleError(f"{MEDIUM} image: its parts do not fit into its {shape.total_bytes} bytes (damaged)")
 
 
 def memory_bytes(columns: int) -> int:
-    """What the compiled function needs for a box of so many columns: lines of blocks, two rows of three components at
-    most, two lines of chroma, and room at their ends."""
+    """What `decode_box` needs for a box of so many columns: lines of blocks, two rows of three components at most, two
+    lines of chroma, and room at their ends."""
     return 512 + 50 * (columns + 256)
 
 
-def _memory(columns: int) -> npt.NDArray[np.uint8]:
-    """Memory of this thread."""
-    memory: npt.NDArray[np.uint8] | None = getattr(_local, "memory", None)
-    if memory is None or len(memory) < memory_bytes(columns):
-        memory = _local.memory = np.empty(memory_bytes(columns) * 3 // 2, np.uint8)
-    return memory
+def resize_bytes(columns: int, height: int, width: int) -> int:
+    """What `resize_box` needs for a box of so many columns and its result: that, two lines in three colours, weights
+    for every line and column of the result, the lines that are combined to one of it, and that one."""
+    return memory_bytes(columns) + 6 * (columns + 256) + 40 * height + 24 * (width + 8) + 99 * (width + 32) + 768
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+class _Memory(threading.local):
+    """Memory of this thread, in which functions work."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+        self._at = 0
+
+    def address(self, size: int) -> int:
+        """Of at least so many bytes, until the next call."""
+        if len(self._bytes) < size:
+            self._bytes = np.empty(size * 3 // 2, np.uint8)
+            self._at = _address(self._bytes)
+        return self._at
+
+
+_memory = _Memory()

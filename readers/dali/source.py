@@ -51,14 +51,13 @@ from readers.feed import (
     choose_order,
     choose_tail,
     name_sample,
-    upright_sides,
 )
 from readers.headers import MEDIA, exif_orientation, parse_header, read_header
 from readers.order import Order
 from readers.order.base import Int64s
 from readers.order.schedule import Tail
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo
+from readers.sample import Buffer, ImageInfo, upright_sides
 
 __all__ = ["DECODER", "BatchSource", "SampleSource", "Source", "has_flips", "has_size", "refusal"]
 

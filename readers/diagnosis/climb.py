@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from cache.messages import Silent, Watcher
+from cache.node import usable_cpus
 from readers.diagnosis.caveats import caveats
 from readers.diagnosis.ladder import Diagnosis, Rung, StageCost
 from readers.diagnosis.pipeline import Pipeline, ending, in_a_line, map_tree, tree_bytes
@@ -186,8 +187,9 @@ class _Climb:
         """Measure the whole loader once more, and the line below it where the two differ.
 
         What storage costs is the difference of two lines that were measured at different times, so that other
-        processes, which can only make a line longer, would be taken for storage. Of busy CPUs the shorter times count;
-        where the CPUs wait, the first one of the whole loader does, since what was read is in memory now.
+        processes or slower CPUs, which can only make a line longer, would be taken for storage. Of busy CPUs the
+        shorter times count, as they do where the CPUs, and not a wait, took what the whole loader takes longer; elsewhere the
+        first one of the whole loader does, since what was read is in memory now.
         """
         first, step = self._times[last], self._times[0]
         warmup = self._pipeline.warmup + 2 * self._pipeline.workers
@@ -201,7 +203,7 @@ class _Climb:
             again = self._measure(f"{level.stage} again", batches, self._training.run)
             self._times[last - 1] = min(below, again, key=lambda time: time.seconds)
         now = self._measure(f"{self._levels[last].stage} again", self._pipeline.cached(0), self._training.run)
-        if (first.cpu_busy or 0.0) >= BUSY:
+        if (first.cpu_busy or 0.0) >= BUSY or (below is not None and _computes_longer(first, below)):
             self._times[last] = min(first, now, key=lambda time: time.seconds)
         self._note_drift("the whole loader", first, now)
 
@@ -249,6 +251,14 @@ class _Climb:
         times.sort(key=median)
         low, high = median(times[0]), median(times[-1])
         return (low, high) if high > (1 + SAME) * low and min(times[-1]) > max(times[0]) else None
+
+
+def _computes_longer(line: StepTime, below: StepTime) -> bool:
+    """Whether most of what a step of `line` takes longer is time of a CPU."""
+    if line.cpu_busy is None or below.cpu_busy is None:
+        return False
+    computed = usable_cpus() * (line.cpu_busy * line.seconds - below.cpu_busy * below.seconds)
+    return computed > 0.5 * (line.seconds - below.seconds) > 0
 
 
 def _again(batches: Sequence[Any], copies: bool = False) -> Iterator[Any]:

@@ -16,130 +16,33 @@ the device cannot decode is tried on the CPU, and is a bad sample if that fails 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from cache.errors import BadSampleError
-from readers.augment.cpu import Finish, Renderer
+from readers.augment.cpu import Finish
 from readers.augment.fused import BatchRenderer, triton_runs
 from readers.augment.recipe import Job, Recipe
-from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
-from readers.coefficients.layout import is_coefficients
-from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
+from readers.coefficients.device.decoder import CoefficientDecoder
+from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder
 from readers.decode.device import DecodeStream, Picture, Ready
 from readers.decode.region import Region
 from readers.decode.share import Share, Spent
 from readers.feed import Feed, for_decoding
 from readers.loader.crew import Crew
-from readers.loader.timers import LoopTimers, ThreadClock
+from readers.loader.device_work import DeviceWork
+from readers.loader.timers import LoopTimers
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo
 
-__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
+__all__ = ["DevicePath", "DeviceStage", "open_path"]
 
 # By the host's clock, in nanoseconds, and in the stream of the device.
 _Moment: TypeAlias = tuple[int, Ready]
 # Of a view, by row: a picture on the device, and what is to be done to it.
 _Made: TypeAlias = dict[int, tuple[Picture, Job]]
-
-
-@dataclass(slots=True)
-class DeviceWork(EpochWork):
-    """The crew's part of a batch that a device finishes.
-
-    decodes: whether the device decodes JPEGs. finishes: whether it decodes coefficients. share: what the crew decodes
-    of both.
-    """
-
-    decodes: bool = True
-    finishes: bool = False
-    share: Share = field(default_factory=Share)
-
-    def reader_of_images(self) -> Reader:
-        if self.decodes and not self.finishes:
-            return self.feed.reader  # JPEGs, whatever a cache keeps
-        return EpochWork.reader_of_images(self)
-
-    def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipes[0].interpolation)
-
-    def plan(self, step: int, clock: ThreadClock) -> Batch:
-        began = time.perf_counter_ns()
-        batch = EpochWork.plan(self, step, clock)
-        if self.decodes or self.finishes:
-            able = self._able(batch, self.feed.reader.image_info(batch.indices))
-            shared = able & self.share.choose(self.feed.seed, self._epoch, batch.positions)
-            batch.routed, batch.shared = (able & ~shared).tolist(), frozenset(np.flatnonzero(shared).tolist())
-        batch.spent.append((time.perf_counter_ns() - began, 0, 0))
-        return batch
-
-    def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
-        some = slice(start, stop)
-        alone = not batch.routed and not batch.bad_boxes
-        if alone and all(
-            tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images[some])
-            for jobs, images in zip(batch.jobs, batch.images, strict=True)
-        ):
-            return
-        began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
-        for row in range(start, stop):
-            data = batch.data[row]
-            is_routed = batch.routed and batch.routed[row] and row not in batch.bad_boxes
-            if is_routed and not isinstance(data, Exception) and self._accept(batch, row, data):
-                continue
-            row_began = time.perf_counter_ns()
-            self.render_row(batch, row, [images[row : row + 1] for images in batch.images], tools)
-            if row in batch.shared and not isinstance(data, Exception):
-                shared_ns += time.perf_counter_ns() - row_began
-                shared_bytes += len(data)
-        batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
-
-    def complete(self, batch: Batch) -> None:
-        """The device has still to decode: see `DeviceStage`."""
-
-    def _able(self, batch: Batch, info: ImageInfo) -> npt.NDArray[np.bool_]:
-        """Which images of a batch the device could decode, bool [n]."""
-        able = routes(info) if self.decodes else np.zeros(len(batch.data), np.bool_)
-        if self.finishes:
-            able |= [not isinstance(data, Exception) and is_coefficients(data) for data in batch.data]
-        return able
-
-    def _accept(self, batch: Batch, row: int, data: Buffer) -> bool:
-        """Have the device decode an image, if it is what the index says. What is wrong with others the CPU reports."""
-        size = batch.sizes[row]
-        if is_coefficients(data):
-            with suppress(BadSampleError):
-                batch.shapes[row] = vetted_shape(data, size)
-            return row in batch.shapes
-        header = same_as_promised(data, size)
-        if header is not None:
-            batch.headers[row] = header
-        return header is not None
-
-
-class _BoxRenderer(Renderer):
-    """Makes the boxes only; the device does the rest of a job."""
-
-    def render(self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor) -> None:
-        Renderer.render(self, data, _box_of(job), size, out)
-
-    def render_alike(
-        self,
-        data: Sequence[Buffer | Exception],
-        jobs: Sequence[Job],
-        sizes: Sequence[tuple[int, int]],
-        out: torch.Tensor,
-    ) -> bool:
-        return Renderer.render_alike(self, data, [_box_of(job) for job in jobs], sizes, out)
 
 
 @dataclass(frozen=True)
@@ -315,7 +218,7 @@ class DeviceStage(Ahead[Batch]):
             shapes = [(1, *images.shape[2:], 3) for images in batch.images]
             places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
             try:
-                self._work.render_row(batch, row, places, self._tools)
+                self._work.render_row(batch, row, places, places, self._tools)
             except Exception as error:
                 batch.error = error
                 return
@@ -355,10 +258,6 @@ def _spent(batch: Batch) -> Spent:
 def _between(start: _Moment, end: _Moment) -> int:
     """Nanoseconds by the clock that saw more: a call may return before the device is done, or only wait for it."""
     return max(end[0] - start[0], DecodeStream.elapsed(start[1], end[1]))
-
-
-def _box_of(job: Job) -> Job:
-    return *job[:3], (), (), job[5]
 
 
 def _region_of(job: Job) -> Region:

@@ -16,12 +16,12 @@ import torch
 from cache.errors import BadSampleError
 from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
-from readers.feed import BadSample, Feed, for_decoding, read_samples, upright_sides
+from readers.feed import BadSample, Feed, for_decoding, read_samples
 from readers.headers import ImageHeader
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
-from readers.sample import Buffer
+from readers.sample import Buffer, upright_sides
 
 if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
@@ -47,7 +47,7 @@ class Batch:
     labels: float32 [n, classes], where images have been mixed.
     routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
         that are coefficients.
-    shared: the rows of images that the CPU decodes though the device could.
+    shared: the bytes of the images that the CPU decodes though the device could, as they are read or stored, by row.
     spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
     pending: tasks that are not done yet.
@@ -65,7 +65,7 @@ class Batch:
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
-    shared: frozenset[int] = frozenset()
+    shared: Mapping[int, int] = field(default_factory=dict)
     spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None
     pending: int = 0
@@ -107,7 +107,7 @@ class EpochWork:
         return self.feed.steps()
 
     def tools(self) -> Renderer:
-        return Renderer(self.recipes[0].interpolation)
+        return Renderer(self.recipes[0].interpolation, self.finish)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
@@ -120,7 +120,7 @@ class EpochWork:
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(indices, clock), images)
+        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(positions, indices, clock), images)
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
@@ -128,29 +128,39 @@ class EpochWork:
         out = [images[some] for images in batch.images]
         pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
         places = [images.unsafe_split(1) for images in pixels]  # unsafe for gradients only, and 50% faster
+        left: Sequence[Sequence[Job | None]] = [jobs[some] for jobs in batch.jobs]
         if batch.bad_boxes or not all(
             tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images)
             for jobs, images in zip(batch.jobs, pixels, strict=True)
         ):
-            for row, place in enumerate(zip(*places, strict=True), start):
-                self.render_row(batch, row, place, tools)
-        for view, jobs in enumerate(batch.jobs):
-            self.finish.store(pixels[view], places[view], jobs[some], out[view])
+            results = places if self.finish.in_place else [images.unsafe_split(1) for images in out]
+            rows = enumerate(zip(zip(*places, strict=True), zip(*results, strict=True), strict=True), start)
+            left = list(zip(*(self.render_row(batch, row, *both, tools) for row, both in rows), strict=True))
+        for view, jobs in enumerate(left):
+            self.finish.store(pixels[view], places[view], jobs, out[view])
         if tools.lap is not None:
             tools.lap("augment")
 
-    def render_row(self, batch: Batch, row: int, places: Sequence[torch.Tensor], tools: Renderer) -> None:
-        """Decode one image into `places`, [1, 3, height, width] for each view, or treat it as on_error says."""
+    def render_row(
+        self,
+        batch: Batch,
+        row: int,
+        places: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        tools: Renderer,
+    ) -> list[Job | None]:
+        """Decode one image into `places`, [1, 3, height, width] for each view, or treat it as on_error says. Returns
+        what is left to do by view; None where it is in `results`, finished."""
         try:
             data = batch.data[row]
             if isinstance(data, Exception):
                 raise data
             if row in batch.bad_boxes:
                 raise batch.bad_boxes[row]
-            for jobs, place in zip(batch.jobs, places, strict=True):
-                tools.render(data, jobs[row], batch.sizes[row], place)
+            given = zip(batch.jobs, places, results, strict=True)
+            return [tools.render(data, jobs[row], batch.sizes[row], *where) for jobs, *where in given]
         except SAMPLE_ERRORS as error:
-            self._treat_bad(batch, row, error, tools, places)
+            return self._treat_bad(batch, row, error, tools, places)
 
     def complete(self, batch: Batch) -> None:
         """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
@@ -189,9 +199,13 @@ class EpochWork:
                     part.boxes.coarse[:] = False
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
-    def _read(self, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
+    def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
+        """The images, or why one could not be read."""
+        return read_samples(self._images, indices)
+
+    def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
         clock.begin_read()
-        data = read_samples(self._images, indices)
+        data = self._read_samples(positions, indices)
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data
@@ -233,25 +247,28 @@ class EpochWork:
 
     def _treat_bad(
         self, batch: Batch, row: int, error: Exception, tools: Renderer, places: Sequence[torch.Tensor]
-    ) -> None:
+    ) -> list[Job | None]:
+        """What is left to do of another sample, which is in `places`; nothing where the row is skipped."""
         position = batch.positions[row : row + 1]
         batch.bad.append(self.feed.bad(int(batch.indices[row]), int(position[0]), error))
         if self.feed.options.on_error == "skip":
             batch.skipped.append(row)
-            return
+            return [None] * len(places)
 
-        def render(index: int) -> list[Job]:
+        def render(index: int) -> tuple[list[Job], list[Job | None]]:
             jobs, stored, sizes = self._plan_one(position, index)
-            data = self._images.read(index)
+            data, left = self._images.read(index), []
             for job, size, place in zip(jobs, sizes, places, strict=True):
                 if size != place.shape[2:]:
                     raise BadSampleError(f"the batch has another size than {size}")
-                tools.render(data, job, stored, place)
-            return jobs
+                left.append(tools.render(data, job, stored, place))
+            return jobs, left
 
-        batch.indices[row], replaced = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        found, (replaced, left) = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        batch.indices[row] = found
         for jobs, job in zip(batch.jobs, replaced, strict=True):
             jobs[row] = job
+        return left
 
     def _plan_one(self, position: Int64s, index: int) -> tuple[list[Job], tuple[int, int], list[tuple[int, int]]]:
         """What happens to a sample at a position, int64 [1], by view; its size, and those of the results.

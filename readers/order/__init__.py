@@ -10,7 +10,9 @@ Nothing here holds a list of the samples or remembers anything: an order is a fu
 """
 
 from readers.order.base import Order, Sequential, Shuffled
+from readers.order.bucketed import Bucketed
 from readers.order.local import BlockShuffled, NodeLocal, StagedFirst, block_shuffled, staged_first
+from readers.order.mixed import Mixed
 from readers.order.permutation import Permutation
 from readers.order.quality import ShuffleReport, describe, read_amplification, shuffle_quality
 from readers.order.schedule import ResumeToken, Schedule
@@ -18,7 +20,9 @@ from readers.order.weighted import ClassBalanced, Weighted
 
 __all__ = [
     "BlockShuffled",
+    "Bucketed",
     "ClassBalanced",
+    "Mixed",
     "NodeLocal",
     "Order",
     "Permutation",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cache.errors import ResumeError
 from readers.order.permutation import MAX_SAMPLES, Permutation, check_counter
 
-__all__ = ["Int64s", "Order", "PlainOrder", "Sequential", "Shuffled", "Spec", "check_samples", "digest_of"]
+__all__ = ["Int64s", "Order", "PlainOrder", "Sequential", "Shuffled", "Spec", "Stepped", "check_samples", "digest_of"]
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Spec: TypeAlias = dict[str, str | int | float]
@@ -50,8 +50,24 @@ class Order(Protocol):
     def with_seed(self, seed: int) -> Order:
         """The same kind of order with another seed."""
 
-    def resumed(self, spec: Mapping[str, Any]) -> Order:
-        """The order that continues an epoch which began with `spec`. Raises ResumeError where there is none."""
+    def resumed(self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> Order:
+        """The order that continues an epoch, at `cursor`, that began with `spec`. Raises ResumeError."""
+
+
+@runtime_checkable
+class Stepped(Order, Protocol):
+    """An order that cuts its epochs into steps itself, for as many ranks as it was made for."""
+
+    @property
+    def world_size(self) -> int | None:
+        """The ranks that share a step equally; None before it is known."""
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples of one rank in a step at most."""
+
+    def step_bounds(self, epoch: int) -> Int64s:
+        """The position at which each step of an epoch begins, and the last ends: int64 [steps + 1]."""
 
 
 class PlainOrder(ABC):
@@ -90,7 +106,7 @@ class PlainOrder(ABC):
     def with_seed(self: _Self, seed: int) -> _Self:
         return replace(self, seed=check_counter("seed", seed))  # type: ignore[type-var]
 
-    def resumed(self: _Self, spec: Mapping[str, Any]) -> _Self:
+    def resumed(self: _Self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> _Self:
         began, mine = dict(spec), self.spec()
         if began == mine:
             return self

@@ -27,6 +27,9 @@ and number of samples, the order by its `spec`, and what decoded the images.
      "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
 
 Unknown members are ignored, so that later versions can add some.
+
+An order that cuts its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
+dealt in slices as above, and there is no tail.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import numpy as np
 
 from cache.errors import ResumeError
-from readers.order.base import Int64s, Order, Spec
+from readers.order.base import Int64s, Order, Spec, Stepped
 
-__all__ = ["TAILS", "ResumeToken", "Schedule", "Tail"]
+__all__ = ["TAILS", "ResumeToken", "Schedule", "SteppedSchedule", "Tail", "make_schedule"]
 
 Tail = Literal["drop_last", "pad", "exact"]
 TAILS = get_args(Tail)
@@ -116,6 +119,22 @@ class Schedule:
             return 0
         return (steps - 1) * self.batch_size + len(self.positions(steps - 1, cursor))
 
+    def block(self, step: int, cursor: int, most: int) -> Int64s:
+        """This rank's positions in a step and as many steps of its size after it as have `most` positions together.
+
+        int64 [steps, samples of a step], one step or more.
+        """
+        positions = self.positions(step, cursor)[None]
+        whole = (len(self.order) - cursor) // self.step_samples
+        count = min(most // self.batch_size, whole - step)
+        if count > 1:  # whole steps differ by a constant; what is left at the end is a block of its own
+            positions = positions + self.step_samples * np.arange(count, dtype=np.int64)[:, None]
+        return positions
+
+    def alike(self, position: int) -> range:
+        """The positions whose samples may replace the one at `position`: all of the epoch."""
+        return range(len(self.order))
+
     def _rest(self, cursor: int) -> int:
         if not 0 <= cursor <= len(self.order):
             raise ValueError(f"the cursor {cursor} is outside the epoch of {len(self.order)} positions")
@@ -139,6 +158,73 @@ class Schedule:
         if own == 0:  # an epoch with fewer samples than nodes: there is nothing of its own to repeat
             return positions % length
         return positions // groups % own * groups + group
+
+
+@dataclass(frozen=True)
+class SteppedSchedule(Schedule):
+    """The same for the steps of a `Stepped` order: slices of its steps. `tail` changes nothing. Raises ValueError.
+
+    batch_size: the largest number of samples of one rank in a step.
+    """
+
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        order = self._stepped
+        if (self.batch_size, self.world_size) != (order.largest_batch, order.world_size):
+            raise ValueError(
+                f"the order was made for {order.world_size} ranks and batches of up to {order.largest_batch} samples, "
+                f"this loop has {self.world_size} and {self.batch_size}; give the order and the loader the same"
+            )
+
+    @property
+    def _stepped(self) -> Stepped:
+        return cast(Stepped, self.order)
+
+    @property
+    def _bounds(self) -> Int64s:
+        return self._stepped.step_bounds(self.epoch)
+
+    def steps(self, cursor: int = 0) -> int:
+        return len(self._bounds) - 1 - self._first(cursor)
+
+    def positions(self, step: int, cursor: int = 0) -> Int64s:
+        self._check_step(step, cursor)
+        begin, end = self._bounds[self._first(cursor) + step :][:2].tolist()
+        share = (end - begin) // self.world_size
+        first = begin + share * self.rank
+        return np.arange(first, first + share, dtype=np.int64)
+
+    def cursor_after(self, step: int, cursor: int = 0) -> int:
+        self._check_step(step, cursor)
+        return int(self._bounds[self._first(cursor) + step + 1])
+
+    def samples(self, cursor: int = 0) -> int:
+        return (int(self._bounds[-1]) - cursor) // self.world_size
+
+    def block(self, step: int, cursor: int, most: int) -> Int64s:
+        return self.positions(step, cursor)[None]
+
+    def alike(self, position: int) -> range:
+        """The positions of the same step, whose samples are of the same bucket."""
+        step = int(self._bounds.searchsorted(position, side="right")) - 1
+        return range(*self._bounds[step : step + 2].tolist())
+
+    def _first(self, cursor: int) -> int:
+        """The number of the step that begins at `cursor`."""
+        self._rest(cursor)
+        first = int(self._bounds.searchsorted(cursor))
+        if self._bounds[first] != cursor:
+            raise ValueError(f"no step of epoch {self.epoch} begins at the cursor {cursor}")
+        return first
+
+
+def make_schedule(order: Order, epoch: int, batch_size: int, rank: int, world_size: int, tail: Tail) -> Schedule:
+    """The schedule of an epoch of any order. Raises ValueError."""
+    if isinstance(order, Stepped):
+        return SteppedSchedule(order, batch_size, rank, world_size, tail, epoch)
+    return Schedule(order, batch_size, rank, world_size, tail)
 
 
 # --- resume tokens ----------------------------------------------------------------------------------------------
@@ -200,7 +286,9 @@ class ResumeToken:
 
         Raises ResumeError for a cursor that is beyond the epoch's end.
         """
-        began = cast(_Order, order.resumed(self.order))  # an order resumes as one of its own kind
+        began = cast(
+            _Order, order.resumed(self.order, self.epoch, self.cursor)
+        )  # an order resumes as one of its own kind
         if self.cursor > len(began):
             raise ResumeError(
                 f"resume token: cursor {self.cursor} is beyond the {len(began)} positions of an epoch; no run of this "

@@ -33,8 +33,9 @@ from cache.errors import DatasetError, MissingExtraError, PipelineError
 from cache.node import detect_ranks, usable_cpus
 from readers.augment import CELEBA_CROP
 from readers.augment.ops import IMAGENET_MEAN, IMAGENET_STD, Crop
-from readers.feed import check_choice, upright_sides
+from readers.feed import check_choice
 from readers.rocal.source import PREFETCH, RocalSource
+from readers.sample import upright_sides
 
 __all__ = [
     "Backend",

@@ -23,11 +23,10 @@ import simplejpeg
 from cache.errors import BadSampleError, DatasetError
 from readers.decode import decode_image
 from readers.decode.cpu import has_clean_header
-from readers.feed import upright_sides
 from readers.headers import MEDIA, ImageHeader, read_frame
 from readers.headers.base import shrunk, upright_size
 from readers.reader import Reader
-from readers.sample import Buffer, ImageInfo
+from readers.sample import Buffer, ImageInfo, upright_sides
 
 __all__ = ["Limits", "Vetted", "blank", "decodable", "limits_of", "vet"]
 

@@ -348,11 +348,11 @@ class _OpRenderer:
         """Raises BadSampleError."""
         renderer: Renderer | None = getattr(self._local, "renderer", None)
         if renderer is None:
-            renderer = self._local.renderer = Renderer(self._recipe.interpolation)
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
         pixels = renderer.chunk(1, *task.shape)
-        renderer.render(data, task.job, task.size, pixels)
         out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
-        self._finish.store(pixels, (pixels,), (task.job,), out)
+        left = renderer.render(data, task.job, task.size, pixels, out)
+        self._finish.store(pixels, (pixels,), (left,), out)
         return out[0]
 
 

@@ -3,6 +3,7 @@
 A new one is a file, or a class in the file of its kind, and its entry here: the import, and its name in `__all__`.
 """
 
+from readers.augment.ops.aspect import AspectBuckets, ResizeToBucket
 from readers.augment.ops.auto import RandAugment, TrivialAugmentWide
 from readers.augment.ops.base import Interpolation, Op, Size, Stage
 from readers.augment.ops.boxes import CenterCrop, Crop, RandomCrop, RandomResizedCrop, Resize
@@ -15,6 +16,7 @@ from readers.augment.ops.turns import RandomHorizontalFlip, RandomRotation, Rand
 __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "AspectBuckets",
     "CenterCrop",
     "ColorJitter",
     "Crop",
@@ -33,6 +35,7 @@ __all__ = [
     "RandomRotation",
     "RandomVerticalFlip",
     "Resize",
+    "ResizeToBucket",
     "Size",
     "Stage",
     "TrivialAugmentWide",

@@ -174,7 +174,7 @@ def _plan(
     pixels_of_program: int,
 ) -> _Plan:
     """Tables for boxes, as `stored_box` gives them. Arrays are [n] of images and [n, 3] of components; as in
-    `decode.box_plan`, chroma is scaled less than luma where that leaves no samples to make up."""
+    jdmaster.c, chroma is scaled less than luma where that leaves no samples to make up."""
     count, shapes = len(boxes), uploaded.shapes
     reduce = np.array([reduce for reduce, _ in boxes], np.int64)
     top, left, height, width = np.array([box for _, box in boxes], np.int64).T

@@ -2,6 +2,9 @@
 
 Of each component no more is in memory than the row of blocks that a line of pixels needs, or two where lines are
 interpolated, so samples stay in the cache next to the core until they are pixels.
+
+Whoever wants lines of pixels makes a plan, begins, and asks for the samples of one line after another: `decode_box`
+here, `resize_box` in `kernels.resizing`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from readers.coefficients.kernels.colours import (
 from readers.coefficients.kernels.packing import copy_bytes, read_row
 from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
 
-__all__ = ["decode_box"]
+__all__ = ["MARGIN", "aligned", "begin", "decode_box", "next_line", "plan_components", "write_pixels"]
 
+MARGIN = 64  # samples that may be read or written on both sides of a line
 _TAIL_BYTES = 32
-_MARGIN = 64  # samples that may be read or written on both sides of a line
-# What `plan` says of a component
+_TABLES_AT, _TABLE_BYTES, _INDEX_BYTES, _BLOCK = 24, 128, 4, 8
+# What `plan` says of a component: the byte at which its index begins, blocks in a row, the byte at which its
+# multipliers begin, log2 of the samples that a block gives in a line, whether it is still subsampled across and down
+# (0 or 1), samples in a line, and lines
 _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
 # What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line
 _FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
@@ -36,9 +42,37 @@ _two = types.UniTuple(_number, 2)
 
 
 @njit(forceinline=True, error_model="numpy")
-def _aligned(number):
+def aligned(number):
     """The next number of whole cache lines."""
     return (number + 63) & ~63
+
+
+@njit(error_model="numpy")
+def plan_components(shape, size):
+    """What has to be known of each component, int64 [components, 8].
+
+    shape: height, width, components, and how often chroma is subsampled across and down. size: samples of a block of
+    luma in a line. As in libjpeg (jdmaster.c), chroma is scaled less than luma where that leaves no samples to make up.
+    """
+    height, width, components, chroma_across, chroma_down = shape
+    plan = np.empty((components, 8), np.int64)
+    index, steps = _TABLES_AT + _TABLE_BYTES * components, _TABLES_AT
+    for component in range(components):
+        across, down = (chroma_across, chroma_down) if component else (1, 1)
+        own, bits = size, 0
+        while own < _BLOCK and across * size % (2 * own) == 0 and down * size % (2 * own) == 0:
+            own *= 2
+        while 1 << bits < own:
+            bits += 1
+        plan[component, _INDEX], plan[component, _STEPS] = index, steps
+        plan[component, _WIDTH] = (width + _BLOCK * across - 1) // (_BLOCK * across)
+        plan[component, _SIZE_BITS] = bits
+        plan[component, _ACROSS], plan[component, _DOWN] = across * size // own - 1, down * size // own - 1
+        plan[component, _COLUMNS] = (width * own + _BLOCK * across - 1) // (_BLOCK * across)
+        plan[component, _LINES] = (height * own + _BLOCK * down - 1) // (_BLOCK * down)
+        index += _INDEX_BYTES * ((height + _BLOCK * down - 1) // (_BLOCK * down))
+        steps += _TABLE_BYTES
+    return plan
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -51,8 +85,9 @@ def _line(plan, state, component, line):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _begin(plan, state, top, left, columns, memory):
-    """Which blocks of each component the box needs, and where their samples go."""
+def begin(plan, top, left, columns, memory):
+    """The state before the first line of a box: which blocks of each component it needs, and where their samples go."""
+    state = np.zeros((3, 5), np.int64)
     for component in range(plan.shape[0]):
         bits, across, down = plan[component, _SIZE_BITS], plan[component, _ACROSS], plan[component, _DOWN]
         first = max((left >> across) - across, 0)
@@ -61,9 +96,10 @@ def _begin(plan, state, top, left, columns, memory):
         state[component, _LAST] = (last >> bits) + 1
         state[component, _NEXT] = max((top >> down) - down, 0) >> bits
         samples = (state[component, _LAST] - state[component, _FIRST]) << bits
-        state[component, _STRIDE] = _aligned(samples + 2 * _MARGIN)
-        state[component, _RING] = memory + _MARGIN
+        state[component, _STRIDE] = aligned(samples + 2 * MARGIN)
+        state[component, _RING] = memory + MARGIN
         memory += (state[component, _STRIDE] << bits) * (1 + down)
+    return state
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -135,7 +171,30 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
 
 
 @njit(error_model="numpy")
-def _write_pixels(luma, blue, red, columns, target, spare):
+def next_line(image, plan, state, line, across, memory, places):
+    """0 and the addresses of the samples of Y, Cb and Cr of a line; 1 and nothing where the bytes are damaged.
+
+    Lines are asked for in their order. image: its address and bytes. across: the first column, how many, and whether
+    chroma is interpolated. memory: addresses for a block, and for a line of blue and of red.
+    """
+    left, columns, is_fancy = across
+    block, blue, red = memory
+    for component in range(plan.shape[0]):
+        last = line
+        if plan[component, _DOWN]:
+            last = min((line >> 1) + 1, plan[component, _LINES] - 1)
+        wanted = (last >> plan[component, _SIZE_BITS]) + 1
+        if _decode_rows(image, plan, state, component, wanted, block, places):
+            return 1, 0, 0, 0
+    luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
+    if plan.shape[0] == 1:
+        return 0, luma, luma, luma
+    cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
+    return 0, luma, cb, _chroma(plan, state, 2, line, left, columns, is_fancy, red)
+
+
+@njit(error_model="numpy")
+def write_pixels(luma, blue, red, columns, target, spare):
     """A line of RGB; nothing is written behind it."""
     for x in range(0, columns - 31, 32):
         rgb_32(luma + x, blue + x, red + x, target + 3 * x)
@@ -160,46 +219,38 @@ def _write_grey(luma, columns, target, spare):
 
 @njit(
     _number(
-        *(_two, types.int64[:, ::1], types.UniTuple(_number, 4), types.boolean),
+        *(_two, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
         *(_two, _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def decode_box(image, plan, box, is_fancy, pixels, memory, places):
+def decode_box(image, shape, scale, box, pixels, memory, places):
     """RGB of a box.
 
-    image: its address and bytes; its header was checked. box: top, left, height and width, at the scale that `plan` is
-    for. pixels: the address for them, and the bytes from line to line. plan: for each component the byte at
-    which its index begins, blocks in a row, the byte at which its multipliers begin, log2 of the samples that a block
-    gives in a line, whether it is still subsampled across and down (0 or 1), samples in a line, and lines. memory: the
-    address of as many bytes as `memory_bytes` says. Returns 0, or 1 where the bytes are damaged; then nothing outside
-    of them was read, and the pixels are not valid.
+    image: its address and bytes; its header was checked. shape: see `plan_components`. scale: samples of a block of
+    luma in a line, and whether chroma is interpolated. box: top, left, height and width, at that scale. pixels: the
+    address for them, and the bytes from line to line. memory: the address of as many bytes as `memory_bytes` says.
+    places: SPARSE to WORKING. Returns 0, or 1 where the bytes are damaged; then nothing outside of them was read, and
+    the pixels are not valid.
     """
     top, left, lines, columns = box
     target, stride = pixels
-    components = plan.shape[0]
-    block = _aligned(memory)
+    block = aligned(memory)
     spare = block + 128
     blue = spare + 128
-    red = blue + _aligned(columns + 2 * _MARGIN)
-    state = np.zeros((3, 5), np.int64)
-    _begin(plan, state, top, left, columns, red + _aligned(columns + 2 * _MARGIN))
+    red = blue + aligned(columns + 2 * MARGIN)
+    plan = plan_components(shape, scale[0])
+    state = begin(plan, top, left, columns, red + aligned(columns + 2 * MARGIN))
+    across = left, columns, scale[1]
     for line in range(top, top + lines):
-        for component in range(components):
-            last = line
-            if plan[component, _DOWN]:
-                last = min((line >> 1) + 1, plan[component, _LINES] - 1)
-            wanted = (last >> plan[component, _SIZE_BITS]) + 1
-            if _decode_rows(image, plan, state, component, wanted, block, places):
-                return 1
-        luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
-        if components == 1:
+        status, luma, cb, cr = next_line(image, plan, state, line, across, (block, blue, red), places)
+        if status:
+            return 1
+        if plan.shape[0] == 1:
             _write_grey(luma, columns, target, spare)
         else:
-            cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
-            cr = _chroma(plan, state, 2, line, left, columns, is_fancy, red)
-            _write_pixels(luma, cb, cr, columns, target, spare)
+            write_pixels(luma, cb, cr, columns, target, spare)
         target += stride
     return 0

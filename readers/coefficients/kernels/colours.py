@@ -26,6 +26,8 @@ from readers.coefficients.kernels.vectors import (
 __all__ = [
     "blend_16",
     "grey_16",
+    "interleave",
+    "planes_32",
     "repeat_16",
     "rgb_32",
     "widen_16_even",
@@ -176,30 +178,54 @@ def _green(builder, blue, red):
     return shuffle(builder, *parts, range(32))
 
 
-@intrinsic
-def rgb_32(typing, luma, blue, red, target):
-    """32 pixels from three rows of samples to 96 bytes: libjpeg's tables in 16 bits.
+def _red_green_blue(builder, samples):
+    """32 pixels from the addresses of three rows of samples, as three vectors of bytes: libjpeg's tables in 16 bits.
 
     Their factors 1.402, 1.772 and 0.71414 are taken apart into whole numbers and a rest that fits.
     """
+    words = vector(I16, 32)
+    y, cb, cr = (builder.zext(load(builder, vector(I8, 32), one), words) for one in samples)
+    cb, cr = (builder.sub(one, splat(I16, 32, 128)) for one in (cb, cr))
+    red = builder.add(builder.add(y, cr), _nearest(builder, cr, 91_881 - 65_536))
+    green = builder.add(builder.sub(y, cr), _green(builder, cb, cr))
+    blue = builder.add(builder.add(y, builder.shl(cb, splat(I16, 32, 1))), _nearest(builder, cb, 116_130 - 131_072))
+    colours = []
+    for one in (red, green, blue):
+        one = call(builder, "llvm.smax.v32i16", words, one, splat(I16, 32, 0))
+        one = call(builder, "llvm.smin.v32i16", words, one, splat(I16, 32, 255))
+        colours.append(builder.trunc(one, vector(I8, 32)))
+    return colours
+
+
+def interleave(builder, colours, target):
+    """Three vectors of 32 bytes as 32 pixels, 96 bytes at `target`."""
+    for base in (0, 16):
+        r, g, b = (shuffle(builder, one, one, range(base, base + 16)) for one in colours)
+        pairs, single = shuffle(builder, r, g, range(32)), shuffle(builder, b, b, range(32))
+        pixels = shuffle(builder, pairs, single, [one for k in range(16) for one in (k, 16 + k, 32 + k)])
+        store(builder, pixels, target, 3 * base)
+
+
+@intrinsic
+def rgb_32(typing, luma, blue, red, target):
+    """32 pixels from three rows of samples to 96 bytes."""
 
     def generate(context, builder, signature, arguments):
-        words = vector(I16, 32)
-        y, cb, cr = (builder.zext(load(builder, vector(I8, 32), one), words) for one in arguments[:3])
-        cb, cr = (builder.sub(one, splat(I16, 32, 128)) for one in (cb, cr))
-        red = builder.add(builder.add(y, cr), _nearest(builder, cr, 91_881 - 65_536))
-        green = builder.add(builder.sub(y, cr), _green(builder, cb, cr))
-        blue = builder.add(builder.add(y, builder.shl(cb, splat(I16, 32, 1))), _nearest(builder, cb, 116_130 - 131_072))
-        colours = []
-        for one in (red, green, blue):
-            one = call(builder, "llvm.smax.v32i16", words, one, splat(I16, 32, 0))
-            one = call(builder, "llvm.smin.v32i16", words, one, splat(I16, 32, 255))
-            colours.append(builder.trunc(one, vector(I8, 32)))
-        for base in (0, 16):
-            r, g, b = (shuffle(builder, one, one, range(base, base + 16)) for one in colours)
-            pairs, single = shuffle(builder, r, g, range(32)), shuffle(builder, b, b, range(32))
-            pixels = shuffle(builder, pairs, single, [one for k in range(16) for one in (k, 16 + k, 32 + k)])
-            store(builder, pixels, arguments[3], 3 * base)
+        interleave(builder, _red_green_blue(builder, arguments[:3]), arguments[3])
         return nothing(context)
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def planes_32(typing, luma, blue, red, target, stride):
+    """The same with the colours apart: 32 bytes of red, and so many bytes behind them green, then blue."""
+
+    def generate(context, builder, signature, arguments):
+        *samples, target, stride = arguments
+        for colour in _red_green_blue(builder, samples):
+            store(builder, colour, target)
+            target = builder.add(target, stride)
+        return nothing(context)
+
+    return types.void(types.int64, types.int64, types.int64, types.int64, types.int64), generate

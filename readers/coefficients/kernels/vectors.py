@@ -20,6 +20,7 @@ __all__ = [
     "byte_swapped",
     "call",
     "constant",
+    "copy_32",
     "fill_8",
     "first_bit",
     "load",
@@ -29,6 +30,7 @@ __all__ = [
     "load_u64",
     "nothing",
     "pack_bits",
+    "repeated",
     "shuffle",
     "splat",
     "spread_bits",
@@ -37,6 +39,7 @@ __all__ = [
     "store",
     "store_i16",
     "store_u8",
+    "store_u32",
     "store_u64",
     "vector",
 ]
@@ -65,6 +68,12 @@ def constant(item, values):
 
 def splat(item, lanes, value):
     return constant(item, [value] * lanes)
+
+
+def repeated(builder, value, lanes):
+    """A vector of one value that is not a constant."""
+    one = builder.insert_element(vector(value.type, lanes)(ir.Undefined), value, I32(0))
+    return shuffle(builder, one, one, [0] * lanes)
 
 
 def shuffle(builder, first, second, lanes):
@@ -163,6 +172,17 @@ def add_i16(typing, address, value):
 
 
 @intrinsic
+def store_u32(typing, address, value):
+    """The low 32 bits of a number."""
+
+    def generate(context, builder, signature, arguments):
+        store(builder, builder.trunc(arguments[1], I32), arguments[0])
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
 def store_u64(typing, address, value):
     def generate(context, builder, signature, arguments):
         store(builder, arguments[1], arguments[0])
@@ -217,6 +237,17 @@ def squeeze_bytes(typing, value, bits):
         return pack_bits(builder, arguments[0], _whole_bytes(builder, arguments[1]))
 
     return types.uint64(types.uint64, types.int64), generate
+
+
+@intrinsic
+def copy_32(typing, source, target):
+    """32 bytes."""
+
+    def generate(context, builder, signature, arguments):
+        store(builder, load(builder, vector(I8, 32), arguments[0]), arguments[1])
+        return nothing(context)
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic

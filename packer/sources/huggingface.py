@@ -1,0 +1,357 @@
+"""A data set of Hugging Face in Parquet: images in it as `struct{bytes, path}`, or as bytes.
+
+A repository's folder, or one file; `packer.sources.hub_files` says which file is which split. The columns have the
+roles of `packer.sources.roles`: ClassLabels have their names, an image keeps its bytes, its path is the sample's name
+where all paths of a split differ, and what is neither image nor label is in the field json.
+
+Listing reads the labels and the paths alone. Rows are read a batch at a time and in the order of the files, since a row
+group is unpacked from its start; each image is then a view of the batch. Before a row group is read, the headers of its
+pages say how much memory that takes (`packer.sources.parquet_pages`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cache.errors import BadSampleError, SourceError
+from cache.messages import listed
+from packer.formats.base import Arena
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names, safe_name
+from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
+from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
+from packer.sources.parquet_batches import (
+    BinaryColumn,
+    batches_of,
+    has_child,
+    leaves_of,
+    open_parquet,
+    parquet_file,
+    row_bytes,
+    translated,
+)
+from packer.sources.roles import CAPTION_COLUMNS, Roles, choose_roles
+from packer.sources.tables import Table, column_values, json_payload, number_labels
+from readers.fields import check_field, encode_field
+from readers.headers import sniff
+from readers.sample import NO_LABEL, Buffer
+from readers.strings import Names, Strings
+from readers.tree import unique_keys
+
+__all__ = ["HuggingFaceSource"]
+
+_MAX_LABEL = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """groups: of which rows the row groups are, and how many bytes a row has in them on average."""
+
+    path: Path
+    split: str
+    group_rows: tuple[int, ...]
+    row_bytes: tuple[int, ...]
+
+
+class HuggingFaceSource(FilesSource):
+    """The files at `root`, a folder or a Parquet file. label_column: None takes the first ClassLabel."""
+
+    kind = "Hugging Face data set"
+
+    def __init__(self, root: str | os.PathLike[str], label_column: str | None = None) -> None:
+        super().__init__(Path(root))
+        self.label_column = label_column
+        self.files: list[_File] = []
+        self.roles: Roles | None = None
+
+    def list_files(self, split: str | None) -> SourceListing:
+        found = splits_of(self.root)
+        if split is not None:
+            only = len(found) == 1 and self.root.is_file()
+            split = split if only else split_named(split, found, self.root)
+            found = {split: next(iter(found.values()))} if only else found
+        first = next(iter(found.values()))[0]
+        with parquet_file(self.note(first)) as file:
+            schema, features = file.schema_arrow, features_in(file.schema_arrow.metadata, first)
+            features = features if features is not None else readme_features(self.root) or {}
+            contents, left = _contents(schema, features, first)
+            contents |= _looked_at(file, schema, contents, features)
+        self.roles = roles = choose_roles(contents, self.label_column, self.root)
+        self.files = []
+        listing = SourceListing({}, roles.fields, warnings=left, shuffles=False, estimated=True)
+        labels: dict[str, list[Any]] = {}
+        for name, paths in found.items():
+            parts = [self._list_file(path, name, schema) for path in paths]
+            labels[name] = [part[0] for part in parts]
+            if split in (None, name):
+                listing.splits[name] = self._split(name, [part[1] for part in parts])
+        self._number_labels(listing, labels, features)
+        return listing
+
+    def _list_file(self, path: Path, split: str, schema: Any) -> tuple[Any, Any]:
+        """(labels, paths of images) of a file, as arrays of pyarrow, which is added to `files`."""
+        roles = self._roles()
+        with parquet_file(self.note(path)) as file:
+            its = file.schema_arrow
+            for column in {*roles.columns.values(), roles.label, *roles.metadata} - {None}:
+                if column not in its.names or its.field(column).type != schema.field(column).type:
+                    raise SourceError(
+                        f"{path}: its column {column!r} is missing, or not as in {self.root}'s first file"
+                    )
+            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            rows, size = sum(group.num_rows for group in groups), path.stat().st_size
+            if rows != file.metadata.num_rows or rows > size or any(group.num_rows < 0 for group in groups):
+                raise SourceError(
+                    f"{path}: claims {file.metadata.num_rows:,} rows, its groups {rows:,}, in {size:,} bytes: damaged"
+                )
+            needed = leaves_of(file, self._columns())
+            self.files.append(
+                _File(
+                    path,
+                    split,
+                    tuple(group.num_rows for group in groups),
+                    tuple(row_bytes(group, needed) for group in groups),
+                )
+            )
+            wanted = [roles.label] if roles.label is not None else []
+            image = its.field(roles.columns["image"])
+            path_column = f"{image.name}.path" if has_child(image.type, "path") else None
+            return self._read_columns(file, wanted, path_column, rows)
+
+    def _read_columns(self, file: Any, wanted: list[str], path_column: str | None, rows: int) -> tuple[Any, Any]:
+        import pyarrow as pa
+
+        labels, paths = [], []
+        columns = wanted + ([path_column] if path_column else [])
+        if columns:
+            for number in range(file.metadata.num_row_groups):
+                for batch in batches_of(file, number, columns):
+                    labels += [batch.column(wanted[0])] if wanted else []
+                    if path_column:
+                        paths.append(batch.column(path_column.rpartition(".")[0]).field("path"))
+        for found in (labels, paths):
+            if found and sum(map(len, found)) != rows:
+                raise SourceError(f"{file.path}: has {sum(map(len, found)):,} rows, but claims {rows:,}: damaged")
+        return pa.chunked_array(labels) if labels else rows, pa.chunked_array(paths) if paths else rows
+
+    def _split(self, split: str, paths: Sequence[Any]) -> SplitListing:
+        """The listing of a split. Places: (number of the file, row group, row in it)."""
+        numbers = [number for number, file in enumerate(self.files) if file.split == split]
+        places, sizes = [], []
+        for number in numbers:
+            file = self.files[number]
+            for group, (rows, size) in enumerate(zip(file.group_rows, file.row_bytes, strict=True)):
+                column = np.arange(rows, dtype=np.int64)
+                places.append(np.column_stack((np.full(rows, number), np.full(rows, group), column)))
+                sizes.append(np.full(rows, size))
+        count = sum(map(len, places))
+        if not count:
+            raise SourceError(f"{self.root}: no rows in {split}")
+        fields = len(self._roles().fields)
+        keys: Any = numbered_keys(split, count)
+        names = numbered_names(count, fields)
+        found = _distinct_names(paths, count)
+        if found is not None:
+            check_names(found, str(self.root))
+            keys = unique_keys(found)
+            names = FieldNames(found, *numbered_names(count, max(1, fields - 1)).columns[: fields - 1])
+        return SplitListing(
+            "",
+            keys,
+            np.full(count, NO_LABEL, np.int64),
+            names,
+            np.concatenate(sizes).astype(np.int64),
+            NumberPlaces(np.concatenate(places).astype(np.int64)),
+            np.zeros(count, np.int64),
+        )
+
+    def _number_labels(
+        self, listing: SourceListing, labels: Mapping[str, list[Any]], features: Mapping[str, Any]
+    ) -> None:
+        """Labels of all samples, over all splits: a name means the same in each."""
+        label = self._roles().label
+        if label is None:
+            return
+        feature = features.get(label) or {}
+        if feature.get("_type") == "ClassLabel":
+            listing.classes = class_names(feature, f"{self.root}: {label!r}")
+        values = [value for parts in labels.values() for part in parts for value in _label_values(part)]
+        rows = Table(self.root / label, ())
+        numbers, classes, warnings = number_labels(values, range(1, len(values) + 1), rows)
+        listing.classes, listing.warnings = listing.classes or classes, listing.warnings + warnings
+        found, first = np.array(numbers, np.int64), 0
+        most = len(listing.classes) - 1 if listing.classes else _MAX_LABEL
+        wrong = np.flatnonzero(found > most)
+        if len(wrong):
+            raise SourceError(
+                f"{self.root}: row {wrong[0] + 1} has the {label!r} {found[wrong[0]]}, the last is {most}"
+            )
+        for name, parts in labels.items():
+            count = sum(map(len, parts))
+            if name in listing.splits:
+                listing.splits[name].labels = found[first : first + count]
+            first += count
+
+    def _columns(self) -> list[str]:
+        """The columns of all fields."""
+        roles = self._roles()
+        return [*roles.columns.values(), *roles.metadata]
+
+    def _roles(self) -> Roles:
+        assert self.roles is not None
+        return self.roles
+
+    @contextmanager
+    def open(self) -> Iterator[HuggingFaceReader]:
+        with closing(HuggingFaceReader(self)) as reader:
+            yield reader
+
+
+class HuggingFaceReader:
+    """Reads rows, best in their order: a batch of them is in memory, and the rest of its row group comes after it."""
+
+    def __init__(self, source: HuggingFaceSource) -> None:
+        assert source.roles is not None
+        self._source, self._roles, self._columns = source, source.roles, source._columns()
+        self._file: Any = None
+        self._group = (-1, -1)
+        self._batches: Iterator[Any] = iter(())
+        self._batch: _Batch | None = None
+
+    def read(self, place: tuple[int, int, int], arena: Arena) -> Sequence[Buffer | None]:
+        number, group, row = place
+        if self._group != (number, group) or (self._batch is not None and row < self._batch.first):
+            self._start(number, group)
+        path = self._source.files[number].path
+        while self._batch is None or row >= self._batch.first + self._batch.rows:
+            first = self._batch.first + self._batch.rows if self._batch else 0
+            with translated(path):
+                found = next(self._batches, None)
+            if found is None:
+                raise SourceError(f"{path}: row group {group} has {first:,} rows, but claims more: damaged")
+            self._batch = _Batch(found, first, self._roles, path)
+        return self._batch.payloads(row - self._batch.first)
+
+    def _start(self, number: int, group: int) -> None:
+        path = self._source.files[number].path
+        if self._group[0] != number:
+            self.close()
+            self._source.check(path)
+            self._file = open_parquet(path)
+        self._group, self._batch = (number, group), None
+        self._batches = batches_of(self._file, group, self._columns)
+
+    def close(self) -> None:
+        self._group, self._batch, self._batches = (-1, -1), None, iter(())
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Batch:
+    """Rows of a row group from `first` on."""
+
+    def __init__(self, batch: Any, first: int, roles: Roles, path: Path) -> None:
+        self.first, self.rows, self._roles = first, batch.num_rows, roles
+        self._binary = {
+            field: BinaryColumn(batch.column(column)) for field, column in roles.columns.items() if field != "caption"
+        }
+        self._texts = batch.column(roles.columns["caption"]).to_pylist() if "caption" in roles.columns else []
+        self._rest = {name: column_values(path, name, batch.column(name)) for name in roles.metadata}
+
+    def payloads(self, row: int) -> list[Buffer | None]:
+        found: list[Buffer | None] = []
+        for field in self._roles.fields:
+            if field == "json":
+                record = {name: values[row] for name, values in self._rest.items()}
+                found.append(json_payload(record, self._roles.metadata))
+            elif field == "caption":
+                text = self._texts[row]
+                found.append(None if text is None else encode_field("text", text))
+            else:
+                found.append(self._binary[field].value(row))
+        if found[0] is None:
+            raise BadSampleError(self._binary["image"].why(row))
+        return found
+
+
+def _contents(schema: Any, features: Mapping[str, Any], path: Path) -> tuple[dict[str, str], list[str]]:
+    """What the columns hold (`packer.sources.roles`), and warnings about those that are left behind."""
+    import pyarrow as pa
+
+    contents: dict[str, str] = {}
+    left = []
+    for column in schema:
+        kind, feature = column.type, features.get(column.name)
+        what = feature.get("_type") if isinstance(feature, dict) else None
+        if what in ("Audio", "Video", "Pdf", "Nifti") or _is_list_of_images(kind):
+            left.append(column.name)
+        elif has_child(kind, "bytes") or what == "Image":
+            if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                raise SourceError(f"{path}: the column {column.name!r} holds paths of images, not images; embed them")
+            contents[column.name] = "image"
+        elif what == "ClassLabel" and (pa.types.is_integer(kind)):
+            contents[column.name] = "class"
+        elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            contents[column.name] = "integer"
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            contents[column.name] = "text"
+        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            contents[column.name] = "bytes"
+        elif column.name in CAPTION_COLUMNS and pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+            contents[column.name] = "texts"
+        else:
+            contents[column.name] = "value"
+    names = listed(list(map(repr, left)), 20)
+    return contents, [f"{path}: left behind: {names}, which hold several images, or sound or video"] if left else []
+
+
+def _is_list_of_images(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list) and has_child(kind.value_type, "bytes")
+
+
+def _looked_at(file: Any, schema: Any, contents: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
+    """What the first rows say: bytes that are images, images that are masks."""
+    names = [name for name, what in contents.items() if what == "bytes" or (what == "image" and "mask" in name.lower())]
+    found: dict[str, str] = {}
+    if not names or not file.metadata.num_row_groups:
+        return found
+    batch = next(iter(batches_of(file, 0, names)), None)
+    if batch is None or not batch.num_rows:
+        return found
+    for name in names:
+        value = BinaryColumn(batch.column(name)).value(0)
+        if contents[name] == "bytes" and value is not None and sniff(value):
+            found[name] = "image"
+        if contents[name] == "image" and value is not None and _is_mask(value):
+            found[name] = "mask"
+    return found
+
+
+def _is_mask(data: Buffer) -> bool:
+    try:
+        check_field("mask", data)
+    except BadSampleError:
+        return False
+    return True
+
+
+def _distinct_names(paths: Sequence[Any], count: int) -> Strings | None:
+    """The names of a split's images, by their paths; None where some have none, or two the same."""
+    if any(isinstance(part, int) for part in paths):
+        return None
+    found = Names.of(safe_name(path or "") for part in paths for chunk in part.chunks for path in chunk.to_pylist())
+    return found if len(found) == count and "" not in set(found) and len(set(found)) == count else None
+
+
+def _label_values(part: Any) -> list[Any]:
+    return [None] * part if isinstance(part, int) else list(part.to_pylist())

@@ -1,0 +1,326 @@
+"""The kinds of fields: what the bytes of a field are, decoded and encoded.
+
+    kind    bytes                                                    value
+    image   an encoded image                                         uint8 [h, w, 3], upright RGB
+    mask    an encoded image without loss, one channel (PNG, TIFF,   uint8, uint16 or int32 [h, w]: classes or instances,
+            BMP, GIF); of a palette, the indices                     upright
+    boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
+    points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
+    array   .npy of booleans, integers, floating point or complex    the array
+    text    UTF-8; several captions are one a line                   str
+    json    JSON in UTF-8                                            what it holds
+    file    anything                                                 bytes
+
+Boxes and points are in pixels of the image as it is displayed, after its EXIF orientation: (0, 0) is the upper left
+corner of the first pixel, (width, height) the lower right corner of the last. A mask covers the whole of this image.
+
+Bytes are not trusted. Arrays are read by the layout that numpy.lib.format documents (magic, version, length of the
+header, a Python literal, the values), with no evaluation and no pickle: the literal has three members of known form, the
+dtype is one of a few plain ones, and the values fill the rest to the byte.
+
+To encode, bytes pass as they are once they have been checked, so that a value may be given in either form.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import BadSampleError
+from readers.decode import decode_image, decode_unchanged
+from readers.decode.pillow import bits_of
+from readers.decode.region import check_header
+from readers.headers import SUFFIX, read_header, sniff
+from readers.headers.pillow import opened
+from readers.sample import Buffer
+
+__all__ = ["KINDS", "Kind", "check_field", "decode_field", "encode_field", "field_suffix", "parse_npy"]
+
+_MAGIC = b"\x93NUMPY"
+_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
+_MAX_HEADER_BYTES = 10_000  # as numpy.load
+_MAX_JSON_BYTES = 64 << 20
+_MAX_DIMENSIONS = 32
+_MAX_VALUES = 1 << 31
+_MEMBER = re.compile(r"\s*'(\w+)'\s*:\s*('[^']*'|True|False|\([0-9, ]*\))\s*(,|$)")
+_PLAIN = re.compile(r"'([<>=|]?)(b1|[iu][1248]|f[248]|c8|c16)'")
+_SHAPE = re.compile(r"\((?:\d{1,18}, ?)*(?:\d{1,18},?)?\)")
+_LOSSLESS = ("png", "tiff", "bmp", "gif")
+_PNG_BITS, _PNG_COLOUR = 24, 25
+
+
+class Kind(NamedTuple):
+    """What the bytes of a field are.
+
+    decode: bytes to the value; raises BadSampleError.
+    encode: a value to bytes; raises BadSampleError.
+    check: a quick check of bytes before they are packed; raises BadSampleError.
+    suffix: of files, without a dot; "" where the bytes say.
+    """
+
+    decode: Callable[[Buffer], Any]
+    encode: Callable[[Any], Buffer]
+    check: Callable[[Buffer], object]
+    suffix: str = ""
+
+
+def decode_field(kind: str, data: Buffer) -> Any:
+    """The value of a field of this kind; arrays are writable and own their memory. Raises BadSampleError."""
+    return KINDS[kind].decode(data)
+
+
+def encode_field(kind: str, value: Any) -> Buffer:
+    """The bytes of a value of this kind. Bytes are checked and pass as they are. Raises BadSampleError."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value) if isinstance(value, bytearray) else value
+        KINDS[kind].check(data)
+        return data
+    return KINDS[kind].encode(value)
+
+
+def check_field(kind: str, data: Buffer, *, deep: bool = False) -> None:
+    """Check bytes as far as their header goes, or, if deep, the pixels too. Raises BadSampleError."""
+    (KINDS[kind].decode if deep else KINDS[kind].check)(data)
+
+
+def field_suffix(kind: str, data: Buffer) -> str:
+    """The suffix of a file with these bytes, without a dot; "" where nothing says."""
+    return KINDS[kind].suffix or SUFFIX.get(sniff(data), "")
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------
+def parse_npy(data: Buffer) -> npt.NDArray[Any]:
+    """The array of .npy bytes, a copy in native byte order. Raises BadSampleError."""
+    major, length = _npy_start(data)
+    start = len(_MAGIC) + 2 + _LENGTHS[major].size
+    end = start + length
+    if length > _MAX_HEADER_BYTES or end > len(data):
+        raise _bad_npy(f"a header of {length:,} bytes, expected at most {min(_MAX_HEADER_BYTES, len(data) - start):,}")
+    dtype, is_fortran, shape = _npy_header(bytes(data[start:end]))
+    found, expected = len(data) - end, math.prod(shape) * dtype.itemsize
+    if found != expected:
+        raise _bad_npy(f"{found:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
+    flat = np.frombuffer(data, dtype, math.prod(shape), end)
+    values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
+    if dtype == np.bool_:  # other bytes than 0 and 1 are no booleans
+        return np.asarray(values.view(np.uint8) != 0, order="C")
+    return np.array(values, dtype.newbyteorder("="), order="C")
+
+
+def _npy_start(data: Buffer) -> tuple[int, int]:
+    """(major version, length of the header)."""
+    if bytes(data[: len(_MAGIC)]) != _MAGIC:
+        raise _bad_npy(f"the first bytes {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
+    layout = _LENGTHS.get(data[6]) if len(data) > 7 and data[7] == 0 else None
+    if layout is None or len(data) < 8 + layout.size:
+        raise _bad_npy(f"the version {bytes(data[6:8])!r} and {len(data)} bytes, expected 1.0, 2.0 or 3.0 and a header")
+    return data[6], layout.unpack_from(data, 8)[0]
+
+
+def _npy_header(text: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    """(dtype, whether the values are in Fortran's order, shape)."""
+    header = text.decode("latin-1").strip()
+    members: dict[str, str] = {}
+    if header[:1] == "{" and header[-1:] == "}":
+        inside, position = header[1:-1].rstrip(), 0
+        while position < len(inside) and (match := _MEMBER.match(inside, position)):
+            members[match[1]] = match[2]
+            position = match.end()
+        if position < len(inside):
+            members = {}
+    if set(members) != {"descr", "fortran_order", "shape"}:
+        raise _bad_npy(f"the header {header!r:.120}, expected a dtype, an order and a shape")
+    plain, shape = _PLAIN.fullmatch(members["descr"]), members["shape"]
+    if plain is None:
+        raise _bad_npy(f"values of {members['descr']:.40}, expected plain numbers or booleans")
+    if members["fortran_order"] not in ("True", "False") or not _SHAPE.fullmatch(shape):
+        raise _bad_npy(f"the shape {shape:.80} in the order {members['fortran_order']:.40}")
+    sides = tuple(int(side) for side in re.findall(r"\d+", shape))
+    if len(sides) > _MAX_DIMENSIONS or math.prod(max(side, 1) for side in sides) > _MAX_VALUES:
+        raise _bad_npy(f"the shape {shape:.80}, expected at most {_MAX_DIMENSIONS} sides and {_MAX_VALUES:,} values")
+    return np.dtype(plain[1].replace("|", "=") + plain[2]), members["fortran_order"] == "True", sides
+
+
+def _bad_npy(found: str) -> BadSampleError:
+    return BadSampleError(f"not an array in .npy form: found {found}")
+
+
+def _write_npy(value: Any) -> bytes:
+    array = _as_array(value)
+    if not _PLAIN.fullmatch(repr(array.dtype.str)):
+        raise BadSampleError(f"an array of {array.dtype} cannot be packed, expected plain numbers or booleans")
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
+    return out.getvalue()
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    """An array of what may be a list, an array of numpy, or a tensor of torch."""
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise BadSampleError(f"{type(value).__name__} is not an array: {error}") from error
+
+
+def _as_floats(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.float32]:
+    if values.dtype.kind not in "iuf":
+        raise BadSampleError(f"{what} are numbers, not {values.dtype}")
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def _as_boxes(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    if not values.size and values.ndim == 1:
+        return np.zeros((0, 4), np.float32)
+    boxes = _as_floats(values, "boxes")
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise BadSampleError(f"boxes are [k, 4], not {list(boxes.shape)}")
+    if not np.isfinite(boxes).all():
+        raise BadSampleError(f"box {int(np.flatnonzero(~np.isfinite(boxes).all(1))[0])} is not of finite numbers")
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        row = int(np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(1))[0])
+        raise BadSampleError(f"box {row} is {boxes[row].tolist()}, expected x0, y0, x1, y1 with x0 <= x1 and y0 <= y1")
+    return boxes
+
+
+def _as_points(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    if not values.size and values.ndim == 1:
+        return np.zeros((0, 2), np.float32)
+    points = _as_floats(values, "points")
+    if not points.ndim or points.shape[-1] != 2:
+        raise BadSampleError(f"points are [..., 2], not {list(points.shape)}")
+    return points
+
+
+def _decode_boxes(data: Buffer) -> npt.NDArray[np.float32]:
+    return _as_boxes(parse_npy(data))
+
+
+def _decode_points(data: Buffer) -> npt.NDArray[np.float32]:
+    return _as_points(parse_npy(data))
+
+
+# --- images and masks ---------------------------------------------------------------------------------------------
+def _decode_mask(data: Buffer) -> npt.NDArray[Any]:
+    _check_mask(data)
+    pixels = decode_unchanged(data)
+    if pixels.ndim != 2 or pixels.dtype not in (np.uint8, np.uint16, np.int32):
+        raise BadSampleError(f"a mask has one channel of whole numbers, not {pixels.dtype} {list(pixels.shape)}")
+    bits = _grey_bits(data)
+    return pixels // (255 // ((1 << bits) - 1)) if bits < 8 else pixels  # Pillow scales those to 0 to 255
+
+
+def _check_mask(data: Buffer) -> None:
+    header = read_header(data)
+    if header.media not in _LOSSLESS:
+        raise BadSampleError(f"a mask is encoded without loss, as PNG, TIFF, BMP or GIF, not as {header.media}")
+    if header.components != 1:
+        raise BadSampleError(f"{header.media} image: has {header.components} channels, a mask has one")
+    check_header(header)
+
+
+def _grey_bits(data: Buffer) -> int:
+    """Bits of the values of a grey image that Pillow scales to 8; 8 for all others."""
+    media = sniff(data)
+    if media == "png":
+        return data[_PNG_BITS] if not data[_PNG_COLOUR] else 8
+    with opened(data, media) as image:
+        return 1 if image.mode == "1" else bits_of(image) if image.mode == "L" else 8
+
+
+def _encode_mask(value: Any) -> bytes:
+    """PNG of 8 or 16 bits, by the dtype; TIFF of 32 bits for int32, and for other integers where they need that."""
+    mask = _as_array(value)
+    if mask.ndim != 2 or not mask.size or mask.dtype.kind not in "biu":
+        raise BadSampleError(f"a mask is [h, w] of whole numbers, not {mask.dtype} {list(mask.shape)}")
+    if mask.dtype == np.bool_:
+        mask = mask.astype(np.uint8)
+    if mask.dtype not in (np.uint8, np.uint16, np.int32):
+        low, high = int(mask.min()), int(mask.max())
+        if low < -(1 << 31) or high >= 1 << 31:
+            raise BadSampleError(f"a mask has numbers that fit into 32 bits with a sign, not {low} to {high}")
+        fits = np.uint8 if low >= 0 and high < 1 << 8 else np.uint16 if low >= 0 and high < 1 << 16 else np.int32
+        mask = mask.astype(fits)
+    return _encode_pixels(mask, "TIFF" if mask.dtype == np.int32 else "PNG")
+
+
+def _encode_image(value: Any) -> bytes:
+    """PNG."""
+    pixels = _as_array(value)
+    is_deep_grey = pixels.ndim == 2 and pixels.dtype == np.uint16
+    is_plain = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
+    if not pixels.size or not (is_plain or is_deep_grey):
+        raise BadSampleError(
+            f"an image is encoded bytes, uint8 [h, w], [h, w, 3] or [h, w, 4], or uint16 [h, w], not {pixels.dtype} "
+            f"{list(pixels.shape)}"
+        )
+    return _encode_pixels(pixels, "PNG")
+
+
+def _encode_pixels(pixels: npt.NDArray[Any], codec: str) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    native = np.asarray(pixels, pixels.dtype.newbyteorder("="), order="C")
+    Image.fromarray(native).save(out, codec, **({"compression": "tiff_adobe_deflate"} if codec == "TIFF" else {}))
+    return out.getvalue()
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+def _decode_text(data: Buffer) -> str:
+    try:
+        return bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadSampleError(f"not text in UTF-8: {error}") from error
+
+
+def _encode_text(value: Any) -> bytes:
+    lines = [value] if isinstance(value, str) else value
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        raise BadSampleError(f"a text is a str, or a list of them for one a line, not {value!r:.80}")
+    if len(lines) > 1 and any("\n" in line for line in lines):
+        raise BadSampleError("one of several texts has more than one line: they are stored one a line")
+    try:
+        return "\n".join(lines).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadSampleError(f"a text cannot be encoded as UTF-8: {error}") from error
+
+
+def _decode_json(data: Buffer) -> Any:
+    if len(data) > _MAX_JSON_BYTES:
+        raise BadSampleError(f"JSON of {len(data):,} bytes, expected at most {_MAX_JSON_BYTES:,}")
+    try:
+        return json.loads(bytes(data).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadSampleError(f"not JSON in UTF-8: {error}") from error
+
+
+def _encode_json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadSampleError(f"cannot be written as JSON: {error}") from error
+
+
+def _encode_file(value: Any) -> bytes:
+    raise BadSampleError(f"a file is bytes, not {type(value).__name__}")
+
+
+KINDS: Mapping[str, Kind] = {
+    "image": Kind(decode_image, _encode_image, read_header),
+    "mask": Kind(_decode_mask, _encode_mask, _check_mask),
+    "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes, "npy"),
+    "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points, "npy"),
+    "array": Kind(parse_npy, _write_npy, parse_npy, "npy"),
+    "text": Kind(_decode_text, _encode_text, _decode_text, "txt"),
+    "json": Kind(_decode_json, _encode_json, _decode_json, "json"),
+    "file": Kind(bytes, _encode_file, len),
+}

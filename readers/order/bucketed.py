@@ -1,0 +1,277 @@
+"""An order in which all samples of a step, on all ranks, are of one bucket, such as images of one shape: `Bucketed`.
+
+    buckets = AspectBuckets.of_area(512 * 512)                       # readers.augment: shapes, height and width
+    order = Bucketed(buckets.of(reader.info), batch_size=32, seed=7)
+    loader = ImageLoader(reader, 32, order=order, augment=[ResizeToBucket(buckets), RandomHorizontalFlip()])
+
+The samples of each bucket are permuted and cut into steps; the steps of all buckets come in a random sequence. Nothing
+is planned by sample: a table with an entry for each step says which bucket it is of, and where in that bucket's
+permutation it begins.
+
+    position p ─► step s, by the bounds of the steps ─► bucket b, and place q in it ─► sample P_b(q)
+
+A step has batch_size x world_size samples, so those numbers are part of the order. An epoch that is resumed with others
+keeps what was dealt, and cuts what is left of each bucket anew: since a bucket's samples are dealt by rising q, what is
+left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of the order lists from which
+cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
+
+What does not fill a step at the end of a bucket, fewer samples than a step has:
+
+    pad         repeats of the bucket's first samples fill the step: every sample comes at least once
+    drop_last   is left out in this epoch; `left_out` says which samples. They differ from epoch to epoch
+
+Memory: 4 bytes a sample, below 2^32 of them, and 24 bytes a step for each of the two epochs used last.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import ResumeError
+from cache.node import rank_and_world_size
+from readers.order.base import Int64s, PlainOrder, Spec, digest_of
+from readers.order.permutation import Permutation, check_counter, derive_keys, permute_each
+
+__all__ = ["Bucketed"]
+
+_MAX_BUCKETS = 1 << 15
+_MAX_CHANGES = 1 << 12
+
+
+class _Stage(NamedTuple):
+    """From `cursor` of an epoch on, each of `world_size` ranks takes batch_sizes[b] samples of bucket b in a step."""
+
+    cursor: int
+    batch_sizes: tuple[int, ...]  # one for all buckets, or one for each
+    world_size: int
+
+    def step_samples(self, buckets: int) -> Int64s:
+        """Samples of a step by bucket, of all ranks, int64 [buckets]."""
+        sizes = np.array(self.batch_sizes, np.int64) * self.world_size
+        return np.broadcast_to(sizes, (buckets,))
+
+    def __str__(self) -> str:
+        return f"{self.cursor}:{','.join(map(str, self.batch_sizes))}*{self.world_size}"
+
+
+class _Steps(NamedTuple):
+    """The steps of an epoch, in their sequence.
+
+    bounds: position where each begins, and the last ends. bucket: of each. first: place in its bucket's permutation.
+    """
+
+    bounds: Int64s
+    bucket: Int64s
+    first: Int64s
+
+
+@dataclass(frozen=True, eq=False)
+class Bucketed(PlainOrder):
+    """buckets: int [n], the bucket of each sample, from 0 up.
+
+    batch_size: samples of one rank in a step: one number, or one for each bucket (`AspectBuckets.batch_sizes` makes
+        them of about as many pixels). The loader is given the largest.
+    world_size: ranks; by default found in torch.distributed or the launcher's variables, here and now.
+    tail: "pad" or "drop_last"; the tail of the loader has no meaning, since all steps are whole.
+
+    Raises ValueError.
+    """
+
+    buckets: npt.ArrayLike = field(repr=False)
+    batch_size: int | Sequence[int] = 1
+    world_size: int | None = None
+    tail: Literal["pad", "drop_last"] = "pad"
+    seed: int = 0
+    _members: npt.NDArray[np.integer[Any]] = field(init=False, repr=False)  # samples by bucket
+    _starts: Int64s = field(init=False, repr=False)  # of each bucket in _members, and their number
+    _stages: tuple[_Stage, ...] = field(init=False, repr=False)
+    _epoch: int | None = field(init=False, repr=False, default=None)  # that has more than one stage
+    _tables: dict[tuple[int, int], _Steps] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        buckets = np.asarray(self.buckets)
+        if buckets.ndim != 1 or (buckets.size and buckets.dtype.kind not in "iu"):
+            raise ValueError(f"buckets are integers, one for each sample; found {buckets.dtype} {buckets.shape}")
+        count = int(buckets.max()) + 1 if buckets.size else 0
+        if buckets.size and (int(buckets.min()) < 0 or count > _MAX_BUCKETS):
+            raise ValueError(f"buckets are numbers from 0 to {_MAX_BUCKETS - 1}, found {buckets.min()} to {count - 1}")
+        sizes = (self.batch_size,) if isinstance(self.batch_size, (int, np.integer)) else tuple(self.batch_size)
+        if not sizes or min(sizes) < 1 or (len(sizes) > 1 and len(sizes) < count):
+            raise ValueError(
+                f"batch_size is one number from 1 up, or one for each of the {count} buckets, not {self.batch_size!r}"
+            )
+        if self.tail not in ("pad", "drop_last"):
+            raise ValueError(f"tail is pad or drop_last, not {self.tail!r}")
+        world_size = rank_and_world_size(None, None)[1] if self.world_size is None else self.world_size
+        if world_size < 1:
+            raise ValueError(f"world_size is 1 or more, not {world_size}")
+        object.__setattr__(self, "world_size", world_size)
+        small = buckets.astype(np.uint16, copy=False)  # which sorts by radix
+        members = np.argsort(small, kind="stable").astype(np.uint32 if len(small) < 1 << 32 else np.int64)
+        counts = np.bincount(small, minlength=max(count, len(sizes)))
+        object.__setattr__(self, "_members", members)
+        object.__setattr__(self, "_starts", np.append(0, np.cumsum(counts)).astype(np.int64))
+        object.__setattr__(self, "_stages", (_Stage(0, tuple(map(int, sizes)), int(world_size)),))
+        object.__setattr__(self, "buckets", small)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+    @property
+    def largest_batch(self) -> int:
+        """Samples that a rank has in a step at most."""
+        return max(self._stages[-1].batch_sizes)
+
+    def step_bounds(self, epoch: int) -> Int64s:
+        """The position at which each step of an epoch begins, and the last ends: int64 [steps + 1], read-only."""
+        return self._table(epoch).bounds
+
+    def step_buckets(self, epoch: int) -> Int64s:
+        """The bucket of each step of an epoch, int64 [steps], read-only."""
+        return self._table(epoch).bucket
+
+    def left_out(self, epoch: int) -> Int64s:
+        """The samples that have no place in an epoch, int64 [k], sorted: none with tail="pad"."""
+        dealt = np.zeros(len(self._members), np.bool_)
+        for first in range(0, self._length(epoch), 1 << 20):
+            last = min(first + (1 << 20), self._length(epoch))
+            dealt[self.indices(epoch, np.arange(first, last))] = True
+        return np.flatnonzero(~dealt)
+
+    # --- an order ---------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return self._length(self._epoch or 0)
+
+    def spec(self) -> Spec:
+        steps = ";".join(map(str, self._stages))
+        spec: Spec = {"kind": "bucketed", "samples": len(self._members), "buckets": self._digest}
+        return {**spec, "tail": self.tail, "steps": steps}
+
+    def with_seed(self, seed: int) -> Bucketed:
+        other = copy.copy(self)
+        object.__setattr__(other, "seed", check_counter("seed", seed))
+        object.__setattr__(other, "_tables", {})
+        return other
+
+    def resumed(self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> Bucketed:
+        began, mine = dict(spec), self.spec()
+        stages, now = _parse(began.pop("steps", None), len(self._starts) - 1), self._stages[0]
+        mine.pop("steps")
+        if began != mine or not stages:
+            return super().resumed(spec)  # which raises, and says how they differ
+        if stages[-1][1:] != now[1:]:
+            stages = (*(stage for stage in stages if stage.cursor < cursor), now._replace(cursor=cursor))
+        if stages == self._stages:
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "_stages", stages)
+        object.__setattr__(other, "_epoch", epoch)
+        object.__setattr__(other, "_tables", {})
+        if any(cursor not in other._bounds_until(epoch, number) for number, cursor in other._cuts()):
+            raise ResumeError(f"the epoch was cut at {spec['steps']!r:.200}, where no step of this order ends")
+        return other
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        given = np.asarray(positions, np.int64)
+        length = self._length(epoch)
+        if given.size and int(given.ravel().view(np.uint64).max()) >= length:
+            raise IndexError(
+                f"positions {given.min()} to {given.max()} are not all inside the {length} of epoch {epoch}"
+            )
+        return self._samples_at(epoch, given.ravel()).reshape(given.shape) if given.size else given
+
+    def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
+        table = self._table(epoch)
+        step = table.bounds.searchsorted(positions, side="right") - 1
+        bucket = table.bucket[step]
+        size = self._starts[bucket + 1] - self._starts[bucket]
+        place = (table.first[step] + positions - table.bounds[step]) % size  # beyond the end are repeats
+        keys = derive_keys(self.seed, epoch, "bucket samples")
+        samples: Int64s = self._members[self._starts[bucket] + permute_each(place, size, bucket, keys)].astype(np.int64)
+        return samples
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+    def _length(self, epoch: int) -> int:
+        return int(self._table(epoch).bounds[-1])
+
+    def _table(self, epoch: int) -> _Steps:
+        table = self._tables.get((self.seed, epoch))
+        if table is None:
+            table = self._compute_table(epoch, self._stages if epoch == self._epoch else self._stages[-1:])
+            for old in list(self._tables)[:-1]:
+                self._tables.pop(old, None)
+            self._tables[self.seed, epoch] = table
+        return table
+
+    def _compute_table(self, epoch: int, stages: Sequence[_Stage]) -> _Steps:
+        sizes, begin = np.diff(self._starts), 0
+        taken = np.zeros(len(sizes), np.int64)
+        parts: list[_Steps] = []
+        for number, stage in enumerate(stages):
+            part = self._cut(epoch, number, stage, np.maximum(sizes - taken, 0))
+            first = part.first + taken[part.bucket]
+            bounds = part.bounds + begin
+            if number + 1 < len(stages):
+                steps = int(bounds.searchsorted(stages[number + 1].cursor))
+                bounds, first, part = bounds[: steps + 1], first[:steps], part._replace(bucket=part.bucket[:steps])
+                counts = np.bincount(part.bucket, minlength=len(sizes))
+                taken = taken + counts * stage.step_samples(len(sizes))
+                begin = int(bounds[-1])
+            parts.append(_Steps(bounds[:-1] if number + 1 < len(stages) else bounds, part.bucket, first))
+        table = _Steps(*map(np.concatenate, zip(*parts, strict=True)))
+        for column in table:
+            column.flags.writeable = False
+        return table
+
+    def _cut(self, epoch: int, number: int, stage: _Stage, left: Int64s) -> _Steps:
+        """The steps that `left` samples of each bucket make, counted from the first of these."""
+        sizes = stage.step_samples(len(left))
+        counts = left // sizes if self.tail == "drop_last" else -(-left // sizes)
+        in_turn = np.repeat(np.arange(len(left), dtype=np.int64), counts)
+        permutation = Permutation(len(in_turn), self.seed, epoch, f"bucket steps {number}")
+        bucket = in_turn[permutation.forward(np.arange(len(in_turn), dtype=np.int64))]
+        # The first step of a bucket in the sequence takes its first samples.
+        turn = np.empty(len(bucket), np.int64)
+        turn[np.argsort(bucket, kind="stable")] = np.arange(len(bucket)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return _Steps(np.append(0, np.cumsum(sizes[bucket])), bucket, turn * sizes[bucket])
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """(stages before it, cursor) of every change of the sizes."""
+        return [(number, stage.cursor) for number, stage in enumerate(self._stages) if number]
+
+    def _bounds_until(self, epoch: int, number: int) -> Int64s:
+        """Where steps end in an epoch that is not cut again after its first `number` stages."""
+        return self._compute_table(epoch, self._stages[:number]).bounds
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(np.asarray(self.buckets), np.diff(self._starts))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": {}}
+
+
+def _parse(text: Any, buckets: int) -> tuple[_Stage, ...]:
+    """The stages of a spec; none for a text that `str` of stages has not made."""
+    if not isinstance(text, str) or not text.isascii() or text.count(";") > _MAX_CHANGES:
+        return ()
+    stages: list[_Stage] = []
+    for part in text.split(";"):
+        cursor, _, rest = part.partition(":")
+        sizes, _, world_size = rest.partition("*")
+        numbers = [cursor, world_size, *sizes.split(",")]
+        if not all(number.isdigit() and len(number) < 19 for number in numbers) or max(map(int, numbers[1:])) >> 31:
+            return ()
+        stage = _Stage(int(cursor), tuple(map(int, sizes.split(","))), int(world_size))
+        last = stages[-1].cursor if stages else -1
+        whole = len(stage.batch_sizes) in (1, buckets) and min(*stage.batch_sizes, stage.world_size, 1 << 62) > 0
+        if not whole or not last < stage.cursor or (not stages and stage.cursor) or str(stage) != part:
+            return ()
+        stages.append(stage)
+    return tuple(stages)
