@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -192,10 +191,13 @@ class Folder:
             if durable:
                 os.fsync(other)
 
-    def symlink(self, name: str, target: str | os.PathLike[str]) -> None:
-        """Make a link to `target`. Raises FileExistsError where the name is taken."""
+    def link(self, name: str, target: str | os.PathLike[str], *, hard: bool = False) -> None:
+        """Make a symbolic link to `target`, or a hard one. Raises FileExistsError where the name is taken."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
-            os.symlink(target, last, dir_fd=parent)
+            if hard:
+                os.link(target, last, dst_dir_fd=parent)
+            else:
+                os.symlink(target, last, dir_fd=parent)
 
     def unlink(self, name: str) -> bool:
         """Remove a file, or a link itself; returns whether there was one."""
@@ -375,10 +377,8 @@ def _kind(mode: int) -> str:
 
 
 def _unlink(name: str, parent: int) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
 
 
 def _remove_entry(name: str, parent: int) -> None:

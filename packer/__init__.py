@@ -36,9 +36,16 @@ if TYPE_CHECKING:
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
+    from packer.sets.duplicates import DedupResult, dedup
+    from packer.sets.fields import add_field
+    from packer.sets.operations import PruneResult, drop, merge, prune, relabel, split, subset
+    from packer.sets.packing import append, reshard
+    from packer.sets.save import SaveResult
+    from packer.sets.table import SetTable, table
     from packer.sources import open_source
     from packer.uploading import UploadResult, upload
     from packer.verification import VerifyResult, verify
+    from packer.writing import SetWriter, writer
 
 # The public names by module. Each is loaded when it is first used, so that `import packer` is quick.
 _MODULES = {
@@ -51,9 +58,16 @@ _MODULES = {
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
+    "packer.sets.duplicates": ("DedupResult", "dedup"),
+    "packer.sets.fields": ("add_field",),
+    "packer.sets.operations": ("PruneResult", "drop", "merge", "prune", "relabel", "split", "subset"),
+    "packer.sets.packing": ("append", "reshard"),
+    "packer.sets.save": ("SaveResult",),
+    "packer.sets.table": ("SetTable", "table"),
     "packer.sources": ("open_source",),
     "packer.uploading": ("UploadResult", "upload"),
     "packer.verification": ("VerifyResult", "verify"),
+    "packer.writing": ("SetWriter", "writer"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -61,29 +75,46 @@ __all__ = [
     "Advice",
     "CleanResult",
     "ConvertResult",
+    "DedupResult",
     "ExportResult",
     "ExtractResult",
     "IndexResult",
     "InspectResult",
     "OrderReport",
+    "PruneResult",
     "Reencode",
+    "SaveResult",
+    "SetTable",
+    "SetWriter",
     "StagedCopy",
     "UploadResult",
     "VerifyResult",
     "__version__",
+    "add_field",
     "advise",
+    "append",
     "clean_staged",
     "compare_orders",
     "convert",
+    "dedup",
+    "drop",
     "export_index",
     "extract",
     "index",
     "inspect",
+    "merge",
     "open_shard",
     "open_source",
+    "prune",
+    "relabel",
+    "reshard",
+    "split",
     "staged_copies",
+    "subset",
+    "table",
     "upload",
     "verify",
+    "writer",
 ]
 
 

@@ -35,7 +35,7 @@ from packer.found_shards import FoundShard, FoundShards, find_shards, losses
 from packer.output import Result, local_output, output_errors
 from packer.sources.shards import field_kinds
 from packer.workers import run_shards
-from readers.index import column_names
+from readers.history import EDITS
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.names import FieldName, SplitName
 
@@ -182,6 +182,8 @@ class _Adoption:
             label_offset=self._label_offset,
             made=made | {"indexed_by": f"packer {__version__}"},
             adopted=self._keys,
+            history=known.history if known else (),
+            retired=there.info.retired if (there := self._found.there) and there.info else (),
         )
 
     def _fields(self, metas: Mapping[FoundShard, PartMeta]) -> dict[str, str]:
@@ -210,7 +212,16 @@ class _Adoption:
     # --- compare ------------------------------------------------------------------------------------------------
     def _compare_names(self) -> None:
         """Refuse before hours of reading what file names show: missing shards, and a damaged dataset.json."""
-        there = self._found.there
+        there, known = self._found.there, self._found.known
+        if known and (known.edited or known.separate):
+            what = [EDITS[name] for name in known.edited] + [
+                f"the field {name} is in shards of its own" for name in known.separate
+            ]
+            raise OutputError(
+                f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "
+                f"do not say all of it: {'; '.join(what)}. Take the index from a copy of the set, or make the set "
+                f"again as its history says ( packer inspect )"
+            )
         if there and there.info is None:
             self._refuse([f"what its dataset.json says, which cannot be read ({there.fault})"])
         if there and there.info:
@@ -273,7 +284,7 @@ class _Commit:
         to_link = [shard for shard in self._found.shards if self._needs_link(shard, info)]
         splits = {name: replace(split, index=self._move_index(name, info)) for name, split in info.splits.items()}
         for number, shard in enumerate(to_link):
-            self._work.symlink(f"{number}.link", shard.path.resolve())
+            self._work.link(f"{number}.link", shard.path.resolve())
             self._work.rename(f"{number}.link", shard.name, self._place)
         self._place.sync()
         made = info.made
@@ -303,7 +314,7 @@ class _Commit:
         names = _index_names(split, len(self._used) + 1)
         current = self._old.splits[split].index if self._old and split in self._old.splits else names[0]
         with contextlib.suppress(FormatError):
-            if column_files(self._place.path / current, column_names(info.fields)) == info.splits[split].columns:
+            if column_files(self._place.path / current, info.column_names) == info.splits[split].columns:
                 return current
         name = next(name for name in names if name not in self._used)
         if not is_index(self._place, name):

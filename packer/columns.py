@@ -12,10 +12,10 @@ import json
 import zipfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from readers.sample import NO_LABEL
 __all__ = [
     "HEADER_COLUMNS",
     "LeftOut",
+    "PartColumns",
     "PartMeta",
     "ShardColumns",
     "column_files",
@@ -93,6 +94,13 @@ class PartMeta:
         remarks = {kind: (int(count), str(first)) for kind, (count, first) in value.get("remarks", {}).items()}
         fields = tuple(value["fields"])
         return cls(**value | {"shard": shard, "left_out": left_out, "fields": fields, "remarks": remarks})
+
+
+class PartColumns(Protocol):
+    """Columns of some samples of an index, by name; a string column is two, its blob and its offsets."""
+
+    def __contains__(self, name: str) -> bool: ...
+    def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
 
 
 class ShardColumns:
@@ -189,17 +197,21 @@ def load_meta(path: Path) -> PartMeta:
 def write_index(
     place: Folder,
     name: str,
-    parts: Sequence[Path],
+    parts: Sequence[Path | PartColumns],
     samples: Sequence[int],
     fields: Sequence[str],
     *,
     scratch: Folder,
+    separate: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> dict[str, ColumnFile]:
     """Write every column of `readers.index` to the folder `name` in `place`, durably; an index there is replaced.
 
-    parts: one per shard, in order.
+    parts: in order, the part of one shard, or columns from elsewhere, which name their shards themselves.
     samples: how many each of them has.
     scratch: a folder of the same filesystem, where the index is made.
+    separate: the fields that have shards of their own.
+    numbers: the shard of each part; by default they count from 0.
 
     Returns size and CRC32C of every file. Raises OutputError where other files are in the way.
     """
@@ -207,9 +219,11 @@ def write_index(
     scratch.remove_tree(temporary)
     with scratch.folder(temporary, create=True) as folder:
         with ExitStack() as opened:
-            names = column_names(fields)
+            names = column_names(fields, separate)
             files = {name.removesuffix(".npy"): opened.enter_context(folder.create(name)) for name in names}
-            _write_columns(files, parts, samples, fields)
+            _write_columns(
+                files, list(zip(parts, samples, numbers or range(len(parts)), strict=True)), fields, separate
+            )
             for file in files.values():
                 sync_file(file)
         folder.sync()
@@ -221,10 +235,15 @@ def write_index(
 
 
 def _write_columns(
-    files: Mapping[str, BinaryIO], parts: Sequence[Path], samples: Sequence[int], fields: Sequence[str]
+    files: Mapping[str, BinaryIO],
+    parts: Sequence[tuple[Path | PartColumns, int, int]],
+    fields: Sequence[str],
+    separate: Sequence[str],
 ) -> None:
-    total = sum(samples)
+    """parts: each with its samples and the number of its shard."""
+    total = sum(samples for _, samples, _ in parts)
     fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
+    fixed |= {f"{name}.shard": COLUMNS["shard"] for name in separate}
     for name, dtype in fixed.items():
         _write_header(files[name], dtype, total)
     blob_bytes = dict.fromkeys(("key", *(f"{name}.name" for name in fields)), 0)
@@ -232,15 +251,16 @@ def _write_columns(
         _write_header(files[name], "|u1", 0)  # written again at the end, when the length is known
         _write_header(files[f"{name}.offset"], "<u8", total + 1)
         files[f"{name}.offset"].write(bytes(8))
-    for number, (path, count) in enumerate(zip(parts, samples, strict=True)):
-        with load_part(path) as part:
+    for source, count, number in parts:
+        with load_part(source) if isinstance(source, Path) else nullcontext(source) as part:
             for name, dtype in fixed.items():
                 if name in part:
                     column = part[name]
                 else:  # the number of the shard, or a field that no sample of this shard has
-                    value = number if name == "shard" else ABSENT if name.endswith(".offset") else 0
+                    is_shard = name == "shard" or name.endswith(".shard")
+                    value = number if is_shard else ABSENT if name.endswith(".offset") else 0
                     column = np.full(count, value, dtype)
-                files[name].write(np.ascontiguousarray(column).data)
+                files[name].write(np.ascontiguousarray(column, dtype).data)
             for name, start in blob_bytes.items():
                 blob = part[name] if name in part else np.zeros(0, "u1")
                 offsets = part[f"{name}.offset"][1:] if name in part else np.zeros(count, "<u8")

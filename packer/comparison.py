@@ -24,13 +24,14 @@ from packer.formats.base import Arena, Located
 from packer.formats.files import Window
 from packer.sources.base import Slice, Source, SourceListing, SourceReader, SplitListing
 from readers.headers import read_header
-from readers.index import Index, decode_name, encode_name
+from readers.index import ABSENT, Index, decode_name, encode_name
 from readers.layout import MAX_JSON_BYTES, DatasetInfo, SplitInfo, read_dataset_info
 from readers.names import REPORT_FILE
 from readers.sample import Buffer, ImageInfo
 
 __all__ = [
     "MAX_PROBLEMS",
+    "LocatedRows",
     "Problem",
     "Problems",
     "check_columns",
@@ -87,13 +88,17 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
         found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
-            Index(root / files.index, files.samples).check(reader.fields)
+            Index(root / files.index, files.samples).check(reader.fields, info.separate)
             counts = [shard.samples for shard in files.shards]
             expected = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
-            if np.array_equal(reader.table.column("shard"), expected):
+            wrong = [] if np.array_equal(reader.table.column("shard"), expected) else ["shard"]
+            for name in info.separate:
+                if int(reader.table.shard_column(name).max(initial=0)) >= max(1, len(counts)):
+                    wrong.append(f"{name}.shard")
+            if not wrong:
                 return True
             if not damaged:
-                found.add(Problem(split, files.index, f"the column shard does not fit dataset.json; {remedy}"))
+                found.add(Problem(split, files.index, f"the column {wrong[0]} does not fit dataset.json; {remedy}"))
     except PackerError as error:
         if not damaged:
             found.add(Problem(split, files.index, str(error)))
@@ -122,8 +127,7 @@ def _damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:
 
 def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
     """How what the index says of a sample differs from what its shard says; "" where it does not."""
-    # keys that several adopted shards shared carry the name of their shard
-    if reader.keys[index] not in (sample.key, f"{key_prefix(shard)}/{sample.key}", f"{Path(shard).stem}/{sample.key}"):
+    if not _is_key(reader.keys[index], sample.key, shard):
         return f"the shard says the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
         return f"the shard says the label {sample.label}, the index {int(reader.labels[index])}"
@@ -137,6 +141,58 @@ def sample_difference(reader: readers.Reader, index: int, sample: Located, shard
         if stored != named:
             return f"field {name}: the shard says the file name {named!r:.200}, the index {stored!r:.200}"
     return ""
+
+
+def _is_key(key: str, of_shard: str, shard: str) -> bool:
+    """Whether a key is that of a sample in a shard: keys that several adopted shards shared have the shard's name in
+    front, or the last parts of its name where a set made of others has it in a folder."""
+    prefix = key.removesuffix(f"/{of_shard}")
+    return key == of_shard or (
+        prefix != key and f"/{key_prefix(shard)}".endswith((f"/{prefix}", f"/{Path(prefix).stem}"))
+    )
+
+
+class LocatedRows:
+    """The samples of an edited index whose payloads are in one shard, to compare with what its format locates there.
+
+    first, stop: the samples of the split for which `dataset.json` lists the shard. number: of the shard in that list.
+    """
+
+    def __init__(self, reader: readers.Reader, first: int, stop: int, number: int) -> None:
+        info, table = reader.dataset, reader.table
+        self._reader, self._edited, self._shard = reader, info.edited, reader.split_info.shards[number].path
+        self._rows: dict[tuple[str, int, int], list[int]] = {}
+        for name in reader.fields:
+            rows = np.arange(first, stop)
+            if name in info.separate:
+                rows = np.flatnonzero(table.shard_column(name) == number)
+            offset = table.field_column(name, "offset")[rows]
+            length = table.field_column(name, "length")[rows]
+            there = offset != np.uint64(ABSENT)
+            for row, *place in zip(rows[there].tolist(), offset[there].tolist(), length[there].tolist(), strict=True):
+                self._rows.setdefault((name, place[0], place[1]), []).append(row)
+
+    def differences(self, sample: Located) -> Iterator[tuple[int, str]]:
+        """(sample, how the index differs from the shard); payloads that no sample has are not counted."""
+        for name, place in sample.ranges.items():
+            for row in self._rows.pop((name, *place), ()):
+                yield from ((row, what) for what in self._compared(row, name, sample))
+
+    def _compared(self, row: int, of: str, sample: Located) -> Iterator[str]:
+        reader, key = self._reader, self._reader.keys[row]
+        if "keys" not in self._edited and not _is_key(key, sample.key, self._shard):
+            yield f"the shard says the key {sample.key!r}"
+        if "labels" not in self._edited and of not in reader.dataset.separate and sample.label != reader.labels[row]:
+            yield f"the shard says the label {sample.label}, the index {int(reader.labels[row])}"
+        name, stored = sample.names.get(of, ""), reader.table.columns.names(of)[row]
+        if stored != encode_name(name, sample.key) and decode_name(stored, key) != name:
+            yield f"field {of}: the shard says the file name {name!r:.200}, the index {stored!r:.200}"
+
+    def missing(self) -> Iterator[tuple[int, str]]:
+        """(sample, what is wrong) of payloads that are not where the index puts them."""
+        for (name, offset, length), rows in self._rows.items():
+            for row in rows:
+                yield row, f"field {name}: the shard has none at {offset} of {length} bytes, where the index puts it"
 
 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:

@@ -81,6 +81,11 @@ def export_index(
     if suffix is None:
         instead = container.unindexed.get(target) or _INSTEAD[target].format(path=root)
         raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {instead}")
+    if info.edited or info.separate:
+        raise FormatError(
+            f"{root}: its shards hold other samples or labels than its index, and {target} would read the shards; pack "
+            f"it again with  packer reshard {root} -o DIR  and export the index of that"
+        )
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
     folder = local_output(output) if output is not None else root
     watcher = watcher or Silent()

@@ -59,7 +59,11 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True)
 class InspectResult(Result):
-    """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some."""
+    """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
+
+    edited, separate, history: what was done to it since it was packed; see `readers.history`.
+    retired: indexes and shards of earlier states that are still there.
+    """
 
     path: Path | str
     format: str
@@ -71,6 +75,10 @@ class InspectResult(Result):
     splits: dict[str, SplitReport]
     duplicates: int
     duplicate_examples: tuple[tuple[str, ...], ...]
+    edited: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
+    history: tuple[Mapping[str, Any], ...] = ()
+    retired: tuple[str, ...] = ()
 
 
 def inspect(path: str | os.PathLike[str]) -> InspectResult:
@@ -90,6 +98,10 @@ def inspect(path: str | os.PathLike[str]) -> InspectResult:
         splits={name: _report(reader) for name, reader in opened.items()},
         duplicates=duplicates,
         duplicate_examples=examples,
+        edited=info.edited,
+        separate=info.separate,
+        history=tuple(operation.to_json() for operation in info.history),
+        retired=tuple(retired.path for retired in info.retired),
     )
 
 

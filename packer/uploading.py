@@ -29,7 +29,6 @@ from cache.messages import Silent, Watcher
 from cache.remote import CRC_ATTRIBUTE, Remote, RemoteUrl, Span
 from cache.staging import StagedFile, work_off
 from packer.output import Result
-from readers.index import column_names
 from readers.layout import DATASET_FILE, MAX_JSON_BYTES, parse_dataset_info
 from readers.staged_files import set_files
 
@@ -187,7 +186,7 @@ class _Upload:
             info = parse_dataset_info(old_text or b"", str(self._remote.url))
         except DatasetError:
             return 0
-        columns = column_names(info.fields)
+        columns = info.column_names
         old = [shard.path for split in info.splits.values() for shard in split.shards]
         old += [f"{split.index}/{name}" for split in info.splits.values() for name in columns]
         gone = [path for path in dict.fromkeys(old) if path not in new_paths]

@@ -35,6 +35,7 @@ from cache.staging import StagedFile, work_off
 from cache.staging.remote import RemoteSource
 from packer.comparison import (
     MAX_PROBLEMS,
+    LocatedRows,
     Problem,
     Problems,
     check_index,
@@ -49,6 +50,7 @@ from packer.formats.files import Window
 from packer.sources import Source, open_source
 from packer.sources.shards import located_samples
 from packer.workers import run_shards
+from readers.fields import check_field
 from readers.headers import sniff
 from readers.layout import DATASET_FILE, ShardInfo, read_dataset_info
 from readers.remote import RemoteHome
@@ -180,6 +182,9 @@ def verify_shard(task: _Task, counter: Counter) -> Problems:
 
 def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
     """Compare what the format locates in the file with the index."""
+    if reader.dataset.edited or reader.dataset.separate:
+        _check_rows(task, reader, path, wrong)
+        return
     count = 0
     try:
         for count, sample in enumerate(located_samples(format_named(task.format), path, task.options), start=1):
@@ -196,6 +201,24 @@ def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) 
         wrong(f"{task.format} structure: {error}")
         return
     if count != task.shard.samples:
+        wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
+
+
+def _check_rows(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
+    """The same where the index has other samples than the shards, other labels or keys, or fields in other shards."""
+    rows = LocatedRows(reader, task.first, task.first + task.shard.samples, task.number)
+    count, all_listed = 0, bool(task.shard.samples) and "samples" not in reader.dataset.edited
+    try:
+        for sample in located_samples(format_named(task.format), path, task.options):
+            count += 1
+            for index, what in rows.differences(sample):
+                wrong(what, index)
+    except FormatError as error:
+        wrong(f"{task.format} structure: {error}")
+        return
+    for index, what in rows.missing():
+        wrong(what, index)
+    if all_listed and count != task.shard.samples:
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
 
@@ -234,11 +257,14 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
     expected = int(reader.table.field_column(name, "crc32c")[index])
     if crc != expected:
         return f"field {name} is damaged: CRC32C {crc:08x}, expected {expected:08x}"
-    if name == "image" and sniff(payload):
-        try:
+    kind = reader.kinds[name]
+    try:
+        if name == "image" and sniff(payload):
             decode_fully(payload, decode)
-        except BadSampleError as error:
-            return f"the image {error}"
+        elif kind not in ("image", "file", "json") and decode != "none":
+            check_field(kind, payload, deep=True)
+    except BadSampleError as error:
+        return f"the image {error}" if name == "image" else f"field {name}: {error}"
     return ""
 
 

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import SourceError, UnknownNameError
-from readers.table import checked_indices
+from readers.index import ABSENT
+from readers.sample import ImageInfo
+from readers.table import Table, checked_indices
+from readers.where import Texts, parse_where
 
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-__all__ = ["Criteria"]
+__all__ = ["Criteria", "TableFacts"]
 
 _SHOWN = 5
+_TURNED = 5  # EXIF orientations from 5 on exchange height and width
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,15 @@ class Criteria:
     min_side: int | None = None
     indices: npt.ArrayLike | None = None
     mask: npt.ArrayLike | None = None
+    where: str | None = None
     fraction: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"fraction is {self.fraction}, expected more than 0 and at most 1")
+        if self.where is not None:
+            parse_where(self.where)
 
     def apply(self, reader: Reader) -> npt.NDArray[np.int64]:
         """The numbers of the samples, int64: in stored order, or in that of `indices` where given.
@@ -53,6 +61,7 @@ class Criteria:
         left = self._by_bytes(left, reader)
         left = self._by_key(left, reader)
         left = self._by_side(left, reader)
+        left = self._by_facts(left, reader)
         if self.fraction is not None and left.size:
             left = left[_share(len(left), self.fraction, self.seed)]
         if not left.size:
@@ -122,9 +131,87 @@ class Criteria:
         info = reader.image_info(left)
         return left[np.minimum(info.height, info.width) >= self.min_side]
 
+    def _by_facts(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.int64]:
+        if self.where is None:
+            return left
+        facts = TableFacts(
+            reader.table.take(left), lambda: reader.image_info(left), getattr(reader.table.columns, "split", "")
+        )
+        return left[parse_where(self.where).mask(facts)]
+
     def _describe(self) -> str:
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "seed"}
         return ", ".join(f"{name}={value!r:.60}" for name, value in given.items() if value is not None)
+
+
+class TableFacts:
+    """The samples of a table as `readers.where` looks at them.
+
+    headers: reads the header facts, where the table does not have them.
+    split: the name of the split.
+    labels, classes: in place of those of the table.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        headers: Callable[[], ImageInfo] | None = None,
+        split: str = "",
+        labels: npt.NDArray[Any] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self.classes = table.classes if classes is None else classes
+        self._table, self._read_headers, self._split, self._labels = table, headers, split, labels
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def labels(self) -> npt.NDArray[Any]:
+        return self._table.labels if self._labels is None else self._labels
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        if name == "bytes":
+            return self._table.sizes()
+        if name in ("orientation", "components"):
+            values: npt.NDArray[Any] = getattr(self._headers, name)
+            return np.where(self._headers.height > 0, values, np.nan)
+        height, width = self._size
+        if name == "aspect":
+            return width / height
+        if name == "pixels":
+            return width * height
+        return {"min_side": np.minimum(width, height), "max_side": np.maximum(width, height), "width": width}.get(
+            name, height
+        )
+
+    def texts(self, name: str) -> Texts:
+        if name == "key":
+            return Texts(self._table.keys)
+        if name == "split":
+            return Texts((self._split,), np.zeros(len(self), np.int64))
+        if name == "class_name":
+            names = (*self.classes, "")
+            labels = self.labels()
+            return Texts(names, np.where((labels >= 0) & (labels < len(self.classes)), labels, len(self.classes)))
+        from readers.headers import MEDIA
+
+        return Texts(MEDIA, self._headers.media)
+
+    def has(self, field: str) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = self._table.field_column(field, "offset") != np.uint64(ABSENT)
+        return found
+
+    @cached_property
+    def _headers(self) -> ImageInfo:
+        return self._table.headers(None) if self._read_headers is None else self._read_headers()
+
+    @cached_property
+    def _size(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """(height, width) of the images as displayed; NaN where they are not known."""
+        height, width = (getattr(self._headers, name).astype(np.float64) for name in ("height", "width"))
+        height[height == 0] = width[width == 0] = np.nan
+        turned = self._headers.orientation >= _TURNED
+        return np.where(turned, width, height), np.where(turned, height, width)
 
 
 def _keys(left: npt.NDArray[np.int64], reader: Reader) -> Iterable[str]:

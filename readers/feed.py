@@ -25,9 +25,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from cache.errors import BadSampleError, UnknownNameError
+from cache.errors import BadSampleError
 from cache.node import rank_and_world_size
 from readers.augment.recipe import Draws
 from readers.order import Order, ResumeToken, Schedule, Sequential, Shuffled
@@ -41,7 +40,6 @@ __all__ = [
     "BadSample",
     "Feed",
     "FeedOptions",
-    "Fields",
     "OnError",
     "Start",
     "bad_sample",
@@ -63,7 +61,6 @@ _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
 _ORDER_AT_ONCE = 1024  # an order computes a thousand rows nearly as quickly as those of a batch
-_KNOWN_FIELDS = ("image", "label", "key", "index")
 _T = TypeVar("_T")
 
 
@@ -329,61 +326,3 @@ def summarise(bad: Sequence[BadSample], epoch: int, on_error: OnError) -> str:
         f"epoch {epoch}: {len(bad)} bad samples were {_DONE[on_error]}, the first is sample {first.index} "
         f"({first.key}): {first.reason}; see bad_samples"
     )
-
-
-# --- the fields of a batch --------------------------------------------------------------------------------------
-class Fields:
-    """The fields of a batch or an item: "image", "label", "key", "index" and the other fields of the set.
-
-    fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries. Raises UnknownNameError.
-    """
-
-    def __init__(self, fields: Sequence[str] | Mapping[str, str], reader: Reader) -> None:
-        if isinstance(fields, str):
-            raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
-        known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
-        self._names = tuple(fields) if isinstance(fields, Mapping) else None
-        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
-        for name in self.wanted:
-            if name not in known:
-                raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
-
-    def collect(self, value: Callable[[str], Any]) -> Any:
-        """A tuple or a dictionary of `value(field)` for each field."""
-        values = tuple(value(name) for name in self.wanted)
-        return values if self._names is None else dict(zip(self._names, values, strict=True))
-
-    @staticmethod
-    def value(reader: Reader, row: int, name: str) -> Any:
-        """A field, not "image", of one row: an int, a str, or bytes, None where the sample lacks the field."""
-        if name == "label":
-            return int(reader.labels[row])
-        if name == "index":
-            return row
-        if name == "key":
-            return reader.keys[row]
-        data = _read_or_none(reader, row, name)
-        return None if data is None else bytes(data)
-
-    @staticmethod
-    def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> Any:
-        """A field, not "image", of some rows: labels int64 [n], -1 without one; rows int64 [n]; a list of keys; or a
-        list of bytes, None where a sample lacks the field."""
-        if name == "label":
-            return reader.labels[rows]
-        if name == "index":
-            return rows
-        if name == "key":
-            keys = reader.keys
-            return [keys[row] for row in rows.tolist()]
-        try:
-            return list(reader.read_many(rows, name))
-        except UnknownNameError:
-            return [_read_or_none(reader, row, name) for row in rows.tolist()]
-
-
-def _read_or_none(reader: Reader, row: int, name: str) -> Buffer | None:
-    try:
-        return reader.read(row, name)
-    except UnknownNameError:
-        return None  # this sample lacks it

@@ -2,8 +2,8 @@
 
     kind    bytes                                                    value
     image   an encoded image                                         uint8 [h, w, 3], upright RGB
-    mask    an encoded image without loss, one channel (PNG, TIFF,   uint8, uint16 or int32 [h, w]: classes or instances,
-            BMP, GIF); of a palette, the indices                     upright
+    mask    an encoded image without loss, one channel (PNG, TIFF,   uint8, uint16 or int32 [h, w], upright: numbers of
+            BMP, GIF); of a palette, the indices                     classes or instances
     boxes   .npy                                                     float32 [k, 4]: x0, y0, x1, y1
     points  .npy                                                     float32 [..., 2]: x, y; NaN for one that is missing
     array   .npy of booleans, integers, floating point or complex    the array
@@ -15,8 +15,8 @@ Boxes and points are in pixels of the image as it is displayed, after its EXIF o
 corner of the first pixel, (width, height) the lower right corner of the last. A mask covers the whole of this image.
 
 Bytes are not trusted. Arrays are read by the layout that numpy.lib.format documents (magic, version, length of the
-header, a Python literal, the values), with no evaluation and no pickle: the literal has three members of known form, the
-dtype is one of a few plain ones, and the values fill the rest to the byte.
+header, a Python literal, the values), with no evaluation and no pickle: the literal has three members of known form,
+the dtype is one of a few plain ones, and the values fill the rest to the byte.
 
 To encode, bytes pass as they are once they have been checked, so that a value may be given in either form.
 """
@@ -38,11 +38,11 @@ from cache.errors import BadSampleError
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.pillow import bits_of
 from readers.decode.region import check_header
-from readers.headers import SUFFIX, read_header, sniff
+from readers.headers import read_header, sniff
 from readers.headers.pillow import opened
 from readers.sample import Buffer
 
-__all__ = ["KINDS", "Kind", "check_field", "decode_field", "encode_field", "field_suffix", "parse_npy"]
+__all__ = ["KINDS", "Kind", "check_field", "decode_field", "encode_field", "parse_npy"]
 
 _MAGIC = b"\x93NUMPY"
 _LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
@@ -63,13 +63,11 @@ class Kind(NamedTuple):
     decode: bytes to the value; raises BadSampleError.
     encode: a value to bytes; raises BadSampleError.
     check: a quick check of bytes before they are packed; raises BadSampleError.
-    suffix: of files, without a dot; "" where the bytes say.
     """
 
     decode: Callable[[Buffer], Any]
     encode: Callable[[Any], Buffer]
     check: Callable[[Buffer], object]
-    suffix: str = ""
 
 
 def decode_field(kind: str, data: Buffer) -> Any:
@@ -89,11 +87,6 @@ def encode_field(kind: str, value: Any) -> Buffer:
 def check_field(kind: str, data: Buffer, *, deep: bool = False) -> None:
     """Check bytes as far as their header goes, or, if deep, the pixels too. Raises BadSampleError."""
     (KINDS[kind].decode if deep else KINDS[kind].check)(data)
-
-
-def field_suffix(kind: str, data: Buffer) -> str:
-    """The suffix of a file with these bytes, without a dot; "" where nothing says."""
-    return KINDS[kind].suffix or SUFFIX.get(sniff(data), "")
 
 
 # --- arrays -------------------------------------------------------------------------------------------------------
@@ -163,9 +156,11 @@ def _write_npy(value: Any) -> bytes:
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
-    """An array of what may be a list, an array of numpy, or a tensor of torch."""
+    """An array of what may be a list, an array of numpy, or a tensor of torch. An empty list has no numbers that would
+    say their dtype: int64, as for the labels of no boxes."""
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
+        return array.astype(np.int64) if not array.size and isinstance(value, list | tuple) else array
     except (ValueError, TypeError) as error:
         raise BadSampleError(f"{type(value).__name__} is not an array: {error}") from error
 
@@ -317,10 +312,10 @@ def _encode_file(value: Any) -> bytes:
 KINDS: Mapping[str, Kind] = {
     "image": Kind(decode_image, _encode_image, read_header),
     "mask": Kind(_decode_mask, _encode_mask, _check_mask),
-    "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes, "npy"),
-    "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points, "npy"),
-    "array": Kind(parse_npy, _write_npy, parse_npy, "npy"),
-    "text": Kind(_decode_text, _encode_text, _decode_text, "txt"),
-    "json": Kind(_decode_json, _encode_json, _decode_json, "json"),
+    "boxes": Kind(_decode_boxes, lambda value: _write_npy(_as_boxes(_as_array(value))), _decode_boxes),
+    "points": Kind(_decode_points, lambda value: _write_npy(_as_points(_as_array(value))), _decode_points),
+    "array": Kind(parse_npy, _write_npy, parse_npy),
+    "text": Kind(_decode_text, _encode_text, _decode_text),
+    "json": Kind(_decode_json, _encode_json, _decode_json),
     "file": Kind(bytes, _encode_file, len),
 }

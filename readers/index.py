@@ -3,6 +3,7 @@
 An index is one `.npy` file per column in `<split>.index/`:
 
     shard.npy               uint32 [n]      position in the split's list of shards
+    <field>.shard.npy       uint32 [n]      the same, of a field that has shards of its own (`separate` in dataset.json)
     <field>.offset.npy      uint64 [n]      byte offset of the field in its shard; 2^64 - 1 where a sample lacks it
     <field>.length.npy      uint64 [n]      bytes; 0 is legal
     <field>.crc32c.npy      uint32 [n]      CRC32C (Castagnoli) of those bytes
@@ -23,6 +24,7 @@ and for a billion, and processes share the pages.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import mmap
 import os
@@ -30,7 +32,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +54,7 @@ __all__ = [
     "encode_name",
 ]
 
+_C = TypeVar("_C", bound="Columns")
 ABSENT = 2**64 - 1
 _REBUILD = "unless the set is being replaced right now, rebuild it with  packer index"
 COLUMNS: dict[str, str] = {
@@ -67,9 +70,9 @@ COLUMNS: dict[str, str] = {
 FIELD_COLUMNS: dict[str, str] = {"offset": "<u8", "length": "<u8", "crc32c": "<u4"}
 
 
-def column_names(fields: Iterable[str]) -> list[str]:
-    """The files of an index."""
-    names = [*COLUMNS, "key", "key.offset"]
+def column_names(fields: Iterable[str], separate: Iterable[str] = ()) -> list[str]:
+    """The files of an index. separate: fields that have shards of their own."""
+    names = [*COLUMNS, "key", "key.offset", *(f"{field}.shard" for field in separate)]
     for field in fields:
         names += [f"{field}.{name}" for name in (*FIELD_COLUMNS, "name", "name.offset")]
     return [f"{name}.npy" for name in names]
@@ -96,9 +99,13 @@ class Columns(ABC):
 
     title: what messages call the set: its directory or address, and the split.
     place: the directory or address, as commands take it.
+    separate: fields that have shards of their own.
+    kinds: what the bytes of fields are (`readers.fields`), where that is known.
     """
 
     fields: tuple[str, ...] = ("image",)
+    separate: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = {}
     classes: tuple[str, ...] = ()
     title: str = ""
     place: str = ""
@@ -116,6 +123,10 @@ class Columns(ABC):
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
         """One of `FIELD_COLUMNS` of a field, length n."""
 
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shard that has a field of each sample, length n: `column("shard")`, unless it has shards of its own."""
+        return self.column("shard")
+
     @abstractmethod
     def keys(self) -> Strings: ...
 
@@ -132,6 +143,12 @@ class Columns(ABC):
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
         """Size of each shard."""
 
+    def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
+        """The same columns, with these kinds of fields."""
+        other = copy.copy(self)
+        other.kinds = kinds
+        return other
+
     def shard_place(self, shard: int) -> str:
         """The shard as messages name it."""
         return f"{self.place or self.title}, shard {shard}"
@@ -144,8 +161,10 @@ class Columns(ABC):
 class MemoryColumns(Columns):
     """Columns in memory; a column that is not given is 0 everywhere, and -1 for labels.
 
-    columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS.
+    columns: by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" of a field that has shards
+    of its own.
     names: file names by field, as `encode_name` stores them.
+    kinds: of the fields, where they are known.
     shard_bytes: size of each shard; default: where its last sample ends.
     """
 
@@ -157,16 +176,19 @@ class MemoryColumns(Columns):
         classes: tuple[str, ...] = (),
         *,
         names: Mapping[str, Strings] | None = None,
+        kinds: Mapping[str, str] | None = None,
         shard_bytes: Sequence[int] | npt.NDArray[np.int64] | None = None,
         title: str = "",
     ) -> None:
         self._keys = keys if isinstance(keys, Strings) else Strings.of(keys)
         self.fields, self.classes, self.title, self.place = fields, classes, title, title
+        self.separate = tuple(field for field in fields if f"{field}.shard" in columns)
         self.has_headers = all(name in columns for name in ImageInfo._fields)
         self.has_checksums = all(f"{field}.crc32c" in columns for field in fields)
-        self._names = dict(names or {})
+        self._names, self.kinds = dict(names or {}), kinds or {}
         self._shard_bytes = shard_bytes
         dtypes = COLUMNS | {f"{field}.{name}": kind for field in fields for name, kind in FIELD_COLUMNS.items()}
+        dtypes |= {f"{field}.shard": COLUMNS["shard"] for field in fields}
         self._columns = {name: np.ascontiguousarray(values, dtypes[name]) for name, values in columns.items()}
         for name, values in self._columns.items():
             if values.shape != (len(self._keys),):
@@ -184,6 +206,9 @@ class MemoryColumns(Columns):
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
         return self.column(f"{field}.{name}")
+
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def keys(self) -> Strings:
         return self._keys
@@ -207,9 +232,9 @@ class MemoryColumns(Columns):
         if self._shard_bytes is not None:
             return self._shard_bytes
         ends = [self.field_column(f, "offset").astype(np.int64) + self.field_column(f, "length") for f in self.fields]
-        shard = self.column("shard")
-        sizes = np.zeros(int(shard.max(initial=0)) + 1, np.int64)
-        for end in ends:
+        shards = [self.shard_column(field) for field in self.fields]
+        sizes = np.zeros(max(int(shard.max(initial=0)) for shard in shards) + 1, np.int64)
+        for shard, end in zip(shards, ends, strict=True):
             np.maximum.at(sizes, shard, np.where(end < 0, 0, end))
         self._shard_bytes = sizes.tolist()
         return self._shard_bytes
@@ -235,6 +260,10 @@ class Index:
         """One of FIELD_COLUMNS of a field, read-only, length n."""
         return self._fixed(f"{field}.{name}", FIELD_COLUMNS[name])
 
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shards of a field that has shards of its own, read-only, length n."""
+        return self._fixed(f"{field}.shard", COLUMNS["shard"])
+
     def keys(self) -> Strings:
         return self._strings("key")
 
@@ -242,8 +271,10 @@ class Index:
         """Original file names of a field as stored; decode each with `decode_name`."""
         return self._strings(f"{field}.name")
 
-    def check(self, fields: Iterable[str]) -> None:
+    def check(self, fields: Iterable[str], separate: Iterable[str] = ()) -> None:
         """Open every column once. Raises DatasetError for the first that is missing or wrong."""
+        for field in separate:
+            self.shard_column(field)
         for name in COLUMNS:
             self.column(name)
         self.keys()

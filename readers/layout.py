@@ -1,7 +1,7 @@
 """`dataset.json`: what a packed set is. It is the commit point: a directory without it is not a set.
 
     {
-      "kind": "packer-dataset", "version": 1,
+      "kind": "packer-dataset", "version": 1,                         2 where "edited" or "separate" is there
       "format": "hdf5" | "tfrecord" | "tar",
       "fields": {"image": "image", "mask": "mask", "json": "json"},   name -> what its bytes are (`readers.fields`)
       "classes": ["n01440764", …],                                    position = label
@@ -14,7 +14,8 @@
         }, …
       },
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
-      "made": {…}                                                     how it was made; see `DatasetInfo.fingerprint`
+      "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
+      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `readers.history`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
@@ -28,19 +29,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cache.errors import BadNameError, DatasetError, UnknownNameError
 from cache.files import PathError, read_regular
+from readers.history import Operation, Retired, parse_edited, parse_history, parse_retired, parse_separate
 from readers.index import column_names
 from readers.names import DATASET_FILE, WORK_FOLDER, FieldName, IndexPath, ShardPath, SplitName
 
 __all__ = [
     "DATASET_FILE",
     "FIELD_KINDS",
+    "KIND_SUFFIXES",
     "MAX_JSON_BYTES",
     "AdoptedKeys",
     "ColumnFile",
@@ -54,7 +57,10 @@ __all__ = [
 
 KIND = "packer-dataset"
 VERSION = 1
+EDITED_VERSION = 2  # earlier versions of packer would take the shards' word for what the index says otherwise
 FIELD_KINDS = ("image", "file", "json", "mask", "boxes", "points", "array", "text")  # see `readers.fields`
+# Of the files and members of fields that came from no file.
+KIND_SUFFIXES = {"json": "json", "boxes": "npy", "points": "npy", "array": "npy", "text": "txt"}
 MAX_JSON_BYTES = 1 << 30
 _SAME = ("val", "valid", "validation")
 _CRC = re.compile("[0-9a-fA-F]{8}")
@@ -115,6 +121,15 @@ class DatasetInfo:
     label_offset: int = 0
     made: Mapping[str, Any] = field(default_factory=dict)
     adopted: AdoptedKeys = AdoptedKeys()
+    edited: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
+    history: tuple[Operation, ...] = ()
+    retired: tuple[Retired, ...] = ()
+
+    @property
+    def column_names(self) -> list[str]:
+        """The files of the index of a split."""
+        return column_names(self.fields, self.separate)
 
     def split(self, name: str | None, where: str | Path) -> tuple[str, SplitInfo]:
         """The split called `name` (val, valid and validation stand for each other); None: the only one, or train."""
@@ -164,7 +179,7 @@ class DatasetInfo:
         }
         content = {
             "kind": KIND,
-            "version": VERSION,
+            "version": EDITED_VERSION if self.edited or self.separate else VERSION,
             "format": self.format,
             "fields": dict(self.fields),
             "classes": list(self.classes),
@@ -174,6 +189,10 @@ class DatasetInfo:
         }
         if self.adopted != AdoptedKeys():
             content["adopted"] = asdict(self.adopted)
+        later: dict[str, Any] = {"edited": list(self.edited), "separate": list(self.separate)}
+        later["history"] = [operation.to_json() for operation in self.history]
+        later["retired"] = [asdict(retired) for retired in self.retired]
+        content |= {name: value for name, value in later.items() if value}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -230,8 +249,10 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     if top.get("kind", str) != KIND:
         raise DatasetError(f"{path}: kind is {content.get('kind')!r}, expected {KIND!r}")
     version = top.get("version", int)
-    if version != VERSION:
-        raise DatasetError(f"{path}: version {version}, this packer reads version {VERSION}; upgrade packer")
+    if version not in (VERSION, EDITED_VERSION):
+        raise DatasetError(
+            f"{path}: version {version}, this packer reads versions {VERSION} and {EDITED_VERSION}; upgrade packer"
+        )
     format_name = top.get("format", str)
     if not _FORMAT.fullmatch(format_name):  # any container: readers know byte ranges only
         raise DatasetError(f"{path}: format {format_name!r:.80}, expected the name of one, such as 'tar'")
@@ -241,11 +262,16 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
     classes: list[str] = top.get("classes", list)
     if not all(isinstance(name, str) for name in classes):
         raise DatasetError(f"{path}: classes must be a list of strings")
+    try:
+        separate = parse_separate(content.get("separate", []), fields)
+        edited, retired = parse_edited(content.get("edited", [])), parse_retired(content.get("retired", []))
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}") from error
     splits: dict[str, SplitInfo] = {}
     listed: dict[str, Any] = top.get("splits", dict)
     for name, value in listed.items():
         where = _Object(value, f"{path}: split {name!r:.80}")
-        splits[_checked(SplitName, name, path)] = _parse_split(where, fields)
+        splits[_checked(SplitName, name, path)] = _parse_split(where, column_names(fields, separate))
     label_offset = top.get("label_offset", int)
     if abs(label_offset) >= 1 << 31:
         raise DatasetError(f"{path}: label_offset is {label_offset}, expected one below 2^31")
@@ -257,6 +283,10 @@ def _parse(content: Any, path: str | Path) -> DatasetInfo:
         label_offset=label_offset,
         made=_filter_made(content.get("made")),
         adopted=_parse_adopted(_Object(content.get("adopted", {}), f"{path}: adopted")),
+        edited=edited,
+        separate=separate,
+        history=parse_history(content.get("history")),
+        retired=retired,
     )
 
 
@@ -289,18 +319,18 @@ def _parse_adopted(value: _Object) -> AdoptedKeys:
     return AdoptedKeys(image_key, label_key, fields)
 
 
-def _parse_columns(split: _Object, fields: Mapping[str, str]) -> dict[str, ColumnFile]:
+def _parse_columns(split: _Object, names: Iterable[str]) -> dict[str, ColumnFile]:
     if "columns" not in split.value:
         return {}
     listed: dict[str, Any] = split.get("columns", dict)
     columns = {}
-    for name in sorted(column_names(fields)):
+    for name in sorted(names):
         column = _Object(listed.get(name), f"{split.where}: column {name}")
         columns[name] = ColumnFile(column.count("bytes"), column.checksum())
     return columns
 
 
-def _parse_split(split: _Object, fields: Mapping[str, str]) -> SplitInfo:
+def _parse_split(split: _Object, columns: Iterable[str]) -> SplitInfo:
     shards = []
     listed: list[Any] = split.get("shards", list)
     for number, value in enumerate(listed):
@@ -311,7 +341,7 @@ def _parse_split(split: _Object, fields: Mapping[str, str]) -> SplitInfo:
     if samples != found:
         raise DatasetError(f"{split.where}: {samples} samples, but its shards hold {found}")
     index = split.named(IndexPath, "index")
-    return SplitInfo(samples, tuple(shards), index, split.get("root", str), _parse_columns(split, fields))
+    return SplitInfo(samples, tuple(shards), index, split.get("root", str), _parse_columns(split, columns))
 
 
 class _Object:

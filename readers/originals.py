@@ -1,7 +1,8 @@
 """The original files of a packed set: the tree that it was packed from, by names, and as files to stage.
 
-What was a file keeps its name below the split's folder. What was none gets a name from its key: `key.json` for a json
-field, `key.jpg` and so on for an image. Names come from the set and are not trusted: who writes a file checks its path.
+What was a file keeps its name below the split's folder. What was none gets a name from its key: `key.json` for the
+field json, `key.boxes.npy` for boxes, `key.jpg` and so on for an image. Names come from the set and are not trusted:
+who writes a file checks its path.
 
 Staged, they are below a folder of their own, `TREE`: the copy's own records would pass for a class in a tree without
 splits, since torchvision takes every folder for one.
@@ -22,6 +23,7 @@ from cache.errors import PackerError, StagingError, StagingSourceError
 from cache.staging import Manifest, StagedFile
 from readers.headers import MEDIA, SUFFIX, sniff
 from readers.index import decode_name
+from readers.layout import KIND_SUFFIXES
 from readers.names import shortened
 from readers.reader import Reader
 from readers.sample import NO_LABEL, Buffer
@@ -59,8 +61,8 @@ def original_files(reader: Reader, index: int) -> Iterator[tuple[str, str]]:
 
 def _suffix(reader: Reader, index: int, field: str) -> str:
     kind = reader.dataset.fields[field]
-    if kind == "json":
-        return "json" if field == "json" else f"{field}.json"
+    if KIND_SUFFIXES.get(kind):
+        return "json" if field == "json" else f"{field}.{KIND_SUFFIXES[kind]}"
     media = MEDIA[int(reader.image_info([index]).media[0])] if field == reader.fields[0] else ""
     suffix = SUFFIX.get(media or sniff(reader.read(index, field)), "bin")
     return suffix if kind == "image" else f"{field}.{suffix}"

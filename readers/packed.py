@@ -37,7 +37,8 @@ class PackedColumns(Columns):
     def __init__(self, dataset: DatasetInfo, split: str, index: Index, place: str = "") -> None:
         self.dataset, self.split, self.index = dataset, split, index
         self.split_info: SplitInfo = dataset.splits[split]
-        self.fields, self.classes = tuple(dataset.fields), dataset.classes
+        self.fields, self.kinds, self.classes = tuple(dataset.fields), dataset.fields, dataset.classes
+        self.separate = dataset.separate
         self.place = place or str(self.path)
         self.title = f"{place or os.path.abspath(self.path)} ({split})"
         self._fingerprint = ""
@@ -56,6 +57,9 @@ class PackedColumns(Columns):
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
         return self.index.field_column(field, name)
+
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        return self.index.shard_column(field) if field in self.separate else self.index.column("shard")
 
     def keys(self) -> Strings:
         return self.index.keys()

@@ -14,10 +14,11 @@ selection of any of these differ in their tables and stores. A store of your own
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ from cache.stores import Buffer, Store
 from cache.stores.base import Joined, Part
 from readers.criteria import Criteria
 from readers.index import ABSENT as _ABSENT
-from readers.layout import DatasetInfo, SplitInfo
+from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
 from readers.table import concat as concat_tables
@@ -61,11 +62,11 @@ class Reader:
 
     def _setup(self) -> None:
         self._read_one = self.store.read_one
-        self._columns: dict[str, tuple[int, memoryview, memoryview]] = {}
+        self._columns: dict[str, tuple[int, memoryview, memoryview, memoryview]] = {}
         self._info: ImageInfo | None = None
         columns = self.table.columns
+        columns.column("shard")  # mapped with the other columns: the files may be replaced by another set's
         self._rows = None if self.table.rows is None else self.table.rows.data
-        self._shard_of = columns.column("shard").data  # memoryviews give integers, faster than scalars
         self._shard_bytes = columns.shard_bytes
         self._width = len(columns.fields)
 
@@ -74,6 +75,11 @@ class Reader:
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
         return self.table.fields
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each field (`readers.fields`)."""
+        return self.table.kinds
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -174,9 +180,9 @@ class Reader:
         Raises IndexError outside the set and UnknownNameError for a field that the set or this sample lacks.
         """
         try:
-            number, offsets, lengths = self._columns[field]
+            number, shards, offsets, lengths = self._columns[field]  # memoryviews give integers, faster than scalars
             row = index if self._rows is None else self._rows[index]
-            offset, length, shard = offsets[row], lengths[row], self._shard_of[row]
+            offset, length, shard = offsets[row], lengths[row], shards[row]
             size = self._shard_bytes[shard]
         except (KeyError, IndexError):
             return self._read_first(index, field)
@@ -271,6 +277,7 @@ class Reader:
         min_side: int | None = None,
         indices: npt.ArrayLike | None = None,
         mask: npt.ArrayLike | None = None,
+        where: str | None = None,
         fraction: float | None = None,
         seed: int = 0,
     ) -> Reader:
@@ -282,13 +289,22 @@ class Reader:
         min_side: of the shorter side in pixels, by the image's header.
         indices: sample numbers, which may repeat.
         mask: bool [n].
+        where: an expression, as 'min_side >= 64 and label in ("cat", 3)'; see `readers.where`.
         fraction: that share of the rest, drawn by `seed`; a smaller fraction is part of a larger one.
 
         Only the numbers of the samples are copied. Closing the selection closes this reader. Raises SourceError where
         no sample is left, UnknownNameError for a class or key that the reader lacks, IndexError, and ValueError.
         """
-        criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, fraction, seed)
+        criteria = Criteria(labels, keys, min_bytes, max_bytes, min_side, indices, mask, where, fraction, seed)
         return Reader(self.table.take(criteria.apply(self)), self.store)
+
+    def with_kinds(self: _R, kinds: Mapping[str, str]) -> _R:
+        """The same samples with fields of other kinds, {"mask": "mask"}. Raises UnknownNameError and ValueError."""
+        if "image" in kinds or not set(kinds.values()) <= set(FIELD_KINDS):
+            raise ValueError(f"kinds of fields, not of the image, are {', '.join(FIELD_KINDS)}; found {dict(kinds)!r}")
+        other = copy.copy(self)
+        other.table = self.table.with_kinds(kinds)
+        return other
 
     def for_decoding(self) -> Reader:
         """The same samples for `readers.decode`, which gives the same pixels for them: where a cache keeps images in a
@@ -322,18 +338,19 @@ class Reader:
         """The first read of a field, or the error of a wrong request."""
         if field not in self._columns:
             number = self.table.number(field)
-            columns = (self.table.columns.field_column(field, name).data for name in ("offset", "length"))
-            self._columns[field] = (number, *columns)  # type: ignore[assignment]
+            columns = self.table.columns
+            offsets, lengths = (columns.field_column(field, name).data for name in ("offset", "length"))
+            self._columns[field] = (number, columns.shard_column(field).data, offsets, lengths)
             return self.read(index, field)
         row = self.table.row(index)
-        raise self.table.no_such_shard(self._shard_of[row])
+        raise self.table.no_such_shard(self._columns[field][1][row])
 
     def _range(self, index: int, field: str) -> tuple[int, int, int] | None:
         """(shard, offset, length) of a field."""
         self.table.number(field)
         columns, row = self.table.columns, self.table.row(index)
         extent = [int(columns.field_column(field, name)[row]) for name in ("offset", "length")]
-        shard = int(columns.column("shard")[row])
+        shard = int(columns.shard_column(field)[row])
         if extent[0] == _ABSENT:
             return None
         if shard >= len(columns.shard_bytes):

@@ -47,7 +47,7 @@ from cache.staging.remote import RemoteSource
 from cache.stores import Files, Store
 from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
-from readers.index import Index, column_names
+from readers.index import Index
 from readers.layout import (
     DATASET_FILE,
     MAX_JSON_BYTES,
@@ -172,7 +172,7 @@ def remote_set_files(url: str) -> SetFiles:
     columns = {}
     for name, split in home.info.splits.items():
         folder = home.fetch_index(name)
-        files = sorted(column_names(home.info.fields))
+        files = sorted(home.info.column_names)
         columns[name] = [(f"{split.index}/{file}", (folder / file).stat().st_size) for file in files]
     from_here = frozenset([DATASET_FILE, *(path for found in columns.values() for path, _ in found)])
     source = RemoteSource(remote, home.path, from_here)
@@ -250,13 +250,13 @@ class RemoteHome:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         try:
-            names = column_names(self.info.fields)
+            names = self.info.column_names
             self.remote.each(lambda name: self._column(info, name, part / name), names)
             now, _ = self.remote.head(DATASET_FILE)
             if not _same(now, self.facts):
                 raise StaleIndexError(f"{self.url}: was changed while its index was fetched; open it again")
             try:
-                Index(part, info.samples).check(self.info.fields)
+                Index(part, info.samples).check(self.info.fields, self.info.separate)
             except DatasetError as error:
                 message = str(error).replace(str(part), self.url.at(info.index))
                 raise DatasetError(f"{message}; then upload it again") from error

@@ -106,8 +106,10 @@ class SetFiles:
             return range(len(split.shards))
         node, nodes = portion.part
         samples = NodeLocal(split.samples, nodes=nodes).local_part(node)
-        column = Index(self.home / split.index, split.samples).column("shard")
-        counts = np.bincount(column[samples.start : samples.stop], minlength=len(split.shards))
+        index = Index(self.home / split.index, split.samples)
+        columns = [index.column("shard"), *map(index.shard_column, self.info.separate)]
+        part = np.concatenate([column[samples.start : samples.stop] for column in columns])
+        counts = np.bincount(part, minlength=len(split.shards))
         if len(counts) > len(split.shards):
             raise DatasetError(f"{self.home / split.index}: names a shard that the split does not have")
         return list(np.flatnonzero(counts).tolist())

@@ -18,7 +18,7 @@ import hashlib
 import mmap
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from cache.stores import Extents, Int64s
 from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import LazySequence, Strings
+
+if TYPE_CHECKING:
+    from readers.augment.geometry import Pass
 
 __all__ = ["Form", "Table", "checked_indices", "concat"]
 
@@ -46,6 +49,9 @@ class Form(Protocol):
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
+
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        """How converting moves what is in each upright image (`readers.augment.geometry`)."""
 
 
 class Table:
@@ -91,6 +97,11 @@ class Table:
     def fields(self) -> tuple[str, ...]:
         """Names of the fields; "image" is the first one, where there is one."""
         return self.columns.fields
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the bytes of each field are: its kind in `readers.fields`."""
+        return {name: name if name in ("image", "json") else "file" for name in self.fields} | dict(self.columns.kinds)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -146,11 +157,17 @@ class Table:
         column = self.columns.field_column(field, name)
         return column if self.rows is None else column[self.rows]
 
+    def shard_column(self, field: str) -> npt.NDArray[Any]:
+        """The shard that has a field of each sample, length n. Raises UnknownNameError."""
+        self.number(field)
+        column = self.columns.shard_column(field)
+        return column if self.rows is None else column[self.rows]
+
     def sizes(self, field: str = "image") -> npt.NDArray[np.int64]:
         """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
         sizes: Int64s = self.field_column(field, "length").view("<i8")
         if field == "image" and self.forms:
-            info = self._stored_headers(None)
+            info = self.stored_headers(None)
             for form in self.forms:
                 info = form.info(info)
                 sizes = form.bytes(info, sizes)
@@ -158,12 +175,13 @@ class Table:
 
     def headers(self, indices: Int64s | None) -> ImageInfo:
         """Header facts of some images (None: of all), where `has_headers`; of converted images, those after it."""
-        info = self._stored_headers(indices)
+        info = self.stored_headers(indices)
         for form in self.forms:
             info = form.info(info)
         return info
 
-    def _stored_headers(self, indices: Int64s | None) -> ImageInfo:
+    def stored_headers(self, indices: Int64s | None) -> ImageInfo:
+        """`headers` of the images before they are converted."""
         columns = (self.columns.column(name) for name in ImageInfo._fields)
         rows = self.rows if indices is None else self.at(indices)
         return ImageInfo._make(column if rows is None else column[rows] for column in columns)
@@ -232,7 +250,7 @@ class Table:
         """
         number = self.number(field)
         rows = self.at(checked_indices(indices, self))
-        shard = self.columns.column("shard")[rows].astype(np.int64)
+        shard = self.columns.shard_column(field)[rows].astype(np.int64)
         offset = self.columns.field_column(field, "offset")[rows].view(np.int64)
         length = self.columns.field_column(field, "length")[rows].view(np.int64)
         width = len(self.columns.fields)
@@ -282,6 +300,11 @@ class Table:
         chosen = checked_indices(indices, self)
         return Table(self.columns, chosen if self.rows is None else self.rows[chosen], self.forms)
 
+    def with_kinds(self, kinds: Mapping[str, str]) -> Table:
+        """The same samples, with other kinds of some fields. Raises UnknownNameError."""
+        checked = {self.fields[self.number(name)]: kind for name, kind in kinds.items()}
+        return Table(self.columns.with_kinds(self.kinds | checked), self.rows, self.forms)
+
     def __len__(self) -> int:
         return len(self.columns) if self.rows is None else len(self.rows)
 
@@ -311,19 +334,21 @@ def concat(tables: Sequence[Table]) -> Table:
     The columns are copied into memory. Shards are numbered one table after the other, as
     `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
     """
-    if not tables or any(table.fields != tables[0].fields or table.forms for table in tables):
-        raise ValueError("concat takes tables of the same fields in the same order, of images as they are stored")
+    if not tables or any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
+        raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
     fields = tables[0].fields
     classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
     numbers = {name: number for number, name in enumerate(classes)}
     headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
+    separate = {field for table in tables for field in table.columns.separate}
     parts: dict[str, list[npt.NDArray[Any]]] = {}
-    shards = 0
-    sizes: list[int] = []
+    shards, sizes = 0, list[int]()
     for table in tables:
         new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
         parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
         parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
+        for field in separate:
+            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
         for name in headers:
             parts.setdefault(name, []).append(table.column(name))
         for field in fields:
@@ -339,8 +364,10 @@ def concat(tables: Sequence[Table]) -> Table:
         )
         for field in fields
     }
-    title = " + ".join(table.title for table in tables)
-    return Table(MemoryColumns(keys, columns, fields, classes, names=names, shard_bytes=sizes, title=title))
+    title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
+    return Table(
+        MemoryColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
+    )
 
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:

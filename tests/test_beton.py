@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,28 @@ class Beton:
         table = b"".join(struct.pack("<QQQ", sample, start + at, size) for sample, at, size in self.allocations)
         path.write_bytes(data.ljust(start, b"\0") + heap + table)
         return path
+
+
+GOLDEN = Path(__file__).parent / "golden" / "ffcv-1.0.2.beton.xz"
+
+
+def test_a_file_of_ffcv_itself(tmp_path: Path) -> None:
+    """Written once by DatasetWriter of ffcv 1.0.2, with write_mode="proportion": pixels, and a JPEG."""
+    (tmp_path / "train.beton").write_bytes(lzma.decompress(GOLDEN.read_bytes()))
+    y, x = np.mgrid[0:24, 0:20]
+    (samples,) = found(packer.open_source(tmp_path / "train.beton")).splits.values()
+    assert len(samples) == 6
+    for number, (_, label, (picture, blob, vector, record)) in enumerate(samples):
+        planes = [x * (3 + number) % 256, y * (5 + number) % 256, (x + y + number * 9) % 256]
+        expected = np.stack(planes, axis=-1)[: 20 + number]
+        difference = np.abs(np.asarray(Image.open(io.BytesIO(picture or b""))).astype(int) - expected).max()
+        assert difference <= (12 if number == 2 else 0) and (picture or b"").startswith(b"\xff\xd8") == (number == 2)
+        assert (label, blob, json.loads(record or b"")) == (
+            number % 3,
+            b"x" * number,
+            {"weight": number / 4, "about": {"n": number}},
+        )
+        assert np.array_equal(decode_field("array", vector or b""), np.arange(6).reshape(2, 3) + number)
 
 
 class At(int):

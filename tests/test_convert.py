@@ -102,7 +102,7 @@ def test_formats_have_other_names(tmp_path: Path, written: str, meant: str) -> N
 
 @pytest.mark.parametrize("source", [["a", "b"], None, 3, {"train": "a"}])
 def test_other_things_than_sources_are_a_type_error(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"expected one path, or one Source .* name their images in a \.csv"):
+    with pytest.raises(TypeError, match=r"expected (one path; to pack several .* in a \.csv|a path, a Source)"):
         packer.convert(source, "tar", tmp_path / "out")
 
 

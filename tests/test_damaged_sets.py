@@ -124,11 +124,24 @@ COUNTS = (-1, 7, "6", 6.0, None, True, 1 << 63, 10**30)
 SHARD = "splits.train.shards.0"
 WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
     "kind": (..., "other", None, 5, ["packer-dataset"]),
-    "version": (..., 0, 2, -1, "1", 1.0, True, None, 10**30),
+    "version": (..., 0, 3, -1, "1", 1.0, True, None, 10**30),
     "format": (..., "", None, 5, ["tar"], "../tar"),
     "fields": (..., {}, [], "image", {"image": "movie"}, {"image": 5}, {"image": {}}, *({n: "image"} for n in NAMES)),
     "classes": (..., {}, "cat", [5], [None], ["cat", ["dog"]]),
     "label_offset": (..., "0", 0.5, None, True, 10**30, -(10**30)),
+    "edited": ("labels", {}, [5], ["colours"], None),
+    "separate": ("image", {}, [5], ["depth"], None),
+    "retired": (
+        {},
+        ["train.index"],
+        [{"path": "train.index"}],
+        [{"path": "train.index", "since": "yesterday"}],
+        [{"path": "train.index", "since": "2026-02-30T00:00:00Z"}],
+        *(
+            [{"path": path, "since": "2026-01-01T00:00:00Z"}]
+            for path in ("../x", "/x", "dataset.json", ".packing/lock", 5)
+        ),
+    ),
     "splits": (..., [], "train", {"train": []}, {"train": None}, {"train": "x"}),
     "splits.train.samples": (..., *COUNTS, 35, 37),
     "splits.train.index": (..., *PATHS),

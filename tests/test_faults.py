@@ -156,7 +156,7 @@ def test_two_conversions_into_one_output_refuse_each_other(tree: Path, tmp_path:
     try:
         wait_for(lambda: (out / ".packing" / "plan.json").exists(), "the first conversion to begin")
         for overwrite in (False, True):
-            with pytest.raises(readers.OutputError, match="another conversion is writing here"):
+            with pytest.raises(readers.OutputError, match="another command is writing here"):
                 packer.convert(tree, to="tar", output=out, workers=1, samples_per_shard=4, overwrite=overwrite)
     finally:
         _, errors = process.communicate(timeout=DEADLINE)
@@ -179,7 +179,7 @@ def test_a_working_folder_has_one_owner_at_a_time(tmp_path: Path, turns: int) ->
                     alone.unlink()
                     taken += 1
             except readers.OutputError as error:
-                assert "another conversion is writing here" in str(error), error
+                assert "another command is writing here" in str(error), error
 
     with ExitStack() as four:
         for _ in range(4):

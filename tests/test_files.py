@@ -38,7 +38,8 @@ VERBS = {
     "create": lambda folder, name: folder.create(name).close(),
     "write": lambda folder, name: folder.write(name, b"ours"),
     "rename": lambda folder, name: folder.rename("ours", name),
-    "symlink": lambda folder, name: folder.symlink(name, "ours"),
+    "link": lambda folder, name: folder.link(name, "ours"),
+    "hard link": lambda folder, name: folder.link(name, folder.path / "ours", hard=True),
     "unlink": lambda folder, name: folder.unlink(name),
     "remove_folder": lambda folder, name: folder.remove_folder(name),
     "remove_tree": lambda folder, name: folder.remove_tree(name),
@@ -130,7 +131,7 @@ def test_temporary_names_are_recognised(folder: Folder) -> None:
 
 
 def test_a_new_file_takes_no_name_that_is_taken(folder: Folder, outside: Path) -> None:
-    folder.symlink("dangling", outside / "new")
+    folder.link("dangling", outside / "new")
     with pytest.raises(FileExistsError, match="dangling"):
         folder.create("dangling")
     assert not (outside / "new").exists()
@@ -184,12 +185,12 @@ def test_a_tree_is_removed_without_following_its_links(folder: Folder, outside: 
     folder.folder("tree/a/b", create=True).close()
     for name in ("tree/x", "tree/a/x", "tree/a/b/x"):
         folder.write(name, b"")
-    folder.symlink("tree/a/to_folder", outside)
-    folder.symlink("tree/to_file", outside / "theirs")
+    folder.link("tree/a/to_folder", outside)
+    folder.link("tree/to_file", outside / "theirs")
     folder.remove_tree("tree")
     folder.remove_tree("tree")
     assert folder.names() == [] and (outside / "theirs").exists()
-    folder.symlink("tree", outside)
+    folder.link("tree", outside)
     with pytest.raises(PathError, match="tree: is a link, expected a folder to remove"):
         folder.remove_tree("tree")
     assert (outside / "theirs").exists()
@@ -257,7 +258,7 @@ def test_the_lock_of_a_removed_file_is_not_used(folder: Folder, monkeypatch: pyt
 
 
 def test_a_lock_that_is_no_file_is_refused(folder: Folder, outside: Path) -> None:
-    folder.symlink("lock", outside / "theirs")
+    folder.link("lock", outside / "theirs")
     with pytest.raises(PathError, match="is a link, which is not followed"):
         folder.lock("lock")
     folder.unlink("lock")

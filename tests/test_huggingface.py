@@ -295,6 +295,7 @@ def test_bytes_that_flip(tmp_path: Path) -> None:
 
 
 # --- by the library itself ----------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("default")
 def test_a_set_of_the_library_itself(tmp_path: Path) -> None:
     """The bytes, labels and names that `datasets` reads."""
     datasets = pytest.importorskip("datasets", reason="datasets, which writes such files, is not installed")

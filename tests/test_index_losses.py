@@ -159,7 +159,7 @@ def test_damage_in_a_shard_gets_no_new_checksums(packed: Path) -> None:
 
 def test_a_dataset_json_that_cannot_be_read_is_not_replaced_silently(packed: Path) -> None:
     text = (packed / "dataset.json").read_text()
-    for damaged in (text[:-100], text.replace('"version": 1', '"version": 2')):
+    for damaged in (text[:-100], text.replace('"version": 1', '"version": 3')):
         (packed / "dataset.json").write_text(damaged)
         refused(packed, lambda: packer.index([packed], workers=1), "dataset.json says, which cannot be read")
     assert packer.index([packed], accept_loss=True, workers=1).samples == 45

@@ -34,6 +34,9 @@ OPTIONAL = (
     "matplotlib",
     "numba",
     "llvmlite",
+    "urllib3",
+    "yaml",
+    "scipy",
 )
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
 ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
@@ -51,7 +54,19 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "llvmlite",
         *GPU,
     },
-    "packer": {"numpy", "crc32c", "h5py", "click", "PIL", "zstandard", "pyarrow", "yaml", "matplotlib"},
+    "packer": {
+        "numpy",
+        "crc32c",
+        "h5py",
+        "click",
+        "PIL",
+        "zstandard",
+        "pyarrow",
+        "matplotlib",
+        "urllib3",
+        "yaml",
+        "scipy",
+    },
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
 ON_TORCH = (
@@ -61,6 +76,7 @@ ON_TORCH = (
     "readers.augment.fused",
     "readers.augment.kernel",
     "readers.coefficients.device",
+    "readers.collate",
     "readers.decode.batch",
     "readers.decode.device",
     "readers.decode.torchcodec",

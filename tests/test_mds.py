@@ -229,6 +229,7 @@ def test_one_sample_that_is_damaged(tmp_path: Path) -> None:
         found(packer.open_source(root))
 
 
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("compression", [None, "zstd:3", "gz"])
 def test_a_set_of_the_package_itself(tmp_path: Path, compression: str | None) -> None:
     """The same samples as its own reader gives."""

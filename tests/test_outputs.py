@@ -272,7 +272,7 @@ def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
 
     class Busy(Silent):
         def begin(self, *args: object, **options: object) -> None:
-            with pytest.raises(OutputError, match="another conversion is writing here"):
+            with pytest.raises(OutputError, match="another command is writing here"):
                 packer.convert(tree, to="tar", output=out, workers=1)
             refused.append(True)
 

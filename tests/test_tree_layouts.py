@@ -6,6 +6,7 @@ import json
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_jpeg, tree_of
 from suites.programs import run_packer
@@ -13,14 +14,31 @@ from suites.programs import run_packer
 import packer
 import readers
 from cache.errors import SourceError
+from packer.formats.base import png_of
 
 PICTURE = make_jpeg(1)
 
 
 def layout_of(root: Path, *names: str) -> Path:
-    return tree_of(root, {name: PICTURE if name.endswith((".jpg", ".JPEG", ".png")) else b"{}" for name in names})
+    return tree_of(root, {name: content_of(name) for name in names})
 
 
+def content_of(name: str) -> bytes:
+    """What fits the name: an image, a mask, labels, an annotation."""
+    if "Segmentation" in name or name.startswith("labels/"):
+        return TEXTS["mask"] if name.endswith(".png") else TEXTS[".txt"]
+    if name.endswith((".jpg", ".JPEG", ".png")):
+        return PICTURE
+    return next((text for suffix, text in TEXTS.items() if name.endswith(suffix)), b"{}")
+
+
+TEXTS = {
+    "mask": png_of(np.zeros((24, 32), np.uint8)),
+    "train.txt": b"1",
+    ".txt": b"0 0.5 0.5 0.1 0.1",
+    ".xml": b"<annotation><folder/></annotation>",
+    "instances_val2017.json": b'{"images": [{"id": 2, "file_name": "2.jpg"}], "annotations": [], "categories": []}',
+}
 ILSVRC = (
     "Data/CLS-LOC/train/n01/n01_1.JPEG",
     "Data/CLS-LOC/train/n02/n02_1.JPEG",
@@ -33,21 +51,19 @@ VOC = (
     *("JPEGImages/1.jpg", "Annotations/1.xml", "SegmentationClass/1.png", "ImageSets/Main/train.txt"),
     "SegmentationObject/1.png",
 )
-YOLO = ("images/train/1.jpg", "images/val/2.jpg", "labels/train/1.txt", "labels/val/2.txt", "data.yaml")
+YOLO = ("images/train/1.jpg", "images/val/2.jpg", "labels/train/1.txt", "labels/val/2.txt")
 TINY = ("train/n01/images/1.JPEG", "train/n02/images/2.JPEG", "val/images/3.JPEG", "val/val_annotations.txt")
 
 CASES = {
-    "ILSVRC": (ILSVRC, "ILSVRC", "packer convert {root}/Data/CLS-LOC;"),
-    "ILSVRC with a folder around it": (tuple(f"x/{n}" for n in ILSVRC), "ILSVRC", "{root}/x/Data/CLS-LOC;"),
-    "COCO": (COCO, "COCO", "packer convert {root}/train2017 --split train;"),
+    "ILSVRC with a folder around it": (tuple(f"x/{n}" for n in ILSVRC), "ILSVRC", "packer convert {root}/x;"),
+    "COCO with a folder around it": (tuple(f"x/{n}" for n in COCO), "holds COCO", "packer convert {root}/x;"),
     "COCO, images alone": (("val2017/1.jpg",), "COCO", "packer convert {root}/val2017 --split val;"),
-    "VOC": (VOC, "Pascal VOC", "packer convert {root}/JPEGImages;"),
-    "VOC in its kit": (tuple(f"VOCdevkit/VOC2012/{n}" for n in VOC), "VOC", "{root}/VOCdevkit/VOC2012/JPEGImages;"),
-    "YOLO": (YOLO, "'images' is next to 'labels'", "packer convert {root}/images;"),
-    "YOLO in splits": (
-        ("train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg", "valid/labels/2.txt"),
+    "VOC in its kit": (tuple(f"VOCdevkit/VOC2012/{n}" for n in VOC), "VOC", "{root}/VOCdevkit/VOC2012;"),
+    "YOLO with a folder around it": (tuple(f"x/{n}" for n in YOLO), "as for YOLO", "packer convert {root}/x;"),
+    "labels that are images": (
+        ("images/1.jpg", "labels/1.png"),
         "'images' is next to 'labels'",
-        "packer convert {root}/train/images;",
+        "packer convert {root}/images;",
     ),
     "masks": (("set/images/1.jpg", "set/masks/1.png"), "'images' is next to 'masks'", "{root}/set/images;"),
     "Tiny ImageNet": (TINY, "Tiny ImageNet", "packer convert {root}/train --split train;"),
@@ -84,7 +100,7 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
     root = layout_of(tmp_path / "coco", *COCO)
     with tarfile.open(tmp_path / "coco.tar", "w") as archive:
         archive.add(root, "coco")
-    with pytest.raises(SourceError, match=r"coco\.tar: looks like COCO .* unpack it, and run"):
+    with pytest.raises(SourceError, match=r"coco\.tar: holds COCO .* unpack it, and run"):
         packer.convert(tmp_path / "coco.tar", "tar", tmp_path / "out", workers=1)
 
 

@@ -111,6 +111,9 @@ def _flags_of(ctx: click.Context, given: dict[str, Any], split: str | None) -> t
         if name not in given or ctx.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
             continue
         value = given[name]
+        if isinstance(value, bool):
+            found.append(option.opts[0])
+            continue
         values = [f"{field}={key}" for field, key in value.items()] if isinstance(value, dict) else [str(value)]
         found += [text for each in values for text in (option.opts[0], each)]
     return tuple(found)

@@ -34,31 +34,35 @@ from packer.conversion.plan import (
 from packer.conversion.run import ConvertResult, convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
-from packer.sources import open_source
+from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
 
-__all__ = ["OF_THE_SOURCE", "command", "export_command", "index_command", "summary"]
+__all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_command", "summary"]
 
 _REASONS_SHOWN = 10
-OF_THE_SOURCE = ("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout")
+OF_THE_SOURCE = (
+    *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout", "image_sets"),
+    *FETCH_OPTIONS,
+)
 
 
 def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=COLUMN options as a mapping; a callback of click."""
+    """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
     found = {}
     for value in values:
         name, equals, column = value.partition("=")
         if not (name and equals and column):
-            raise click.BadParameter(f"{value!r} is not NAME=COLUMN")
+            raise click.BadParameter(f"{value!r} is not {param.metavar}")
+        plain, colon, kind = name.partition(":") if "KIND" in str(param.metavar) else (name, "", "")
         try:
-            found[str(FieldName(name))] = column
+            found[f"{FieldName(plain)}{colon}{kind}"] = column
         except BadNameError as error:
             raise click.BadParameter(str(error)) from error
     return found
 
 
-class _Container(click.ParamType):  # type: ignore[type-arg]
+class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
     name = "format"
@@ -76,7 +80,7 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
 
 @click.command("convert")
 @click.argument("source", type=SetPlace(local=True))
-@click.option("--to", type=_Container(), required=True, help="Format of the shards.")
+@click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Where a set for an address is made "
@@ -102,7 +106,8 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
               "Default: 90.")  # fmt: skip
 @click.option("--label-offset", type=click.IntRange(min=0), default=0, metavar="N", help="Labels in the shards "
               "start at N (1: as in the ImageNet TFRecords); those of readers start at 0.")  # fmt: skip
-@click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths.")
+@click.option("--path-column", metavar="COLUMN", help="Manifest: column of image paths. List of addresses: "
+              "their column.")  # fmt: skip
 @click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
               "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
 @click.option(
@@ -110,17 +115,32 @@ class _Container(click.ParamType):  # type: ignore[type-arg]
     "fields",
     callback=_field_columns,
     multiple=True,
-    metavar="NAME=COLUMN",
-    help="Manifest: a further file column.",
+    metavar="NAME[:KIND]=COLUMN",
+    help="Manifest: a further column of files or, where the KIND says what it is (mask, boxes, points, array, text, "
+    "json), of values.",
 )
 @click.option("--folder", type=click.Path(exists=True, file_okay=False), help="Manifest: folder its paths start from. "
-              "Default: its own.")  # fmt: skip
+              "File of COCO: folder of its images. Default: its own.")  # fmt: skip
 @click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the image.")
 @click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: what it calls the label.")
 @click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its labels "
               "start at N (1: ImageNet TFRecords, EMNIST's letters).")  # fmt: skip
 @click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: its folders are "
               "classes, also where it looks like COCO, Pascal VOC or the like.")  # fmt: skip
+@click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder of ImageSets whose lists are the splits. "
+              "Default: Main.")  # fmt: skip
+@click.option("--rate", type=float, metavar="N", help="List of addresses: requests a second, to all hosts together. "
+              "Default: no limit.")  # fmt: skip
+@click.option("--host-rate", type=float, metavar="N", help="List of addresses: requests a second to each host. "
+              "Default: 20.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="List of addresses: requests at a time. "
+              "Default: 32.")  # fmt: skip
+@click.option("--attempts", type=click.IntRange(min=1), metavar="N", help="List of addresses: requests for an image at "
+              "most. Default: 5.")  # fmt: skip
+@click.option("--timeout", type=float, metavar="SECONDS", help="List of addresses: for a request as a whole. "
+              "Default: 30.")  # fmt: skip
+@click.option("--max-bytes", type=Size(), metavar="SIZE", help="List of addresses: largest image. Default: 64MiB.")
+@click.option("--private", is_flag=True, default=None, help="List of addresses: also ask hosts in private networks.")
 @click.option("--overwrite", is_flag=True, help="Replace the set, or unfinished conversion, in the output directory.")
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option

@@ -10,6 +10,7 @@ import readers
 from cache.messages import parse_size, plural
 from packer.cli.text import SetPlace, bar, human_bytes, json_option, print_json, show, show_result, split_option
 from packer.inspection import InspectResult, OrderReport, SplitReport, compare_orders, inspect
+from readers.history import EDITS
 
 if TYPE_CHECKING:
     from readers.parity import Parity
@@ -44,6 +45,13 @@ def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
         lines.append("  options " + ", ".join(f"{name} {value}" for name, value in options.items()))
     if result.label_offset:
         lines.append(f"  labels in the shards start at {result.label_offset}, here at 0")
+    for done in result.history:
+        before, after = done["samples"]
+        arguments = ", ".join(f"{name} {value}" for name, value in done["arguments"].items())
+        lines.append(f"  {done['date']} {done['operation']}: {arguments}; {before:,} samples, then {after:,}")
+    lines += [f"  {EDITS[name]} than the shards" for name in result.edited]
+    if result.retired:
+        lines.append(f"  {plural(len(result.retired), 'file')} of earlier states; packer prune removes them")
     for name, split in result.splits.items():
         lines += ["", *_split_lines(name, split)]
         lines += _class_lines(split, result.classes, all_classes)

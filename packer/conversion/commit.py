@@ -116,6 +116,12 @@ class _ReplacedSet:
         self._shards = [name for name, kind in shards.items() if kind == "link" or (written and kind == "file")]
         self.kept = [name for name, kind in shards.items() if kind and name not in self._shards]
         self._indexes = [split.index for split in info.splits.values()]
+        for retired in info.retired:
+            kind = place.kind(retired.path)
+            if kind == "folder" and is_index(place, retired.path):
+                self._indexes.append(retired.path)
+            elif kind == "link" or (written and kind == "file"):
+                self._shards.append(retired.path)
         for index in self._indexes:
             if place.kind(index):
                 place.folder(index).close()  # a link in its path, or something else than a folder, is an error

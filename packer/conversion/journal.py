@@ -8,6 +8,7 @@
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that is being replaced, while its files are removed
+    names.json        what a change of the set adds to it: see `packer.sets.change`, which alone writes and reads it
 
 Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves everything into the set and
 writes `dataset.json` last. The process that holds the lock owns the folder; the next one cleans up. Neither the folder
@@ -28,9 +29,9 @@ from packer.output import output_errors
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.names import QUARANTINE_FOLDER, REPORT_FILE, WORK_FOLDER, SplitName
 
-__all__ = ["REPLACED_FOLDER", "Journal"]
+__all__ = ["NAMES_FILE", "REPLACED_FOLDER", "Journal"]
 
-REPLACED_FOLDER = "replaced"
+REPLACED_FOLDER, NAMES_FILE = "replaced", "names.json"
 _LOCK, _PLAN_FILE = "lock", "plan.json"
 _MAX_PLAN_BYTES = 1 << 24
 
@@ -46,8 +47,13 @@ class Journal:
     """
 
     @output_errors()
-    def __init__(self, out: Path, *, beside_shards: bool = False) -> None:
-        """beside_shards: `out` holds shards to adopt, so it may have foreign content."""
+    def __init__(
+        self, out: Path, *, beside_shards: bool = False, changes: bool = False, wait_seconds: float = 0.0
+    ) -> None:
+        """beside_shards: `out` holds shards to adopt, so it may have foreign content.
+
+        changes: by `packer.sets.change`, which knows what a killed change has left. wait_seconds: for the lock.
+        """
         self.out = out
         self.folder = out / WORK_FOLDER
         if out.exists() and not out.is_dir():
@@ -55,9 +61,14 @@ class Journal:
         if not beside_shards and not self.folder.is_dir():
             self._check_names(set())
         self.place = Folder(out, create=True)
-        self.work, self._lock = self._open_work()
+        self.work, self._lock = self._open_work(wait_seconds)
         self._removed = False
         try:
+            if self.work.kind(NAMES_FILE) and not changes:
+                raise OutputError(
+                    f"{out}: a command that changed this set was killed; run  packer prune {out}  first, which removes "
+                    f"what it left"
+                )
             if beside_shards and self.work.kind(_PLAN_FILE):
                 raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
             if not (beside_shards or self._is_replacing()):
@@ -71,16 +82,16 @@ class Journal:
         """Whether this filesystem (Lustre without -o flock) has no locks, of which the caller warns."""
         return not self._lock.supported
 
-    def _open_work(self) -> tuple[Folder, Lock]:
+    def _open_work(self, wait_seconds: float) -> tuple[Folder, Lock]:
         while True:
             try:
                 work = self.place.folder(WORK_FOLDER, create=True)
-                return work, work.lock(_LOCK)
+                return work, work.lock(_LOCK, wait_seconds)
             except FileNotFoundError:  # the previous owner has just removed it
                 continue
             except BusyError as error:
                 raise OutputError(
-                    f"{self.out}: another conversion is writing here; wait for it, or choose another output"
+                    f"{self.out}: another command is writing here; wait for it, or choose another output"
                 ) from error
 
     def _is_replacing(self) -> bool:
@@ -114,6 +125,11 @@ class Journal:
             return str(read_dataset_info(self.out).made.get("plan", ""))
         except DatasetError:
             return ""
+
+    @property
+    def unfinished(self) -> str | None:
+        """The plan fingerprint of the unfinished conversion that is here; None without one, "" if it has none."""
+        return self._plan_fingerprint()
 
     @output_errors()
     def begin(self, plan: Plan, start_over: bool) -> None:
@@ -208,7 +224,7 @@ class Journal:
     def close(self) -> None:
         """Release the lock; unfinished work stays for the next run."""
         try:
-            if not self._removed and not any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER))):
+            if not self._removed and not any(map(self.work.kind, (_PLAN_FILE, REPLACED_FOLDER, NAMES_FILE))):
                 self.remove()
         finally:
             self._removed = True

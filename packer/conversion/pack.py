@@ -13,22 +13,25 @@ from cache.errors import BadSampleError, OutputError, SourceError
 from cache.files import Folder
 from cache.messages import Counter
 from packer.columns import LeftOut, PartMeta, ShardColumns, save_part
+from packer.conversion.fields import FieldChecks
 from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
-from packer.formats.base import Arena, PackedSample, ShardSpec, ShardWriter, WrittenShard
-from packer.sources.base import Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.formats.base import Arena, PackedSample, ShardSpec
+from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
+from readers.headers import read_header
 from readers.layout import ShardInfo
 from readers.names import QUARANTINE_FOLDER, WORK_FOLDER, RelativePath, shortened
 from readers.sample import Buffer
 
-__all__ = ["Cancelled", "ShardTask", "pack_shard"]
+__all__ = ["Cancelled", "ShardPacker", "ShardTask", "disk_full", "pack_shard"]
 
 _LARGE_BYTES = 4 << 20
 _MAX_BYTES = 1 << 31
 _REPORT_BYTES = 1 << 20
 _REPORT_SAMPLES = 256
+_KEPT = "run the same command again: the shards that are whole are kept"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -55,60 +58,108 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
     Raises BadSampleError (under on_error="raise"), SourceError, OutputError (disk full) and Cancelled.
     """
     place = task.out / WORK_FOLDER
-    writer = None
+    packer = None
     try:
         with Folder(task.out) as out, out.folder(WORK_FOLDER) as work:
-            packing = _Packing(task, counter, work)
-            temporary = f"{task.shard}.tmp"
-            writer = format_named(task.options.to).open_writer(place / temporary, task.spec)
-            packing.run(writer)
-            written = writer.finish()
-            work.rename(temporary, task.shard)
-            meta = packing.meta(written)
-            save_part(place / f"{task.shard}.part", packing.columns.arrays(written.payloads), meta)
+            packer = ShardPacker(place, task.shard, task.spec, task.options)
+            packing = _Packing(task, counter, work, packer)
+            packing.run()
+            return packer.finish(work, task.shard, packing.left_out)
     except OSError as error:
-        _abort(writer)
-        if error.errno in _FULL:
-            raise OutputError(
-                error.errno,
-                f"{place / task.shard}: {os.strerror(error.errno or 0)}; make room and run the same command again: the "
-                f"shards that are whole are kept",
-            ) from error
-        raise
+        if packer is not None:
+            packer.abort()
+        full = disk_full(error, place / task.shard, _KEPT)
+        if full is None:
+            raise
+        raise full from error
     except BaseException:
-        _abort(writer)
+        if packer is not None:
+            packer.abort()
         raise
-    return meta
+
+
+def disk_full(error: OSError, where: Path, kept: str) -> OutputError | None:
+    """The error for a disk that is full; None for any other error. kept: what is done with what has been written."""
+    if error.errno not in _FULL:
+        return None
+    return OutputError(error.errno, f"{where}: {os.strerror(error.errno or 0)}; make room and {kept}")
+
+
+class ShardPacker:
+    """One shard being written into the working folder `place`: its samples are checked and added one by one.
+
+    columns: those of the samples so far.
+    """
+
+    def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions) -> None:
+        self._place, self._spec, self._options = place, spec, options
+        self._temporary = f"{shard}.tmp"
+        self._remarks: dict[str, tuple[int, str]] = {}
+        self._is_image = "image" in spec.fields
+        self._plain = options.check == "header" and options.reencode is None
+        self._fields = FieldChecks(spec.fields, options.check == "decode")
+        self.columns = ShardColumns(list(spec.fields))
+        self._writer = format_named(options.to).open_writer(place / self._temporary, spec)
+        self.flush = self._writer.flush
+
+    def add(self, key: str, label: int, payloads: Sequence[Buffer | None], names: tuple[str, ...]) -> None:
+        """Add a sample; payloads must stay unchanged until `flush` or `finish`. Raises BadSampleError."""
+        header, image, origin = None, payloads[0], names[0] or key
+        if self._fields:
+            self._fields.check(payloads)
+        if image is not None and self._is_image:
+            if self._plain:
+                header, remarks = check_image(image, self._options.decode)
+            else:
+                given = image
+                image, header, name, remarks = prepare_image(image, names[0], key, self._options)
+                payloads, names = (image, *payloads[1:]), (name, *names[1:])
+                if self._fields.in_pixels and image is not given:
+                    payloads = self._fields.resized(payloads, read_header(given), header)
+            for remark in remarks:
+                count, first = self._remarks.get(remark, (0, origin))
+                self._remarks[remark] = (count + 1, first)
+        sample = PackedSample(key, label, tuple(payloads), names, header)
+        self._writer.add(sample)
+        self.columns.add(sample)
+
+    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = ()) -> PartMeta:
+        """Complete the shard under its name in `work`, on the disk, and write its part."""
+        written = self._writer.finish()
+        work.rename(self._temporary, shard)
+        info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
+        size = sum(sum(payloads.length) for payloads in written.payloads.values())
+        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks)
+        save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
+        return meta
+
+    def abort(self) -> None:
+        """Remove the unfinished file."""
+        self._writer.abort()
 
 
 def _name(samples: Slice, i: int) -> str:
     return samples.names[i][0] or samples.keys[i]
 
 
-def _abort(writer: ShardWriter | None) -> None:
-    if writer is not None:
-        writer.abort()
-
-
 class _Packing:
     """The loop over the samples of one shard."""
 
-    def __init__(self, task: ShardTask, counter: Counter, work: Folder) -> None:
-        self._task, self._counter, self._work = task, counter, work
-        self.columns = ShardColumns(list(task.spec.fields))
-        self._left_out: list[LeftOut] = []
-        self._remarks: dict[str, tuple[int, str]] = {}
-        self._is_image = "image" in task.spec.fields
-        self._plain = task.options.check == "header" and task.options.reencode is None
+    def __init__(self, task: ShardTask, counter: Counter, work: Folder, packer: ShardPacker) -> None:
+        self._task, self._counter, self._work, self._packer = task, counter, work, packer
+        self.left_out: list[LeftOut] = []
 
-    def run(self, writer: ShardWriter) -> None:
-        arena = Arena(writer.flush)
+    def run(self) -> None:
+        arena = Arena(self._packer.flush)
         with self._task.source.open() as reader:
             for block in self._task.samples.slices():
-                self._run_block(block, reader, arena, writer)
+                self._run_block(block, reader, arena)
 
-    def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena, writer: ShardWriter) -> None:
-        counter = self._counter
+    def _run_block(self, samples: Slice, reader: SourceReader, arena: Arena) -> None:
+        counter, packer = self._counter, self._packer
+        label_of = reader.label if isinstance(reader, LabellingReader) else None
+        if isinstance(reader, AheadReader):
+            reader.expect(samples.places)
         pending_samples = pending_bytes = 0
         for i, place in enumerate(samples.places):
             payloads: Sequence[Buffer | None] = ()
@@ -116,7 +167,8 @@ class _Packing:
                 if samples.bytes[i] <= _LARGE_BYTES or self._is_worth_reading(samples, i, reader):
                     arena.begin(samples.bytes[i] + 1)
                     payloads = reader.read(place, arena)
-                    self._add(samples, i, payloads, writer)
+                    label = samples.labels[i] if label_of is None else label_of(place)
+                    packer.add(samples.keys[i], label, payloads, samples.names[i])
             except MemoryError as error:
                 raise SourceError(
                     f"{self._task.source.title}: {_name(samples, i)}: takes more memory than there is; remove it, or "
@@ -139,34 +191,18 @@ class _Packing:
         if self._task.skip_strays:
             head = cast(StrayReader, reader).head(samples.places[i])
             if is_stray(head, name):
-                self._left_out.append(LeftOut(name, reason_of(head, name), ""))
+                self.left_out.append(LeftOut(name, reason_of(head, name), ""))
                 return False
         if size > _MAX_BYTES:
             raise BadSampleError(f"has {size:,} bytes, expected at most {_MAX_BYTES:,}")
         return True
-
-    def _add(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], writer: ShardWriter) -> None:
-        names, header = samples.names[i], None
-        image = payloads[0]
-        if image is not None and self._is_image:
-            if self._plain:
-                header, remarks = check_image(image, self._task.options.decode)
-            else:
-                image, header, name, remarks = prepare_image(image, names[0], samples.keys[i], self._task.options)
-                payloads, names = (image, *payloads[1:]), (name, *names[1:])
-            for remark in remarks:
-                count, first = self._remarks.get(remark, (0, _name(samples, i)))
-                self._remarks[remark] = (count + 1, first)
-        sample = PackedSample(samples.keys[i], samples.labels[i], tuple(payloads), names, header)
-        writer.add(sample)
-        self.columns.add(sample)
 
     def _leave_out(self, samples: Slice, i: int, payloads: Sequence[Buffer | None], error: BadSampleError) -> None:
         task = self._task
         name = _name(samples, i)
         image = payloads[0] if payloads else None
         if task.skip_strays and image is not None and is_stray(image, name):
-            self._left_out.append(LeftOut(name, reason_of(image, name), ""))
+            self.left_out.append(LeftOut(name, reason_of(image, name), ""))
             return
         if image is not None and not len(image):
             error = BadSampleError(f"is {EMPTY}")
@@ -178,12 +214,7 @@ class _Packing:
             ) from error
         if on_error == "quarantine" and image is not None:
             _set_aside(self._work, task.spec.split, name, image)
-        self._left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
-
-    def meta(self, written: WrittenShard) -> PartMeta:
-        info = ShardInfo(self._task.shard, written.bytes, len(self.columns), written.crc32c)
-        size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        return PartMeta(info, size, tuple(self._left_out), remarks=self._remarks)
+        self.left_out.append(LeftOut(name, str(error), "skipped" if on_error == "skip" else "quarantined"))
 
 
 def _set_aside(work: Folder, split: str, name: str, payload: Buffer) -> None:

@@ -47,6 +47,7 @@ DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
 _BLOCK = 4096
+_ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
 _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
@@ -159,7 +160,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     _check_words(listing)
     shards, specs = [], {}
     for split, part in listing.splits.items():
-        sizes = part.bytes
+        sizes = part.bytes if part.bytes.any() else np.full(len(part), _ASSUMED_BYTES)
         if options.reencode is not None and len(part):
             _check_new_names(part.names.columns[0], part.keys, options.reencode, split)
         order = None

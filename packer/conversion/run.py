@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
-from cache.messages import Silent, Watcher, parse_size, plural
+from cache.messages import Silent, Watcher, parse_size
 from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
@@ -21,28 +21,22 @@ from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
+from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
 from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source
 from packer.sources.base import SomeSamples, SourceListing
-from packer.sources.contents import advice
+from packer.sources.dataset import DatasetSource, class_names, encoded_images
 from packer.uploading import convert_to_address
 from packer.workers import run_shards, without_gc
+from packer.writing import SetWriter, convert_stream
 from readers.layout import DatasetInfo, read_dataset_info
-from readers.tree import has_image_suffix
 
 __all__ = ["ConvertResult", "convert"]
 
-_EXPECTED = (
-    "hidden",
-    "beside ",
-    "outside the splits",
-    "metadata of ",
-)  # images may be left out for these without a warning
-_FOREIGN = "image, byte 0: found "
-_UNREADABLE = "damaged, or not an image that is read"
+_SOURCE = ("title", "list", "open", "paths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +65,12 @@ class ConvertResult(Result):
 
 
 def convert(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str] | Source | Iterable[Any],
     to: str,
     output: str | os.PathLike[str] | None = None,
     *,
+    fields: Mapping[str, str] | None = None,
+    classes: Sequence[str] | None = None,
     split: str | None = None,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
@@ -93,9 +89,13 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, a data set of Hugging Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`.
+    or TFRecord file, a data set of Hugging Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of
+    a program: anything that has a length and hands out samples by number (torch, torchvision, Hugging Face, a list),
+    which workers read in parallel; or an iterable of samples, which this process reads. `packer.sources.samples` says
+    what a sample may be.
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
+    fields, classes: of a program's samples: member -> kind, by default by what they are, and the names of the classes.
     split: the only split to take, or the name for a source without splits.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
@@ -127,9 +127,11 @@ def convert(
     )
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    opened, watcher = _as_source(source), watcher or Silent()
+    opened, watcher = _as_source(source, fields, classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
+        if isinstance(opened, _Stream):
+            return opened.convert(out, options, overwrite, dry_run, watcher)
         return _Conversion(opened, out, options, workers or usable_cpus(), watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
@@ -138,19 +140,64 @@ def convert(
         )
     if work is not None:
         raise ValueError("work is for an output at an address; a local output is made in its own directory")
+    if output is None and not hasattr(opened, "root"):
+        raise ValueError("a program's samples have no name that the output could have: give output=")
     out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
     return convert_to(out, overwrite)
 
 
-def _as_source(source: str | os.PathLike[str] | Source) -> Source:
-    if isinstance(source, (str, os.PathLike)):
-        return open_source(source)
-    if not all(hasattr(source, name) for name in ("title", "list", "open", "paths")):
+def _as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[str] | None) -> Source | _Stream:
+    if isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE):
+        if fields is not None or classes is not None:
+            raise ValueError("fields= and classes= are for samples of a program; for files, see packer.open_source")
+        return open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(source, list | tuple) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
         raise TypeError(
-            f"the source is a {type(source).__name__}, expected one path, or one Source as packer.open_source gives; "
-            f"to pack several folders or files as one set, name their images in a .csv"
+            f"the source is a {type(source).__name__} of paths, expected one path; to pack several folders or files as "
+            f"one set, name their images in a .csv"
         )
-    return source
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (bytes, Mapping)):
+        return DatasetSource(source, fields, classes)
+    if isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
+        return _Stream(encoded_images(source), fields, classes)
+    raise TypeError(
+        f"the source is a {type(source).__name__}, expected a path, a Source as packer.open_source gives, a data set "
+        f"with a length, or an iterable of samples"
+    )
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Samples of a program that come one after the other."""
+
+    samples: Iterable[Any]
+    fields: Mapping[str, str] | None
+    classes: Sequence[str] | None
+
+    def convert(
+        self, out: Path, options: ConvertOptions, overwrite: bool, dry_run: bool, watcher: Watcher
+    ) -> ConvertResult:
+        if options.shuffle is not None or dry_run or options.on_error == "quarantine":
+            raise ValueError("samples that come one after the other cannot be shuffled, planned ahead, or set aside")
+        started, title = time.perf_counter(), type(self.samples).__name__
+        classes = class_names(self.samples) if self.classes is None else self.classes
+        with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
+            convert_stream(self.samples, writer, on_error=options.on_error, watcher=watcher)
+        info = writer.info
+        assert info is not None
+        shards = [shard for split in info.splits.values() for shard in split.shards]
+        return ConvertResult(
+            output=out,
+            format=options.to,
+            splits={name: split.samples for name, split in info.splits.items()},
+            classes=len(info.classes),
+            shards=len(shards),
+            samples=sum(shard.samples for shard in shards),
+            payload_bytes=int(info.made["payload_bytes"]),
+            shard_bytes=sum(shard.bytes for shard in shards),
+            seconds=time.perf_counter() - started,
+            left_out={"not packed": len(writer.left_out)} if writer.left_out else {},
+        )
 
 
 class _Conversion:
@@ -170,7 +217,7 @@ class _Conversion:
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
                 f"set? pack a part of it at a time, or free memory"
             ) from error
-        listing.warnings += _link_warnings(listing)
+        listing.warnings += link_warnings(listing)
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
@@ -200,7 +247,7 @@ class _Conversion:
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
-                _refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
+                refuse_nothing(self._source.title, getattr(self._source, "root", ""), listing, plan, metas)
             except SourceError:
                 journal.remove()
                 with suppress(OSError):  # it still holds the old set
@@ -229,7 +276,8 @@ class _Conversion:
             tasks = (self._task(journal, shard, plan, listing) for shard in shards)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            done = run_shards(pack_shard, tasks, len(shards), self._workers, self._watcher, samples, size, self._source)
+            workers = min(self._workers, listing.max_workers or self._workers)
+            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
@@ -306,51 +354,7 @@ class _Conversion:
             format=self._options.to,
             seconds=time.perf_counter() - self._started,
             left_out=left_out,
-            left_out_reasons=_count_by_reason(listing, metas),
+            left_out_reasons=count_by_reason(listing, metas),
             warnings=(*listing.warnings, *map(str, made.get("remarks", ()))),
             **counts,
         )
-
-
-def _count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
-    counts = Counter(reason for _, reason in listing.left_out)
-    for meta in metas:
-        counts.update(_kind(item.reason, item.action) for item in meta.left_out)
-    return dict(counts.most_common())
-
-
-def _kind(reason: str, action: str) -> str:
-    if not action:
-        return reason
-    if reason.startswith(_FOREIGN):
-        return reason.removeprefix(_FOREIGN).partition(";")[0]
-    return reason if reason.startswith("is ") and len(reason) < 30 else _UNREADABLE
-
-
-def _link_warnings(listing: SourceListing) -> list[str]:
-    """A warning for each reason for which files with names of images are left out."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in listing.left_out:
-        if has_image_suffix(name) and not reason.startswith(_EXPECTED):
-            by_reason.setdefault(reason, []).append(name)
-    return [
-        f"{plural(len(names), 'file')} with names of images left out, such as {names[0]!r}: {reason}"
-        for reason, names in by_reason.items()
-    ]
-
-
-def _refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan, metas: Sequence[PartMeta]) -> None:
-    """Raise SourceError where no sample is left, with what the source holds and which command takes that.
-
-    metas are parallel to the shards of `plan`.
-    """
-    if any(meta.shard.samples for meta in metas):
-        return
-    files = list(listing.left_out)
-    for shard, meta in zip(plan.shards, metas, strict=True):
-        folder = listing.splits[shard.split].root
-        for item in meta.left_out:
-            files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
-    seen = advice(str(root), files, _count_by_reason(listing, metas))
-    raise SourceError(f"{title}: no images, so no set is made; found\n  {seen or 'nothing'}")

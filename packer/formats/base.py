@@ -47,6 +47,7 @@ __all__ = [
     "key_by_number",
     "locate_options",
     "png_of",
+    "shard_stem",
     "without_offset",
 ]
 
@@ -167,12 +168,17 @@ def is_field(name: str) -> bool:
         return False
 
 
-def key_by_number(path: Path, number: int) -> str:
-    """The key of a sample whose shard gives it none."""
+def shard_stem(path: Path) -> str:
+    """The name of a shard without its suffixes."""
     name = path.name
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         name = name.removesuffix(suffix)
-    return f"{Path(name).stem}/{number:08d}"
+    return Path(name).stem
+
+
+def key_by_number(path: Path, number: int) -> str:
+    """The key of a sample whose shard gives it none."""
+    return f"{shard_stem(path)}/{number:08d}"
 
 
 class Arena:

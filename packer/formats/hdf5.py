@@ -44,6 +44,7 @@ from packer.formats.hdf5_guard import (
     translated,
 )
 from readers.index import ABSENT
+from readers.layout import FIELD_KINDS
 from readers.sample import NO_LABEL
 from readers.strings import NamesBuilder
 
@@ -295,10 +296,12 @@ def _describe(file: Any, path: Path) -> ShardSpec | None:
     if int(attributes["version"]) != _VERSION:
         raise FormatError(f"{path}: version {attributes['version']}, this packer reads {_VERSION}; upgrade packer")
     classes = attributes["classes"] if "classes" in attributes else file["classes"][:] if "classes" in file else []
-    fields = zip(map(as_text, attributes["fields"]), map(as_text, attributes["field_kinds"]), strict=True)
+    fields = dict(zip(map(as_text, attributes["fields"]), map(as_text, attributes["field_kinds"]), strict=True))
+    if not set(fields.values()) <= set(FIELD_KINDS):
+        raise FormatError(f"{path}: its fields are {fields!r:.80}, expected kinds of {', '.join(FIELD_KINDS)}")
     return ShardSpec(
         split=as_text(attributes["split"]),
-        fields=dict(fields),
+        fields=fields,
         classes=tuple(map(as_text, classes)),
         label_offset=int(attributes["label_offset"]),
     )

@@ -45,9 +45,9 @@ from packer.formats.base import (
 )
 from packer.formats.files import GatherFile, Window
 from packer.formats.ustar import BLOCK_BYTES, MAX_NAME_BYTES, Member, end_of_archive, member_header, walk
-from readers.headers import SUFFIX
+from readers.headers import SUFFIX, sniff
 from readers.index import ABSENT
-from readers.layout import FIELD_KINDS
+from readers.layout import FIELD_KINDS, KIND_SUFFIXES
 from readers.names import FieldName, SplitName
 from readers.sample import NO_LABEL, Buffer
 
@@ -175,7 +175,9 @@ def _extension(field: str, kind: str, sample: PackedSample, number: int) -> str:
         return suffix if suffix in IMAGE_EXTENSIONS.split(";") else "jpg"
     suffix = PurePosixPath(sample.names[number]).suffix[1:].lower()
     if not suffix.isalnum() or not suffix.isascii() or len(suffix) > 8:
-        suffix = "bin"
+        payload = sample.payloads[number]
+        media = sniff(payload) if kind in ("mask", "image") and payload is not None else ""
+        suffix = KIND_SUFFIXES.get(kind) or SUFFIX.get(media, "bin")
     return f"{field}.{suffix}"
 
 

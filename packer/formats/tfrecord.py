@@ -91,7 +91,7 @@ class TFRecordWriter:
         self._before = tuple(array("I") for _ in self._columns)
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}
-        self._image_number = list(spec.fields).index("image")
+        self._image_number = list(spec.fields).index("image") if "image" in spec.fields else -1
 
     def add(self, sample: PackedSample) -> None:
         head = self._image_features(sample.header) + self._class_features(sample.label)

@@ -17,11 +17,14 @@ from packer.formats.ustar import header_sum
 from packer.registry import HEAD_BYTES, Entry, Registry
 from packer.sources import folder_kinds
 from packer.sources.base import Source
+from packer.sources.known_folders import is_coco, is_ilsvrc, is_shards, is_voc, is_yolo
 from packer.sources.tree_layouts import LAYOUTS, celeba_files
+from packer.sources.url_tables import is_url_list
 from readers.layout import DATASET_FILE
 
-__all__ = ["REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]
+__all__ = ["FETCH_OPTIONS", "REGISTRY", "Source", "SourceEntry", "default_output_name", "open_source", "plain_name"]
 
+FETCH_OPTIONS = ("rate", "host_rate", "threads", "attempts", "timeout", "max_bytes", "private")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
 
@@ -34,6 +37,7 @@ class SourceEntry(Entry):
     folders: whether it takes every directory that no other entry takes.
     inside: it takes a directory with a file of this name, if the content of that file is right.
     by_name: whether it is recognised by the name alone, since the content is text.
+    reads: whether it takes a file of such a name.
     compressed: whether a compressed file is one by what it unpacks to.
     recognises: identifies a directory, or a file, by more than the file `inside`, or the first bytes.
     """
@@ -42,6 +46,7 @@ class SourceEntry(Entry):
     folders: bool = False
     inside: str = ""
     by_name: bool = False
+    reads: Callable[[Path], bool] | None = field(default=None, compare=False)
     compressed: bool = False
     recognises: Callable[[Path], bool] | None = field(default=None, compare=False)
 
@@ -65,7 +70,9 @@ class SourceEntry(Entry):
 
     def is_file(self, path: Path) -> bool:
         """Whether a file is one of these, whatever it begins with."""
-        return (self.by_name and self.is_name(path.name)) or (self.recognises is not None and self.recognises(path))
+        if self.by_name and self.is_name(path.name) and (self.reads is None or self.reads(path)):
+            return True
+        return self.recognises is not None and self.recognises(path)
 
 
 class _ShardEntry(SourceEntry):
@@ -82,16 +89,14 @@ class _ShardEntry(SourceEntry):
         return _kind(entry.title if entry else self.title)
 
 
-class _CelebaEntry(SourceEntry):
-    """A directory with the images and the partition of CelebA."""
-
-    def is_folder(self, path: Path) -> bool:
-        return celeba_files(path) is not None
-
-
 def _kind(title: str) -> str:
     """A title without its article and without "file": "HDF5", "tar archive", "LMDB"."""
     return title.partition(" ")[2].partition(" (")[0].removesuffix(" file").removesuffix(" environment")
+
+
+def _is_celeba(path: Path) -> bool:
+    """Whether a directory has the images and the partition of CelebA."""
+    return celeba_files(path) is not None
 
 
 def _is_tar(head: bytes) -> bool:
@@ -122,10 +127,11 @@ REGISTRY = Registry(
             inside="data.mdb",
             options=frozenset({"layout"}),
         ),
-        _CelebaEntry(
+        SourceEntry(
             name="celeba",
             title="CelebA's folder",
             home="packer.sources.celeba:open_celeba",
+            recognises=_is_celeba,
             options=frozenset({"layout", "label_column"}),
         ),
         SourceEntry(
@@ -183,6 +189,52 @@ REGISTRY = Registry(
             recognises=folder_kinds.is_arrays,
         ),
         SourceEntry(
+            name="coco",
+            title="COCO's folder, or a file of its annotations",
+            home="packer.sources.coco:open_coco",
+            recognises=is_coco,
+            suffixes=(".json",),
+            by_name=True,
+            options=frozenset({"layout", "folder"}),
+        ),
+        SourceEntry(
+            name="voc",
+            title="Pascal VOC's folder",
+            home="packer.sources.voc:open_voc",
+            recognises=is_voc,
+            options=frozenset({"layout", "image_sets"}),
+        ),
+        SourceEntry(
+            name="yolo",
+            title="a folder of images and labels for YOLO",
+            home="packer.sources.yolo:open_yolo",
+            recognises=is_yolo,
+            options=frozenset({"layout"}),
+        ),
+        SourceEntry(
+            name="ilsvrc",
+            title="ILSVRC's folder",
+            home="packer.sources.ilsvrc:open_ilsvrc",
+            recognises=is_ilsvrc,
+            options=frozenset({"layout"}),
+        ),
+        SourceEntry(
+            name="shards",
+            title="a folder of shards made elsewhere",
+            home="packer.sources.shard_folder:open_shards",
+            recognises=is_shards,
+            options=frozenset({"layout", "image_key", "label_key", "label_offset", "fields"}),
+        ),
+        SourceEntry(
+            name="urls",
+            title="a list of addresses of images (.txt, or a table)",
+            home="packer.sources.url_list:UrlListSource",
+            suffixes=(*_TABLES, ".txt"),
+            by_name=True,
+            reads=is_url_list,
+            options=frozenset({"path_column", "label_column", *FETCH_OPTIONS}),
+        ),
+        SourceEntry(
             name="manifest",
             title="a manifest (.csv, .tsv, .jsonl, .ndjson, .parquet)",
             home="packer.sources.manifest:ManifestSource",
@@ -234,13 +286,15 @@ def open_source(
 ) -> Source:
     """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
 
-    path_column, label_column, folder: of a manifest (`packer.sources.manifest`); label_column also of CelebA and
-    CIFAR-100, and of what has columns or fields (Hugging Face, MDS, FFCV).
+    path_column, label_column, folder: of a manifest (`packer.sources.manifest`); the first two also of a list of
+    addresses, label_column of CelebA, CIFAR-100 and what has columns or fields (Hugging Face, MDS, FFCV), folder of a
+    file of COCO.
     fields: field -> column of a manifest, or key in a shard.
     image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
     layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
     (`packer.sources.tree_layouts`).
-    more: options of sources that other packages add.
+    more: image_sets of Pascal VOC (`packer.sources.voc`), the options of a list of addresses
+    (`packer.sources.fetching.FetchOptions`), and those of sources that other packages add.
     Raises SourceError for a missing or unknown file, or for an option of another kind of source.
     """
     root = Path(path)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,10 @@ from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
 
 __all__ = [
+    "AheadReader",
     "FieldNames",
     "FileSource",
+    "LabellingReader",
     "ListingBuilder",
     "NumberPlaces",
     "Places",
@@ -147,7 +149,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 class SplitListing:
     """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
 
-    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`. labels: -1 for none.
+    root: the folder that the split came from. keys, names, bytes, places: as in `Slice`.
+    labels: -1 for none; others may be assigned.
     stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
@@ -260,6 +263,7 @@ class SourceListing:
     an error; the source's reader is then a `StrayReader`.
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
+    max_workers: how many processes may read at the same time, None for any number.
     """
 
     splits: dict[str, SplitListing]
@@ -270,6 +274,7 @@ class SourceListing:
     skip_strays: bool = False
     shuffles: bool = True
     estimated: bool = False
+    max_workers: int | None = None
 
 
 class SourceReader(Protocol):
@@ -280,6 +285,22 @@ class SourceReader(Protocol):
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
+
+
+@runtime_checkable
+class LabellingReader(SourceReader, Protocol):
+    """A reader that finds the label of a sample only when it reads it: that of the listing does not count."""
+
+    def label(self, place: Any) -> int:
+        """The label of the sample that was read last; NO_LABEL for none."""
+
+
+@runtime_checkable
+class AheadReader(SourceReader, Protocol):
+    """A reader that gets samples ahead of time."""
+
+    def expect(self, places: Sequence[Any]) -> None:
+        """The places that `read` will be called with next, after those that are expected already."""
 
 
 class StrayReader(SourceReader, Protocol):

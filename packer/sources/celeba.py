@@ -78,7 +78,7 @@ class CelebaSource(ManifestSource):
         names = () if attributes is None else attributes.names
         labels = self._labels(rows, attributes)
         table = _CelebaTable(self.files.partition, (_PATH, _SPLIT, *names), attributes, labels)
-        columns = Columns(_PATH, _LABEL if labels is not None else None, _SPLIT, {}, names)
+        columns = Columns(_PATH, _LABEL if labels is not None else None, _SPLIT, {}, names, {}, frozenset())
         listing = ManifestListing(table, columns, self.folder, split).listing()
         for entry in sorted(os.scandir(self.folder), key=lambda entry: entry.name):
             if entry.name not in rows:

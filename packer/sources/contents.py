@@ -18,10 +18,12 @@ from readers.headers import FOREIGN_SUFFIXES, foreign_medium, sniff
 from readers.sample import Buffer
 from readers.tree import has_image_suffix
 
-__all__ = ["EMPTY", "advice", "is_stray", "reason_of"]
+__all__ = ["EMPTY", "NOT_FETCHED", "advice", "is_stray", "reason_of"]
 
 _NOT_AN_IMAGE = "not an image"
 EMPTY = "empty, 0 bytes"
+NOT_FETCHED = "not fetched: "
+"""How the reason begins for which an image of a server is left out; then follow what happened, and the address."""
 
 _MAGIC = {
     b"PAR1": "Parquet",

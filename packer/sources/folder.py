@@ -111,11 +111,11 @@ class TreeListing(SplitListing):
         )
 
     def take(self, indices: npt.NDArray[np.int64]) -> TreeListing:
-        part = TreeSplit(self.root, self.part.files.take(indices), self.part.labels[indices])
+        part = TreeSplit(self.root, self.part.files.take(indices), self.labels[indices].astype(np.int32))
         return TreeListing(part, self.whole[indices])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TreeListing, (self.part, self.whole)
+        return TreeListing, (TreeSplit(self.root, self.part.files, self.labels.astype(np.int32)), self.whole)
 
 
 class TreePlaces(Sequence["tuple[str, int]"]):

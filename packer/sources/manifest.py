@@ -7,6 +7,9 @@
               `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
               20 values (as far as it has any) are all strings that lead to a file which is not the image itself
+    kinds     a field that the caller names with a kind of `readers.fields`, {"caption:text": "title"}, has bytes of
+              that kind: the files that its column leads to or, for one that leads to none, its values: text; lists
+              of numbers, also as JSON in a string
     metadata  all other columns, in the order of the table
 
 Names of columns are compared without case where none fits exactly. A field found this way is called like its
@@ -22,6 +25,7 @@ bad sample there, be it the image or a further file of it.
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -40,12 +44,15 @@ from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.folder import read_file
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
+from readers.fields import encode_field
+from readers.layout import FIELD_KINDS
 from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
 __all__ = [
     "LABEL_COLUMNS",
+    "RESERVED_FIELDS",
     "Columns",
     "ManifestListing",
     "ManifestReader",
@@ -67,6 +74,7 @@ SPLIT_COLUMNS = ("split", "subset")
 _NOISY, _RIGHT, _IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
 _SPLIT_OF_VALID = {"true": "val", "false": "train"}
 _LOOKED_AT = 20
+_KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points")
 _MISSING, _NOT_A_FILE = -1, -2
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -74,7 +82,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class ManifestSource:
     """The files that the table at `root` names.
 
-    path_column, label_column: None takes the usual names. fields: field name -> column of further files.
+    path_column, label_column: None takes the usual names. fields: field name, or name:kind -> column of further files
+    or values.
     folder: what paths are relative to, None for the folder of the manifest.
     """
 
@@ -151,7 +160,7 @@ class ManifestListing:
         return listing
 
     def _fields(self) -> dict[str, str]:
-        fields = {"image": "image"} | dict.fromkeys(self._columns.files, "file")
+        fields = {"image": "image"} | {name: self._columns.kinds.get(name, "file") for name in self._columns.files}
         return fields | {"json": "json"} if self._columns.metadata else fields
 
     def _add(self, line: int, row: Row, position: int) -> None:
@@ -162,8 +171,8 @@ class ManifestListing:
         image = _path(self._table, line, row, self._columns.path)
         if image is None:
             raise SourceError(f"{self._table.where(line)}: no path in the column {self._columns.path!r}")
-        paths = [image, *(_path(self._table, line, row, column) for column in self._columns.files.values())]
-        names = tuple(name_in_folder(path, self._folder) if path is not None else "" for path in paths)
+        parts = [image, *(self._part(line, row, name, column) for name, column in self._columns.files.items())]
+        names = tuple(name_in_folder(part, self._folder) if isinstance(part, str) else "" for part in parts)
         if not names[0]:
             raise SourceError(f"{self._table.where(line)}: {image!r} is not the path of a file")
         first = self._lines.setdefault(split, {}).setdefault(names[0], line)
@@ -173,18 +182,33 @@ class ManifestListing:
                 f"{names[0]!r}; a set holds a sample once"
             )
         # The label follows when those of all rows are known; until then, it is the position of the row.
-        part.add(names if not self._columns.metadata else (*names, ""), *self._place(paths, row), label=position)
+        part.add(names if not self._columns.metadata else (*names, ""), *self._place(parts, row), label=position)
 
-    def _place(self, paths: Sequence[str | None], row: Row) -> tuple[Place, int, int]:
+    def _part(self, line: int, row: Row, name: str, column: str) -> str | bytes | None:
+        """The path of a file, or the bytes of a value; None for nothing."""
+        if name not in self._columns.values:
+            return _path(self._table, line, row, column)
+        value, kind = row.get(column), self._columns.kinds[name]
+        if is_missing(value):
+            return None
+        try:
+            parsed = json.loads(value) if isinstance(value, str) and kind != "text" else value
+            return bytes(encode_field(kind, parsed))
+        except (BadSampleError, ValueError, RecursionError) as error:
+            raise SourceError(f"{self._table.where(line)}: column {column!r}, field {name}: {error}") from error
+
+    def _place(self, parts: Sequence[str | bytes | None], row: Row) -> tuple[Place, int, int]:
         """Where the payloads of a row are, their bytes, and a mark of change."""
         place: list[tuple[str, int] | bytes | None] = []
         total = stamp = 0
-        for path in paths:
-            if path is None:
-                place.append(None)
+        for part in parts:
+            if not isinstance(part, str):
+                place.append(part)
+                total += len(part or b"")
+                stamp = stamp if part is None else _stamp(stamp, crc32c(part))
                 continue
-            size, mtime_ns = _examine(os.path.join(self._folder, path))
-            place.append((path, size))
+            size, mtime_ns = _examine(os.path.join(self._folder, part))
+            place.append((part, size))
             total += max(0, size)
             stamp = _stamp(stamp, mtime_ns)
         if self._columns.metadata:
@@ -265,13 +289,16 @@ RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # the conta
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns by part; files maps field to column."""
+    """The columns by part; files maps field to column, and kinds to its kind, where that was said. values: the fields
+    of which the column holds the value, and not the path of a file."""
 
     path: str
     label: str | None
     split: str | None
     files: Mapping[str, str]
     metadata: tuple[str, ...]
+    kinds: Mapping[str, str]
+    values: frozenset[str]
 
 
 def choose_columns(
@@ -284,8 +311,10 @@ def choose_columns(
             f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
             f"name it with  path_column='COLUMN', and check that the first row holds the names of the columns"
         )
+    kinds = {field: kind for field, colon, kind in (key.partition(":") for key in fields) if colon}
+    fields = {key.partition(":")[0]: column for key, column in fields.items()}
     for field, column in fields.items():
-        _check_field(table, field, column)
+        _check_field(table, field, column, kinds.get(field, "file"))
     taken = {path, *fields.values()}
     label = _required(table, label, f"(label_column={label!r})") if label else _first(table, LABEL_COLUMNS, taken)
     split = _first(table, SPLIT_COLUMNS, taken | {label})
@@ -303,7 +332,10 @@ def choose_columns(
                 f"{field!r}; name one of them:  --field NAME={column}  (in Python: fields={{'NAME': {column!r}}})"
             )
         files[field] = column
-    return Columns(path, label, split, files, tuple(name for name in rest if name not in found))
+    given = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}
+    paths = _file_columns(table, list(given.values()), path, folder)
+    values = frozenset(field for field, column in given.items() if column not in paths)
+    return Columns(path, label, split, files, tuple(name for name in rest if name not in found), kinds, values)
 
 
 def _listed(table: Table) -> str:
@@ -327,7 +359,9 @@ def _first(table: Table, candidates: Iterable[str], taken: Iterable[str | None] 
     return None
 
 
-def _check_field(table: Table, field: str, column: str) -> None:
+def _check_field(table: Table, field: str, column: str, kind: str) -> None:
+    if kind not in FIELD_KINDS:
+        raise SourceError(f"{table.path}: field {field}: {kind!r} is not a kind; kinds are {', '.join(FIELD_KINDS)}")
     if not is_field_name(field):
         raise SourceError(
             f"{table.path}: a field cannot be called {field!r}: take lower-case letters, digits and _, and "

@@ -6,15 +6,19 @@ read by the format itself. A sample that is damaged is a bad sample.
 
 Where the shard names every class, the classes get these names. The split is what the shard says, or is read off the
 name of the file (train-00000-of-00008.tfrecord). A shard of a packed set is not a source by itself: it is adopted as it
-is.
+is. Several shards are a source of their own: `packer.sources.shard_folder`.
+
+Place: number of the file, then why a sample cannot be read, or where the format finds its image, or None; then (offset,
+length, field) in file order.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -22,7 +26,16 @@ import numpy as np
 
 from cache.errors import BadSampleError, FormatError, SourceError
 from packer.formats import format_of_head
-from packer.formats.base import Arena, Format, Located, LocateOptions, PlaceReader, WalkedFormat, key_by_number
+from packer.formats.base import (
+    Arena,
+    Format,
+    Located,
+    LocateOptions,
+    PlaceReader,
+    WalkedFormat,
+    key_by_number,
+    shard_stem,
+)
 from packer.registry import HEAD_BYTES
 from packer.sources.base import (
     FieldNames,
@@ -45,9 +58,19 @@ from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder, Strings, repeated
 from readers.tree import SPLIT_NAMES
 
-__all__ = ["ClassNames", "ShardSource", "classes_in_order", "field_kinds", "located_samples", "split_of_name"]
+__all__ = [
+    "ClassNames",
+    "OpenedShard",
+    "ShardFile",
+    "ShardReader",
+    "ShardSource",
+    "classes_in_order",
+    "field_kinds",
+    "list_shards",
+    "located_samples",
+    "split_of_name",
+]
 
-# Why a sample cannot be read, or where the format finds its image, or None; then (offset, length, field) in file order.
 Place: TypeAlias = tuple[Any, ...]
 
 
@@ -107,6 +130,50 @@ def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
     return found, ""
 
 
+class ShardFile:
+    """A shard, which may be compressed as a whole, and its format."""
+
+    def __init__(self, path: Path) -> None:
+        entry = format_of_head(unpacked_head(path, HEAD_BYTES), path.name)
+        if entry is None:
+            raise SourceError(f"{path}: not a shard of a known format")
+        self.path, self.kind = path, entry.title.partition(" ")[2]
+        self.container: Format = entry.load()
+        self.compression = compression_of(path)
+
+    def samples(self, options: LocateOptions) -> Iterator[Located]:
+        """What the format locates. Raises SourceError and FormatError."""
+        if not self.compression:
+            if self.container.describe(self.path) is not None:
+                raise SourceError(
+                    f"{self.path}: a shard of a packed set; convert the whole set, or make one of this shard "
+                    f"without copying:  packer index {self.path}"
+                )
+            yield from located_samples(self.container, self.path, options)
+            return
+        if not isinstance(self.container, WalkedFormat):
+            raise SourceError(
+                f"{self.path}: a compressed {self.container.name} file cannot be read as a stream; unpack it first"
+            )
+        with StreamWindow(UnpackedStream(self.path, self.compression)) as window:
+            yield from map(_packable, self.container.walk(window, options))
+
+
+def list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
+    """The listing of shards, each with the split of the samples that name none. Raises SourceError."""
+    found = _Samples(where)
+    for split, file in files:
+        found.begin(file.path, split)
+        try:
+            for sample in file.samples(options):
+                found.add(sample)
+        except FormatError as error:
+            raise SourceError(str(error)) from error
+    listing = found.listing()
+    listing.shuffles = not any(file.compression for _, file in files)
+    return listing
+
+
 class ShardSource(FileSource):
     """The samples of the shard at `root`.
 
@@ -128,59 +195,32 @@ class ShardSource(FileSource):
         self.options = LocateOptions(
             image_key, label_key, dict(fields or {}), label_offset, check_payload=True, lenient=True
         )
-        entry = format_of_head(unpacked_head(self.root, HEAD_BYTES), self.root.name)
-        if entry is None:
-            raise SourceError(f"{self.root}: not a shard of a known format")
-        self.kind = entry.title.partition(" ")[2]  # type: ignore[misc]
-        self._container: Format = entry.load()
+        self._shard = ShardFile(self.root)
+        self.kind = self._shard.kind  # type: ignore[misc]
         self._keeper = StreamKeeper(self.root)
         self._fields = 1
 
     def list_file(self, split: str | None) -> SourceListing:
-        shard = _Shard(self.root, split or split_of_name(self.root.name))
-        compression = compression_of(self.root)
-        try:
-            if not compression and self._container.describe(self.root) is not None:
-                raise SourceError(
-                    f"{self.root}: a shard of a packed set; convert the whole set, or make one of this shard "
-                    f"without copying:  packer index {self.root}"
-                )
-            for sample in self._samples(compression):
-                shard.add(sample)
-        except FormatError as error:
-            raise SourceError(str(error)) from error
-        listing = shard.listing()
+        listing = list_shards([(split or split_of_name(self.root.name), self._shard)], self.root, self.options)
         self._fields = len(listing.fields)
         if split is not None and split not in listing.splits:
             raise SourceError(f"{self.root}: no split {split!r}; it has {', '.join(listing.splits)}")
         if split is not None:
             listing.splits = {split: listing.splits[split]}
-        listing.shuffles = not compression
         return listing
-
-    def _samples(self, compression: str) -> Iterator[Located]:
-        if not compression:
-            yield from located_samples(self._container, self.root, self.options)
-            return
-        if not isinstance(self._container, WalkedFormat):
-            raise SourceError(
-                f"{self.root}: a compressed {self._container.name} file cannot be read as a stream; unpack it first"
-            )
-        with StreamWindow(UnpackedStream(self.root, compression)) as window:
-            yield from map(_packable, self._container.walk(window, self.options))
 
     @contextmanager
     def open_file(self) -> Iterator[ShardReader]:
-        with self._keeper.open() as file, ExitStack() as opened:
-            places = cache(lambda: opened.enter_context(self._container.open_places(self.root)))
-            yield ShardReader(file, places, self._fields)
+        with ExitStack() as opened:
+            yield ShardReader([OpenedShard(self._shard, self._keeper, opened)], self._fields)
 
 
-class _Shard:
-    """Collects the samples of a file, in some 100 bytes for each."""
+class _Samples:
+    """Collects the samples of files, in some 100 bytes for each."""
 
-    def __init__(self, path: Path, split: str) -> None:
-        self._path, self._split = path, split
+    def __init__(self, path: Path) -> None:
+        self._path, self._split = path, ""
+        self._files: list[Path] = []
         self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
         self._fields = {"image": 0}
@@ -188,13 +228,18 @@ class _Shard:
         self._left_behind: dict[str, None] = {}
         self._has_image = False
 
+    def begin(self, path: Path, split: str) -> None:
+        """The next file, and the split of its samples that name none."""
+        self._files.append(path)
+        self._split = split
+
     def add(self, sample: Located) -> None:
         if sample.left_out:
             self._left_out.append((sample.key, sample.left_out))
             return
         if sample.label < NO_LABEL:
             raise FormatError(
-                f"{self._path}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
+                f"{self._files[-1]}: {sample.key}: the label {sample.label} is out of range: classes count from 0"
             )
         self._classes.add(sample)
         for name in sample.ranges:
@@ -207,7 +252,8 @@ class _Shard:
         ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
         size = sum(length for _, length in sample.ranges.values()) or sample.bytes
         names = [sample.names.get(name, "") for name in self._fields]
-        part.add(names, (what, *sorted(ranges)), size, key=sample.key, label=sample.label)
+        place = (len(self._files) - 1, what, *sorted(ranges))
+        part.add(names, place, size, key=sample.key, label=sample.label)
 
     def listing(self) -> SourceListing:
         if not self._parts:
@@ -238,13 +284,27 @@ class _Shard:
     def _checked(self, part: SplitListing, listing: SourceListing) -> SplitListing:
         n = len(part)
         if len(repeated(lambda: part.keys, n)):
-            listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
             nothing = Strings(np.empty(0, np.uint8), np.zeros(n + 1, np.uint64))
-            part.keys = Strings.of(key_by_number(self._path, number) for number in range(n))
-            part.names = FieldNames(*[nothing] * len(self._fields))
+            keys = self._keys_by_file(part) if len(self._files) > 1 else part.keys
+            if len(repeated(lambda: keys, n)):
+                listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
+                keys = self._keys_by_number(part)
+            part.keys, part.names = keys, FieldNames(*[nothing] * len(self._fields))
         check_names(part.keys, str(self._path))
         check_names((name for names in part.names for name in names if name), str(self._path))
         return part
+
+    def _keys_by_file(self, part: SplitListing) -> Strings:
+        stems = [shard_stem(path) for path in self._files]
+        return Strings.of(f"{stems[place[0]]}/{key}" for place, key in zip(part.places, part.keys, strict=True))
+
+    def _keys_by_number(self, part: SplitListing) -> Strings:
+        counts = Counter[int]()
+        keys = []
+        for place in part.places:
+            keys.append(key_by_number(self._files[place[0]], counts[place[0]]))
+            counts[place[0]] += 1
+        return Strings.of(keys)
 
 
 class _Part(ListingBuilder):
@@ -263,21 +323,37 @@ class _Part(ListingBuilder):
             self._names.append(names)
 
 
-class ShardReader:
-    """Reads samples of one file, and of a compressed one in the order of the file."""
+class OpenedShard:
+    """A shard that is opened when it is read from first."""
 
-    def __init__(self, file: PlainFile | UnpackedStream, places: Callable[[], PlaceReader], fields: int) -> None:
-        """places: opens the reader of images that are not one byte range, once."""
-        self._file, self._places, self._fields = file, places, fields
+    def __init__(self, shard: ShardFile, keeper: StreamKeeper, opened: ExitStack) -> None:
+        """opened: closes what is opened here."""
+        self._shard, self._keeper, self._opened = shard, keeper, opened
+
+    @cached_property
+    def file(self) -> PlainFile | UnpackedStream:
+        return self._opened.enter_context(self._keeper.open())
+
+    @cached_property
+    def places(self) -> PlaceReader:
+        """Reads images that are not one byte range."""
+        return self._opened.enter_context(self._shard.container.open_places(self._shard.path))
+
+
+class ShardReader:
+    """Reads samples of files, and of a compressed one in the order of the file."""
+
+    def __init__(self, shards: Sequence[OpenedShard], fields: int) -> None:
+        self._shards, self._fields = shards, fields
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
-        what, *ranges = place
+        file, what, *ranges = place
         if isinstance(what, str):
             raise BadSampleError(what)
         payloads: list[Buffer | None] = [None] * self._fields
         for offset, length, number in ranges:  # in the order of the file: a stream only goes forward
-            self._file.read_into(offset, arena.rest()[:length])
+            self._shards[file].file.read_into(offset, arena.rest()[:length])
             payloads[number] = arena.take(length)
         if what is not None:
-            payloads[0] = self._places().read(what)
+            payloads[0] = self._shards[file].places.read(what)
         return payloads

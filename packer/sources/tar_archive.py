@@ -4,6 +4,9 @@ A walk over the headers finds the members; for a compressed archive that is one 
 A hard or symbolic link to a file of the archive is that file under another name. Hidden files, names that lead out of
 the archive, devices, and links that lead to no file in it are left out and reported.
 
+A tar whose first member is a tar holds an archive a class, as that of ImageNet does: the members of n01440764.tar count
+as files in a folder n01440764. They are read where they are in the outer archive.
+
 A tar in which samples have their labels in members of their own is a WebDataset shard: see `packer.sources.shards`.
 
 Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
@@ -88,17 +91,46 @@ def _members(root: Path, left_out: list[tuple[str, str]], warnings: list[str]) -
     try:
         if not compression:
             with Window(root) as window:
-                found = _Members(walk(window))
+                found = _Members(_walk_all(window))
                 complete = _is_zero_from(window, found.end)
         else:
             with StreamWindow(stream := UnpackedStream(root, compression)) as window:
-                found = _Members(walk(window))
+                found = _Members(_walk_all(window))
                 complete = stream.rest_is_zero()
     except FormatError as error:
         raise SourceError(str(error)) from error
     if not complete:
         warnings.append(f"{root}: what follows the end of the archive is ignored (several archives in one file?)")
     return None if _is_webdataset(found.names()) else found.files(left_out)
+
+
+def _walk_all(window: Window) -> Iterator[Member]:
+    """Every member; of an archive of archives those in them, and of others the members themselves."""
+    is_nested: bool | None = None
+    for member in walk(window):
+        is_tar = member.type in _REGULAR and member.name.endswith(".tar")
+        if is_nested is None and member.type in _REGULAR:
+            is_nested = is_tar
+        if not (is_nested and is_tar):
+            yield member
+            continue
+        for inner in walk(_InnerWindow(window, member)):
+            folder = member.name[: -len(".tar")]
+            link = f"{folder}/{inner.linkname}" if inner.type == _HARD_LINK else inner.linkname
+            yield inner._replace(name=f"{folder}/{inner.name}", offset=member.offset + inner.offset, linkname=link)
+
+
+class _InnerWindow(Window):
+    """A member of an archive that is one itself."""
+
+    def __init__(self, window: Window, member: Member) -> None:
+        self.path, self.size = window.path / member.name, member.size
+        self._outer, self._first = window, member.offset
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset + length > self.size:
+            raise FormatError(f"{self.path}: ends at byte {self.size}, {length} were expected at {offset}: truncated?")
+        return self._outer.read(self._first + offset, length)
 
 
 def _is_zero_from(window: Window, offset: int) -> bool:

@@ -1,10 +1,9 @@
 """Trees of images whose folders are not classes: recognised by their names, and refused or warned about.
 
-    ILSVRC root     Data/CLS-LOC (and Annotations, ImageSets): the classes are two folders below
-    COCO            annotations, train2017, val2017: labels are in JSON files, several an image
-    Pascal VOC      JPEGImages, Annotations: labels are in XML files; masks are images of their own
-    YOLO and such   images, and labels, annotations or masks, where classes would be
-    Tiny ImageNet   val/images, and classes in train: labels are in a text file
+    ILSVRC, COCO, Pascal VOC, YOLO     in a folder of the tree, or in an archive: each is a source by itself
+    COCO without annotations           train2017, val2017
+    images with their masks            images, and masks, annotations or labels, where classes would be
+    Tiny ImageNet                      val/images, and classes in train: labels are in a text file
 
 What is certainly wrong is a SourceError that says what to run instead; what may be right is a warning: a single class,
 a class called as folders of annotations are, images without a label next to images with one. layout="tree" takes
@@ -83,10 +82,10 @@ def check_layout(
 
 
 def _command(where: str, folder: str) -> str:
-    """What to run for the images in a folder of the tree."""
+    """What to run for a folder of the tree."""
     if Path(where).is_dir():
-        return f"for the images in it, run  packer convert {Path(where, folder)}"
-    return f"for the images in it, unpack it, and run  packer convert  on its folder {folder!r}"
+        return f"run  packer convert {Path(where, folder)}"
+    return f"unpack it, and run  packer convert  on {f'its folder {folder!r}' if folder else 'that folder'}"
 
 
 def _folders(files: TreeFiles) -> set[str]:
@@ -108,21 +107,27 @@ def _sibling(folder: str, name: str) -> str:
     return f"{above}/{name}" if above else name
 
 
-Found: TypeAlias = "tuple[str, str] | None"  # what the tree looks like, and the folder of its images
+Found: TypeAlias = "tuple[str, str] | None"  # what the tree looks like, and the folder to convert
+
+
+def _above(folder: str) -> str:
+    return folder.rpartition("/")[0]
 
 
 def _ilsvrc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
         if folder == "Data/CLS-LOC" or folder.endswith("/Data/CLS-LOC"):
-            return "looks like the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC", folder
+            return "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC", _above(_above(folder))
     return None
 
 
 def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
         match = _YEAR.fullmatch(_base(folder))
-        if match and (_sibling(folder, "annotations") in folders or _base(folder) in classes):
-            what = f"looks like COCO ({_base(folder)}), with several labels an image, in JSON files"
+        if match and _sibling(folder, "annotations") in folders:
+            return f"holds COCO ({_base(folder)}), with several labels an image, in JSON files", _above(folder)
+        if match and _base(folder) in classes:
+            what = f"looks like COCO ({_base(folder)}) without its annotations; for the images alone"
             return what, f"{folder} --split {match[1]}"
     return None
 
@@ -130,8 +135,7 @@ def _coco(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[
 def _voc(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     for folder in sorted(folders):
         if _base(folder) == "JPEGImages" and {_sibling(folder, "Annotations"), _sibling(folder, "ImageSets")} & folders:
-            what = "looks like Pascal VOC, whose labels are in Annotations, and whose masks are not images to train on"
-            return f"{what} (to pack masks with their images, write a .csv with the columns path and mask)", folder
+            return "holds Pascal VOC, whose labels are in Annotations", _above(folder)
     return None
 
 
@@ -145,11 +149,17 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence
             tops = sorted(folder[len(base) + 1 :] for folder in folders if folder.rpartition("/")[0] == base != folder)
         pictures = [top for top in tops if top.lower() in _PICTURES]
         companions = [top for top in tops if top.lower() in _COMPANIONS]
+        if pictures == ["images"] and "labels" in companions and _has_texts(part, f"{base}/labels/".lstrip("/")):
+            return "holds images with labels in text files, as for YOLO", _above(base) if base == part.root else base
         if pictures and companions:
             what = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
             tip = "(to pack further files with their images, write a .csv with a column for each)"
-            return f"{what}, and neither is a class {tip}", f"{base}/{pictures[0]}".lstrip("/")
+            return f"{what}, and neither is a class {tip}; for the images alone", f"{base}/{pictures[0]}".lstrip("/")
     return None
+
+
+def _has_texts(part: TreeSplit, folder: str) -> bool:
+    return any(path.startswith(folder) and path.endswith(".txt") for path in part.files.paths())
 
 
 def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
@@ -160,7 +170,10 @@ def _tiny_imagenet(folders: set[str], splits: Mapping[str, TreeSplit], classes: 
             if others is not None:
                 folder = f"{splits[name].root}/{found[0]}"
                 what = f"the only class of {name} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
-                return f"{what}: write a .csv of paths, labels and splits", f"{splits[others].root} --split {others}"
+                return (
+                    f"{what}: write a .csv of paths, labels and splits; for train alone",
+                    f"{splits[others].root} --split {others}",
+                )
     return None
 
 

@@ -15,7 +15,7 @@ import simplejpeg
 
 from cache.errors import BadSampleError
 from cache.stores import Buffer
-from readers.augment.geometry import Boxes
+from readers.augment.geometry import Boxes, Pass, Plan
 from readers.augment.ops import Op
 from readers.augment.recipe import Recipe
 from readers.decode import Region, decode_image
@@ -23,7 +23,7 @@ from readers.decode.region import with_header
 from readers.headers import read_header
 from readers.headers.base import shrunk, upright_size
 
-__all__ = ["boxes_of", "decoded", "recoded"]
+__all__ = ["boxes_of", "decoded", "passes_of", "recoded"]
 
 _Pixels = npt.NDArray[np.uint8]
 _Ints = npt.NDArray[np.int64]
@@ -63,7 +63,16 @@ def decoded(image: Buffer, ops: Sequence[Op]) -> Buffer:
 
 def boxes_of(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> Boxes:
     """Where the pixels come from, for upright images of these sizes; `ops` draw nothing."""
-    return Recipe(ops).plan(0, 0, np.zeros(len(heights), np.int64), heights, widths).boxes
+    return _plan(ops, heights, widths).boxes
+
+
+def passes_of(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> list[Pass]:
+    """The same as `readers.augment.geometry` states it, by image."""
+    return _plan(ops, heights, widths).passes()
+
+
+def _plan(ops: Sequence[Op], heights: _Ints, widths: _Ints) -> Plan:
+    return Recipe(ops).plan(0, 0, np.zeros(len(heights), np.int64), heights, widths)
 
 
 def _resized(pixels: _Pixels, size: tuple[int, int], filter_name: str) -> _Pixels:

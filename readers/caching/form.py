@@ -34,9 +34,10 @@ from cache.stores import Buffer, Int64s
 from readers.headers import MEDIA, sniff
 from readers.headers.base import PIXELS_HEADER_BYTES, shrunk_sides
 from readers.headers.coefficients import MAGIC, VERSION
-from readers.sample import ImageInfo
+from readers.sample import ImageInfo, upright_sides
 
 if TYPE_CHECKING:
+    from readers.augment.geometry import Pass
     from readers.augment.ops import Op
 
 __all__ = [
@@ -96,6 +97,9 @@ class Encoded:
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         return original
 
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        return _whole(original, self.info(original))
+
     def convert(self, image: Buffer) -> Buffer:
         return image
 
@@ -147,6 +151,9 @@ class Recoded:
         pixels = info.height.astype(np.int64) * info.width
         short = np.minimum(info.height, info.width)
         return np.where(short < self.short_side, original, np.ceil(pixels * self.rate).astype(np.int64))
+
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        return _whole(original, self.info(original))
 
     def convert(self, image: Buffer) -> Buffer:
         from readers.caching.convert import recoded  # loads the codecs
@@ -204,6 +211,12 @@ class Decoded:
         pixels = info.height.astype(np.int64) * info.width
         return np.where(pixels > 0, PIXELS_HEADER_BYTES + 3 * pixels, 0)
 
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        from readers.caching.convert import passes_of
+
+        heights, widths = (np.maximum(side, 1) for side in upright_sides(original))
+        return passes_of(self.ops, heights, widths)
+
     def convert(self, image: Buffer) -> Buffer:
         from readers.caching.convert import decoded
 
@@ -230,6 +243,9 @@ class Coefficients:
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
         return np.where(info.media == _JPEG, np.ceil(original * self.rate).astype(np.int64), original)
+
+    def passes(self, original: ImageInfo) -> list[Pass]:
+        return _whole(original, self.info(original))
 
     def convert(self, image: Buffer) -> Buffer:
         """Coefficients that a cache below has made already stay as they are. Raises MissingExtraError."""
@@ -270,6 +286,15 @@ def rate_of(form: Form) -> float:
 def with_rate(form: Form, rate: float) -> Form:
     """The form with this measurement, if it has one."""
     return replace(form, rate=rate) if isinstance(form, Recoded | Coefficients) else form
+
+
+def _whole(original: ImageInfo, converted: ImageInfo) -> list[Pass]:
+    """All of each image, in the size that it is converted to."""
+    sides = (side.tolist() for info in (original, converted) for side in upright_sides(info))
+    return [
+        ((0, 0, rows, columns, 1, False), (height, width), (0, 0), (), (), (height, width))
+        for rows, columns, height, width in zip(*sides, strict=True)
+    ]
 
 
 def _info(values: Sequence[npt.ArrayLike], like: ImageInfo) -> ImageInfo:

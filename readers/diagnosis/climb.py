@@ -188,8 +188,8 @@ class _Climb:
 
         What storage costs is the difference of two lines that were measured at different times, so that other
         processes or slower CPUs, which can only make a line longer, would be taken for storage. Of busy CPUs the
-        shorter times count, as they do where the CPUs, and not a wait, took what the whole loader takes longer; elsewhere the
-        first one of the whole loader does, since what was read is in memory now.
+        shorter times count, as they do where the CPUs, and not a wait, took what the whole loader takes longer;
+        elsewhere the first one of the whole loader does, since what was read is in memory now.
         """
         first, step = self._times[last], self._times[0]
         warmup = self._pipeline.warmup + 2 * self._pipeline.workers

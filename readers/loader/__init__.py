@@ -10,7 +10,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.loader") from error
 
+from readers.items import FieldOptions
 from readers.loader.loader import ImageLoader, Layout
 from readers.loader.stats import LoaderStats
 
-__all__ = ["BadSample", "ImageLoader", "Layout", "LoaderStats"]
+__all__ = ["BadSample", "FieldOptions", "ImageLoader", "Layout", "LoaderStats"]

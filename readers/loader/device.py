@@ -32,6 +32,7 @@ from readers.decode.share import Share, Spent
 from readers.feed import Feed, for_decoding
 from readers.loader.crew import Crew
 from readers.loader.device_work import DeviceWork
+from readers.loader.fields import FieldWork
 from readers.loader.timers import LoopTimers
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
@@ -81,11 +82,17 @@ class DevicePath:
         return replace(self, share=Share(self.share.wanted, threads))
 
     def work(
-        self, feed: Feed, recipes: tuple[Recipe, ...], finish: Finish, allocate: Allocate, classes: int
+        self,
+        feed: Feed,
+        recipes: tuple[Recipe, ...],
+        finish: Finish,
+        allocate: Allocate,
+        classes: int,
+        fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
         options = {"decodes": self.decodes, "finishes": self.finishes}
-        return DeviceWork(feed, recipes, finish, allocate, classes, share=self.share, **options)
+        return DeviceWork(feed, recipes, finish, allocate, classes, fields, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -155,7 +162,7 @@ class DeviceStage(Ahead[Batch]):
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
                 self._before = _spent(batch), began, decoded, self._moment()
-        batch.data = ()
+        batch.data, batch.payloads = [], []
         self._clock.stop("augment", batch=step)
         self._timers.fill(True)
         return batch

@@ -53,7 +53,7 @@ class DeviceWork(EpochWork):
 
     def reader_of_images(self) -> Reader:
         if self.decodes and not self.finishes:
-            return self.feed.reader  # JPEGs, whatever a cache keeps
+            return self.feed.reader  # JPEGs, from below a cache of coefficients
         return EpochWork.reader_of_images(self)
 
     def tools(self) -> Renderer:
@@ -92,6 +92,7 @@ class DeviceWork(EpochWork):
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
+        self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         alone = not batch.routed and not batch.bad_boxes
         if alone and all(

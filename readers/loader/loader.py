@@ -21,16 +21,17 @@ from readers.feed import (
     BadSample,
     Feed,
     FeedOptions,
-    Fields,
     OnError,
     check_choice,
     choose_order,
     choose_tail,
 )
+from readers.items import FieldOptions, Fields
 from readers.loader.crew import Crew
+from readers.loader.fields import FieldWork
 from readers.loader.stats import LoaderStats
 from readers.loader.timers import LoopTimers
-from readers.loader.work import Batch, EpochWork
+from readers.loader.work import Batch, EpochWork, IndexWork
 from readers.loop import FeedLoader, Maker
 from readers.order import Order
 from readers.order.schedule import Tail
@@ -67,9 +68,10 @@ class ImageLoader(FeedLoader):
     tail: see `readers.order.Schedule`; by default "drop_last" for a shuffle and "exact", every sample once, with
         shuffle=False.
     fields: what a batch is made of, in this order: "image"; "label" (int64 [n], -1 without one); "key" (list of str);
-        "index" (int64 [n]); other fields of the set (lists of bytes, None where a sample lacks it). Batches are tuples,
-        or with {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image
-        is read.
+        "index" (int64 [n]); other fields of the set, decoded by their kind and moved with the image (`readers.items`):
+        masks [n, h, w], lists of all others, None where a sample lacks one. Batches are tuples, or with
+        {"pixel_values": "image", "labels": "label"} dictionaries with these names. Without "image" no image is read.
+    field_options: how masks and boxes follow the image.
     dtype: uint8, or float32, float16 or bfloat16 in 0..1; Normalize in `augment` makes float32.
     layout: "channels_last" is [n, 3, h, w] with channels last in memory, "NCHW" is contiguous, "NHWC" is [n, h, w, 3].
     on_error: "raise", "skip" (smaller batches) or "substitute" (another sample); see `bad_samples`.
@@ -106,6 +108,7 @@ class ImageLoader(FeedLoader):
         world_size: int | None = None,
         tail: Tail | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
+        field_options: FieldOptions | None = None,
         dtype: torch.dtype | None = None,
         layout: Layout = "channels_last",
         on_error: OnError = "raise",
@@ -122,7 +125,9 @@ class ImageLoader(FeedLoader):
         self.recipe = self._recipes[0]
         self._classes = _count_classes(reader) if self.recipe.batch_ops else 0
         order = choose_order(len(reader), order, shuffle, seed)
-        self._fields = Fields(fields, reader)
+        self._fields = Fields(fields, reader, field_options)
+        for recipe in self._recipes:
+            self._fields.check_ops(recipe.ops)
         self.dtype = _choose_dtype(dtype, self.recipe)
         check_choice("layout", layout, _LAYOUTS)
         self.layout = layout
@@ -212,10 +217,11 @@ class ImageLoader(FeedLoader):
         self._timers = timers
         return _TimedMaker(self._open_maker(feed, timers), timers)
 
-    def _open_maker(self, feed: Feed, timers: LoopTimers) -> Crew | DeviceStage | _IndexWork:
+    def _open_maker(self, feed: Feed, timers: LoopTimers) -> Crew | DeviceStage | IndexWork:
+        fields = FieldWork(self._fields, feed.reader) if self._fields.stored else None
         if "image" not in self.fields:
-            return _IndexWork(feed)
-        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes)
+            return IndexWork(feed, fields)
+        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
         work.exact_colours = self.exact_colours
         fill = timers.fill if self._path is None else None
@@ -237,11 +243,14 @@ class ImageLoader(FeedLoader):
                     views = [v.to(self.device, non_blocking=True) for v in views]
                     clock.lap("copy")
                 return tuple(views) if len(views) > 1 else views[0]
+            if name in batch.columns:
+                column = batch.columns[name]
+                return _to_device(column, self.device) if self._fields.is_array(name) else column
             if name == "label" and batch.labels is not None:
                 value: Any = batch.labels
             else:
                 value = Fields.column(self.reader, batch.indices, name)
-                if name not in ("label", "index"):
+                if name == "key":
                     return value
                 value = torch.from_numpy(value)
             return value.to(self.device, non_blocking=True)
@@ -307,7 +316,7 @@ class _ImageMemory:
 class _TimedMaker:
     """A maker of batches, with the time that the training waits for it. Holds no reference to the loader."""
 
-    def __init__(self, maker: Crew | DeviceStage | _IndexWork, timers: LoopTimers) -> None:
+    def __init__(self, maker: Crew | DeviceStage | IndexWork, timers: LoopTimers) -> None:
         self._maker, self._timers = maker, timers
 
     @property
@@ -327,24 +336,6 @@ class _TimedMaker:
         self._maker.stop()
 
 
-class _IndexWork:
-    """Replaces a crew where no field is an image: which samples each batch holds, and nothing is read."""
-
-    ready = 0  # they are made when they are taken
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed, self._step = feed, 0
-
-    def take(self) -> Batch:
-        """The next batch, without images."""
-        step, self._step = self._step, self._step + 1
-        positions, indices = self._feed.rows(self._feed.start.epoch, step)
-        return Batch(step, positions, indices.copy(), [], [], {}, (), [])
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
 def _count_classes(reader: Reader) -> int:
     """Classes of a set: those that have names, or else by the largest label. Raises ValueError where there is none."""
     labels = reader.labels
@@ -352,6 +343,13 @@ def _count_classes(reader: Reader) -> int:
     if not count:
         raise ValueError("MixUp and CutMix mix labels, and no sample of this set has one: leave them out of augment")
     return count
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    """A field of a batch with its tensors on the device."""
+    if isinstance(value, list | tuple):
+        return type(value)(_to_device(one, device) for one in value)
+    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
 
 def _choose_dtype(dtype: torch.dtype | None, recipe: Recipe) -> torch.dtype:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from readers.augment.cpu import Finish, Renderer
 from readers.augment.recipe import Job, Plan, Recipe
 from readers.feed import BadSample, Feed, for_decoding, read_samples
 from readers.headers import ImageHeader
+from readers.items import Payloads
+from readers.loader.fields import FieldWork
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
-__all__ = ["Allocate", "Batch", "EpochWork"]
+__all__ = ["Allocate", "Batch", "EpochWork", "IndexWork"]
 
 Allocate: TypeAlias = Callable[[int, int, int], torch.Tensor]
 # A read slower than this waits for a disk: from then on the kernel learns in advance which batches follow.
@@ -42,7 +44,8 @@ class Batch:
     sizes: (height, width) of the upright images.
     jobs: by view, what happens to each image.
     bad_boxes: images that a recipe does not fit, by row.
-    data: the encoded images, or why one could not be read.
+    data: the encoded images, or why the sample cannot be used.
+    payloads, values: of the other fields, by row: their bytes, and what they hold; columns: the latter, of the batch.
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
     routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
@@ -59,8 +62,11 @@ class Batch:
     sizes: list[tuple[int, int]]
     jobs: list[list[Job]]
     bad_boxes: Mapping[int, BadSampleError]
-    data: Sequence[Buffer | Exception]
+    data: list[Buffer | Exception]
     images: list[torch.Tensor]
+    payloads: list[Payloads] = field(default_factory=list)
+    values: dict[int, dict[str, Any]] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
     labels: torch.Tensor | None = None
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
@@ -83,6 +89,7 @@ class EpochWork:
     finish: how values are stored.
     allocate: gives the tensor of n images of a height and width, [n, 3, height, width].
     classes: of the labels, where images are mixed.
+    fields: what to do for other fields, None where none is asked for.
     exact_colours: see `ImageLoader`.
     """
 
@@ -91,6 +98,7 @@ class EpochWork:
     finish: Finish
     allocate: Allocate
     classes: int = 0
+    fields: FieldWork | None = None
     exact_colours: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
@@ -120,10 +128,16 @@ class EpochWork:
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        return Batch(step, positions, indices.copy(), sizes, jobs, bad, self._read(positions, indices, clock), images)
+        data = list(self._read(positions, indices, clock))
+        batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
+        if self.fields is not None:
+            batch.payloads = self.fields.read(indices)
+            clock.lap("read")
+        return batch
 
     def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
         """Decode the images of rows [start, stop) into the batch. Raises BadSampleError under on_error="raise"."""
+        self.fill_fields(batch, start, stop, tools)
         some = slice(start, stop)
         out = [images[some] for images in batch.images]
         pixels = out if self.finish.in_place else tools.chunks([images.shape for images in out])
@@ -140,6 +154,13 @@ class EpochWork:
             self.finish.store(pixels[view], places[view], jobs, out[view])
         if tools.lap is not None:
             tools.lap("augment")
+
+    def fill_fields(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
+        """Decode the other fields of rows [start, stop)."""
+        if self.fields is not None:
+            self.fields.fill(batch, start, stop)
+            if tools.lap is not None:
+                tools.lap("decode")
 
     def render_row(
         self,
@@ -164,16 +185,19 @@ class EpochWork:
 
     def complete(self, batch: Batch) -> None:
         """Finish a batch whose rows are filled. The memory of the encoded images is free for the next batches."""
-        batch.data = ()
+        batch.data, batch.payloads = [], []
         self.combine(batch)
 
     def combine(self, batch: Batch) -> None:
         """Leave out what is skipped, and carry out the ops on batches."""
         if batch.error is not None:
             return
+        rows: Sequence[int] = range(len(batch.indices))
         if batch.skipped:
             rows = sorted({*range(len(batch.indices))} - {*batch.skipped})
             batch.images, batch.indices = [images[rows] for images in batch.images], batch.indices[rows]
+        if self.fields is not None:
+            batch.columns = self.fields.collate([batch.values[row] for row in rows], len(self.recipes))
         recipe = self.recipes[0]
         if recipe.batch_ops:
             numbers = torch.from_numpy(np.array(self.feed.reader.labels[batch.indices], np.int64))[:, None]
@@ -255,16 +279,18 @@ class EpochWork:
             batch.skipped.append(row)
             return [None] * len(places)
 
-        def render(index: int) -> tuple[list[Job], list[Job | None]]:
+        def render(index: int) -> tuple[list[Job], list[Job | None], dict[str, Any]]:
             jobs, stored, sizes = self._plan_one(position, index)
             data, left = self._images.read(index), []
+            values = {} if self.fields is None else self.fields.substitute(index, stored, jobs, sizes)
             for job, size, place in zip(jobs, sizes, places, strict=True):
                 if size != place.shape[2:]:
                     raise BadSampleError(f"the batch has another size than {size}")
                 left.append(tools.render(data, job, stored, place))
-            return jobs, left
+            return jobs, left, values
 
-        found, (replaced, left) = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        found, made = self.feed.substitute(self._epoch, int(position[0]), error, render)
+        replaced, left, batch.values[row] = made
         batch.indices[row] = found
         for jobs, job in zip(batch.jobs, replaced, strict=True):
             jobs[row] = job
@@ -281,3 +307,24 @@ class EpochWork:
             raise bad[0] if bad else BadSampleError("its header cannot be read")
         sizes = [(int(plan.boxes.out_height[0]), int(plan.boxes.out_width[0])) for plan in plans]
         return [plan.jobs()[0] for plan in plans], stored, sizes
+
+
+class IndexWork:
+    """Replaces a crew where no image is asked for: which samples each batch holds, and their other fields."""
+
+    ready = 0  # they are made when they are taken
+
+    def __init__(self, feed: Feed, fields: FieldWork | None) -> None:
+        self._feed, self._fields, self._step = feed, fields, 0
+
+    def take(self) -> Batch:
+        """The next batch, without images."""
+        step, self._step = self._step, self._step + 1
+        positions, indices = self._feed.rows(self._feed.start.epoch, step)
+        batch = Batch(step, positions, indices.copy(), [], [], {}, [], [])
+        if self._fields is not None:
+            self._fields.fill_alone(batch, self._feed)
+        return batch
+
+    def stop(self) -> None:
+        """Nothing runs."""

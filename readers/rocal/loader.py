@@ -36,7 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.errors import PipelineError
-from readers.feed import BadSample, Fields
+from readers.feed import BadSample
+from readers.items import Fields
 from readers.rocal.pipelines import load_rocal
 from readers.rocal.source import PADDING_BATCHES, PREFETCH, RocalSource, SourceBatch
 
@@ -52,9 +53,9 @@ class RocalLoader:
 
     pipeline: built over `source`, such as those of `readers.rocal.pipelines`.
     fields: what a batch consists of: "image" (an array [n, …] for each output of the pipeline, on the host), "label"
-        (int64 [n], -1 without one), "key" (list of str), "index" (int64 [n]), other fields of the set (lists of bytes,
-        None where a sample lacks it). n is batch_size, or less at the end of an epoch and where bad samples are
-        skipped.
+        (int64 [n], -1 without one), "key" (list of str), "index" (int64 [n]), other fields of the set (lists of what
+        `readers.fields` makes of them, None where a sample lacks one). n is batch_size, or less at the end of an epoch
+        and where bad samples are skipped. Masks, boxes and points cannot follow what rocAL draws: ValueError.
 
     A loop that is left early ends its epoch: the next one begins the next. `state_dict` names the first batch that has
     not been handed out. Close the loader after use, or use `with`; a loader that is dropped closes itself.
@@ -64,6 +65,7 @@ class RocalLoader:
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
         self.source, self._fields = source, Fields(fields, source.reader)
+        self._fields.check_apart("rocAL draws by itself what happens to an image", "take ImageLoader")
         self._feeder = _Feeder(pipeline, source)
         self._finalizer = weakref.finalize(self, self._feeder.close)
         self._running: weakref.ref[Generator[tuple[Any, ...], None, None]] | None = None
@@ -140,11 +142,15 @@ class RocalLoader:
     def _collect(self, batch: SourceBatch, outputs: _Arrays) -> tuple[Any, ...]:
         """Labels are those that were fed: the labels that rocAL returns are the same memory, which proves nothing."""
         values: list[Any] = []
-        for name in self._fields.wanted:
+        reader, fields = self.source.reader, self._fields
+        stored = [fields.decode(some) for some in fields.read(reader, batch.rows)] if fields.stored else []
+        for name in fields.wanted:
             if name == "image":
                 values += [output[: len(batch.rows)].copy() for output in outputs]
+            elif name in fields.stored:
+                values.append([some[name] for some in stored])
             else:
-                values.append(Fields.column(self.source.reader, batch.rows, name))
+                values.append(Fields.column(reader, batch.rows, name))
         return tuple(values)
 
     def _end(self) -> None:

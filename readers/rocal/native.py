@@ -129,6 +129,11 @@ def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_si
 
 def _shards(reader: Reader, format: str) -> list[Path]:
     """The shards of a set that rocAL's own reader of `format` can read. Raises DatasetError."""
+    if reader.dataset.edited or reader.dataset.separate:
+        raise DatasetError(
+            f"{reader.path}: its shards hold other samples or labels than its index, and rocAL would read the shards: "
+            f"use readers.rocal.external_source, or  packer reshard"
+        )
     if reader.dataset.format != format:
         raise DatasetError(f"{reader.path} has {reader.dataset.format} shards, expected {format}: packer convert")
     bad = np.flatnonzero(~decodable(reader.info))

@@ -16,9 +16,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", "torch", "readers.torch") from error
 
+from readers.items import FieldOptions
 from readers.torch.dataset import ImageDataset, Place
 from readers.torch.iterable import ImageStream
 from readers.torch.prefetcher import DevicePrefetcher
 from readers.torch.sampler import EpochSampler
 
-__all__ = ["DevicePrefetcher", "EpochSampler", "ImageDataset", "ImageStream", "Place"]
+__all__ = ["DevicePrefetcher", "EpochSampler", "FieldOptions", "ImageDataset", "ImageStream", "Place"]

@@ -20,7 +20,6 @@ from readers.augment.recipe import Job, Recipe
 from readers.decode import DECODER, Scratch, decode_image, decode_unchanged
 from readers.feed import (
     ON_ERROR,
-    Fields,
     OnError,
     bad_sample,
     check_choice,
@@ -33,8 +32,10 @@ from readers.feed import (
 )
 from readers.headers import read_header
 from readers.headers.base import upright_size
+from readers.items import FieldOptions, Fields, Payloads
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer
+from readers.torch.items import ItemMaker
 
 __all__ = ["ImageDataset", "Output", "Place"]
 
@@ -69,10 +70,13 @@ class ImageDataset(Dataset[Any]):
     output: what a callable takes and, without one, what an item has: "tensor" (uint8 [3, h, w], unchanged [channels, h,
         w]; torchvision.transforms.v2), "numpy" (uint8 [h, w, 3]; albumentations), or "pil" (torchvision.transforms),
         which is RGB only.
-    target_transform: applied to labels.
-    fields: what an item is made of: "image", "label", "key", "index", other fields of the set (bytes, None where the
-        sample lacks it). {"pixel_values": "image", "labels": "label"} makes dictionaries with these names, as for the
-        Trainer of transformers. Without "image" no image is read.
+    target_transform: makes the label: a function of the stored label, or one of two arguments, which also sees the
+        sample, {field: value}.
+    fields: what an item is made of: "image", "label", "key", "index", other fields of the set, decoded by their kind
+        (`readers.items`) and moved with the image by a list of ops; None where the sample lacks one. Arrays are
+        tensors, or arrays with output="numpy" or "pil". {"pixel_values": "image", "labels": "label"} makes dictionaries
+        with these names, as for the Trainer of transformers. Without "image" no image is read.
+    field_options: how masks and boxes follow the image.
     on_error: "raise"; "skip", which makes batches smaller, or raises BadSampleError where no sample would be left; or
         "substitute" (another sample). `bad_samples` counts both, in all workers, until `report`, which an
         `EpochSampler` over this data set calls after each epoch.
@@ -85,8 +89,9 @@ class ImageDataset(Dataset[Any]):
         decode: Literal["RGB", "unchanged"] | None = "RGB",
         *,
         output: Output = "tensor",
-        target_transform: Callable[[int], Any] | None = None,
+        target_transform: Callable[..., Any] | None = None,
         fields: Sequence[str] | Mapping[str, str] = ("image", "label"),
+        field_options: FieldOptions | None = None,
         on_error: OnError = "raise",
     ) -> None:
         if decode not in ("RGB", "unchanged", None):
@@ -96,8 +101,14 @@ class ImageDataset(Dataset[Any]):
         self.decode, self.output, self.on_error = decode, output, on_error
         self.reader = reader
         self.transform, self.target_transform = transform, target_transform
-        self._fields = Fields(fields, reader)
         self._ops = _OpRenderer(Recipe(transform)) if isinstance(transform, Sequence) else None
+        asked = Fields(fields, reader, field_options)
+        if isinstance(transform, Sequence):
+            asked.check_ops(transform)
+        elif transform is not None:
+            asked.check_apart("a function as transform sees the image alone", "give a list of readers.augment ops")
+        one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
+        self._maker = ItemMaker(asked, target_transform, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode != "RGB":
             raise ValueError("ops need 8-bit RGB: leave decode='RGB', or give a callable as transform")
         if decode == "unchanged":
@@ -119,7 +130,7 @@ class ImageDataset(Dataset[Any]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return self._fields.wanted
+        return self._maker.fields.wanted
 
     @property
     def classes(self) -> Sequence[str]:
@@ -161,6 +172,11 @@ class ImageDataset(Dataset[Any]):
             )
         return items
 
+    def collate(self, items: Sequence[Any]) -> Any:
+        """A batch, for DataLoader(collate_fn=dataset.collate): masks are stacked where ops make all images of one size
+        and every sample has one; other fields of the set are lists; the rest is `default_collate`'s."""
+        return self._maker.collate(items)
+
     def over(self, reader: Reader) -> ImageDataset:
         """A data set with the same options over another reader of the same fields."""
         other = copy.copy(self)
@@ -194,9 +210,9 @@ class ImageDataset(Dataset[Any]):
             return None
 
         def take(row: int) -> Any:
-            data = read_sample(self._images, row)
+            data = read_sample(self._images, row) if "image" in self.fields else b""
             task = self._tasks((Place(row, place.seed, place.epoch, place.position),), (data,))[0]
-            return self._sample(row, data, task)
+            return self._sample(row, data, task, self._maker.read(self.reader, [row])[0])
 
         others = substitutes(place.seed, place.epoch, place.position, len(self))
         return substitute(others.tolist(), error, take)[1]
@@ -216,38 +232,38 @@ class ImageDataset(Dataset[Any]):
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> Sequence[_Task | Exception | None]:
-        return [None] * len(indices) if self._ops is None else self._ops.tasks(indices, data)
+        if self._ops is None or "image" not in self.fields:
+            return [None] * len(indices)
+        return self._ops.tasks(indices, data)
 
     def _items(self, indices: Sequence[int]) -> list[Any]:
         rows, items = [int(index) for index in indices], []
-        if "image" not in self.fields:
-            return [self._item(row, None) for row in rows]
-        data = read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
-        for index, encoded, task in zip(indices, data, self._tasks(indices, data), strict=True):
+        data: Sequence[Buffer | Exception] = [b""] * len(rows)
+        if "image" in self.fields:
+            data = (
+                read_samples(self._images, rows) if len(rows) > 1 else [read_sample(self._images, row) for row in rows]
+            )
+        payloads = self._maker.read(self.reader, rows)
+        for index, encoded, task, others in zip(indices, data, self._tasks(indices, data), payloads, strict=True):
             try:
-                item: Any = self._sample(int(index), encoded, task)
+                item: Any = self._sample(int(index), encoded, task, others)
             except SAMPLE_ERRORS as error:
                 item = self._replace(index, error)
             if item is not None:
                 items.append(item)
         return items
 
-    def _sample(self, index: int, data: Buffer | Exception, task: _Task | Exception | None) -> Any:
+    def _sample(self, index: int, data: Buffer | Exception, task: _Task | Exception | None, others: Payloads) -> Any:
         for problem in (data, task):
             if isinstance(problem, Exception):
                 raise problem
-        if self._ops is not None:
-            return self._item(index, self._ops.render(data, task))  # type: ignore[arg-type]
-        return self._item(index, self._decode_and_transform(data))  # type: ignore[arg-type]
-
-    def _item(self, index: int, image: Any) -> Any:
-        def value(name: str) -> Any:
-            if name == "image":
-                return image
-            field = Fields.value(self.reader, index, name)
-            return self.target_transform(field) if name == "label" and self.target_transform is not None else field
-
-        return self._fields.collect(value)
+        if "image" not in self.fields:
+            return self._maker.make(self.reader, index, others)
+        if self._ops is None:
+            image = self._decode_and_transform(data)  # type: ignore[arg-type]
+            return self._maker.make(self.reader, index, others, image)
+        image = self._ops.render(data, task)  # type: ignore[arg-type]
+        return self._maker.make(self.reader, index, others, image, task)  # type: ignore[arg-type]
 
     def _decode_and_transform(self, data: Buffer) -> Any:
         image: Any = bytes(data) if self.decode is None else self._decode(data)
@@ -321,7 +337,7 @@ class _OpRenderer:
                 f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
                 f"collate_fn of the DataLoader"
             )
-        self._recipe = recipe
+        self._recipe, self.out_size = recipe, recipe.out_size
         self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
         self._local = _PerThread()
 

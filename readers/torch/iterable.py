@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from cache.errors import ResumeError, TrainerError
 from readers.feed import Start, choose_tail
@@ -32,7 +32,7 @@ class ImageStream(IterableDataset[Any]):
     """Batches of `dataset` in the order of `sampler`: for `DataLoader(stream, batch_size=None, num_workers=…)`.
 
     drop_last: leave out a last batch that is not full; by default where the order shuffles.
-    collate: default_collate.
+    collate: by default that of the data set.
 
     Worker w of W makes the batches w, w + W, …, and DataLoader takes from the workers in turn, so the order does not
     depend on their number. Each iteration is the next epoch, with persistent workers or without: the epoch that the
@@ -47,13 +47,13 @@ class ImageStream(IterableDataset[Any]):
         batch_size: int,
         *,
         drop_last: bool | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"a batch has 1 sample or more, not {batch_size}")
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.drop_last = choose_tail(None, sampler.order) == "drop_last" if drop_last is None else drop_last
-        self.collate = collate
+        self.collate = dataset.collate if collate is None else collate
         start = sampler.start
         self._order, self._version = start.order, 0
         self._shared = _SharedPosition(sampler, start.epoch, start.cursor)

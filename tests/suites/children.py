@@ -74,7 +74,7 @@ def crashes_at(step: int, work: Callable[[], object]) -> bool:
 
             return call
 
-        for name in ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "symlink"):
+        for name in ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "symlink", "link"):
             setattr(os, name, counted(getattr(os, name)))
         work()
         return "done"

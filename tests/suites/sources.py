@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import packer
@@ -47,9 +48,9 @@ def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
     return [pair for block in sent.slices() for pair in zip(block.places, block.bytes, strict=True)]
 
 
-def payloads(source: Any, wanted: Sequence[tuple[Any, int]]) -> list[tuple[bytes | None, ...]]:
-    """The bytes of the fields of samples, read as a worker does: into memory that is used again."""
-    arena = Arena(lambda: None, 1 << 16)
+def payloads(source: Any, wanted: Sequence[tuple[Any, int]], room: int = 1 << 16) -> list[tuple[bytes | None, ...]]:
+    """The bytes of the fields of samples, read as a worker does: into memory that is used again, of `room` bytes."""
+    arena = Arena(lambda: None, room)
     read = []
     with source.open() as reader:
         for place, size in wanted:
@@ -114,15 +115,16 @@ class SourceSuite:
                 self.open(root).list("elsewhere")
 
     def test_room_for_a_sample(self, root: Path, truth: Found) -> None:
-        """The size in a listing is enough for all fields of a sample, or 0 where it is not known, or an estimate."""
-        listing = self.open(root).list(None)
+        """The size in a listing is enough to read a sample into as much memory and one byte, or 0: not known."""
+        source = self.open(root)
+        listing = source.list(None)
         if listing.estimated:
-            every = [said for name in truth.splits for _, said in places(listing, name)]
-            assert min(every) > 0
+            assert min(said for name in truth.splits for _, said in places(listing, name)) > 0
             return
         for name, samples in truth.splits.items():
-            for (_, said), (_, _, fields) in zip(places(listing, name), samples, strict=True):
-                assert said == 0 or said >= sum(len(data or b"") for data in fields)
+            for where, (_, _, fields) in zip(places(listing, name), samples, strict=True):
+                assert payloads(source, [where], 0) == [fields]
+                assert where[1] == 0 or where[1] >= len(fields[0] or b"")
 
     # --- in workers -----------------------------------------------------------------------------------------------
     def test_slices_in_any_order(self, root: Path, truth: Found) -> None:
@@ -136,6 +138,14 @@ class SourceSuite:
             where = places(listing, name)
             for some in orders:
                 assert payloads(source, [where[i] for i in some]) == [samples[i][2] for i in some]
+
+    def test_labels_that_are_assigned_are_those_that_workers_get(self, root: Path) -> None:
+        for part in self.open(root).list(None).splits.values():
+            part.labels = np.arange(len(part)) + 7
+            for indices in (None, range(len(part)), np.arange(len(part))[::-1]):
+                some = pickle.loads(pickle.dumps(SomeSamples(part, indices)))
+                got = [label for block in some.slices() for label in block.labels]
+                assert got == [7 + i for i in (range(len(part)) if indices is None else indices)]
 
     def test_in_a_worker_of_its_own(self, root: Path, truth: Found, elsewhere: Callable[..., Any]) -> None:
         source = self.open(root)

@@ -73,6 +73,9 @@ class RandAugment(Op):
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return _changed(images, rows)
 
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        return _moves(parameters, height, width)
+
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
         return _changed_node(dali, images, parameters, self.num_ops)
 
@@ -101,6 +104,9 @@ class TrivialAugmentWide(Op):
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return _changed(images, rows)
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        return _moves(parameters, height, width)
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
         return _changed_node(dali, images, parameters, 1)
@@ -143,6 +149,11 @@ _MATRICES: dict[int, Callable[[float, float, float], Matrix]] = {
     4: lambda s, height, width: (1, 0, 0, 0, 1, -int(s)),
     5: lambda s, height, width: rotation(s),
 }
+
+
+def _moves(parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+    picked = zip(map(int, parameters[::2]), parameters[1::2], strict=True)
+    return [_MATRICES[number](strength, height / 2, width / 2) for number, strength in picked if number in _MATRICES]
 
 
 def _mapped(number: int) -> _Change:

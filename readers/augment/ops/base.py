@@ -19,6 +19,7 @@ and, by its stage, how it is carried out:
                 them: float32 [n, 3, height, width], 0 to 255, of one image (CPU) or a whole batch (any device). The
                 steps of a list come after its geometry and flips, in the order given, rounded to whole values at the
                 end, or where geometry follows. `dali` is the same as a node of a DALI graph, for ops that have one.
+                An op that moves pixels says how in `moves`: masks, boxes and points follow (`augment.placement`).
     NORMALIZE   `Normalize`, which ends the pixels' list and is part of how executors store their results.
     BATCH       `mix` combines the images of a finished batch, and their labels; `plan` does nothing. Its draws belong
                 to the position of the first sample of the batch. Loaders of batches alone execute it.
@@ -63,6 +64,7 @@ __all__ = [
     "check_size",
     "column",
     "grey",
+    "mirror",
     "sides",
     "tried_sides",
     "window",
@@ -126,6 +128,10 @@ class Op:
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         """PIXELS: `images`, float32 [n, 3, height, width], changed by the parameters of each; may be done in place."""
         raise NotImplementedError(f"{type(self).__name__} is not an op on pixels")
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        """PIXELS: the maps, as `affine` takes them, by which it moves the pixels of an image of this size, in turn."""
+        return ()
 
     def mix(self, images: torch.Tensor, labels: torch.Tensor, u: Floats) -> tuple[torch.Tensor, torch.Tensor]:
         """BATCH: finished images [n, 3, height, width] and labels, float32 [n, classes], combined by the draws `u`,
@@ -238,6 +244,11 @@ def affine(images: torch.Tensor, matrices: Sequence[Matrix], mode: Literal["bili
         by_x, by_y, shift = theta[:, axis, :, None].unbind(1)
         torch.add((by_x * x)[:, None, :], (by_y * y + shift)[:, :, None], out=grid[..., axis])
     return F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
+
+
+def mirror(axis: int) -> Matrix:
+    """The map of `affine` that exchanges left and right (axis 3), or top and bottom (2)."""
+    return (-1.0 if axis == 3 else 1.0), 0.0, 0.0, 0.0, (-1.0 if axis == 2 else 1.0), 0.0
 
 
 def window(images: torch.Tensor, corner: tuple[int, int], size: tuple[int, int]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -17,6 +18,7 @@ from readers.augment.ops.base import (
     check_choice,
     check_probability,
     check_range,
+    mirror,
 )
 from readers.augment.ops.nodes import affine_node, centred
 
@@ -50,6 +52,9 @@ class _Flip(Op):
         if some:
             images[some] = images[some].flip(self.flip_axis)
         return images
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        return (mirror(self.flip_axis),) if parameters[0] else ()
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
         flipped = dali.fn.cast(parameters[0], dtype=dali.types.INT32)
@@ -92,6 +97,9 @@ class RandomRotation(Op):
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
         return affine(images, [rotation(degrees) for (degrees,) in rows], self.interpolation)
+
+    def moves(self, parameters: Sequence[float], height: int, width: int) -> Sequence[Matrix]:
+        return (rotation(parameters[0]),)
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:
         return affine_node(dali, images, parameters, self.interpolation)

@@ -44,7 +44,7 @@ _BLOCK = 8
 _LEAST_BLOCK_BYTES = 4
 _MOST_BLOCK_BYTES = 2 + 2 + 16 + 64 + 63 * 4  # DC, heads, masks, digits, top digits
 _ALIGNMENT = 16
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # there are no floats; the default depends on the version
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # integers alone; what is the default depends on the version
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -4,7 +4,7 @@ A program makes the wanted blocks of one row. It counts the bits of the heads an
 their masks and digits begin; from there on prefix sums say where each digit is: over BLOCKS blocks at a time, over the
 tiles of each, and over the bits of each tile, [BLOCKS, 8, 8] in the order SPARSE.
 
-**Nothing outside of a row is read**, whatever its bytes say: every load is masked by its end. The host has compared
+**Nothing outside of a row is read**, for any bytes: every load is masked by its end. The host has compared
 beginnings and ends with the length of the image (`decoder.vetted_shape`). An image with a row whose parts do not fit
 is noted in `damaged`, and its samples mean nothing. What is written where follows from the table alone.
 

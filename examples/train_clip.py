@@ -1,0 +1,59 @@
+"""Images and captions: contrastive training of two encoders (Radford et al., 2021, https://arxiv.org/abs/2103.00020).
+
+    packer convert samples.csv --to hdf5 --field caption:text=caption -o SET
+    python examples/train_clip.py SET
+
+An image may have several captions, one a line; each time one of them is taken. A text is its pairs of letters.
+"""
+
+import argparse
+import random
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+
+import readers
+from readers.augment import RandomResizedCrop
+from readers.loader import ImageLoader
+
+PAIRS, LONGEST = 4096, 64
+
+
+def network(width: int = 64) -> nn.ModuleDict:
+    """Encoders of images [n, 3, 64, 64] and texts [n, LONGEST], both to [n, width]."""
+    seen = (nn.Conv2d(3, width, 5, 2, 2), nn.ReLU(), nn.Conv2d(width, width, 5, 2, 2), nn.ReLU())
+    image = nn.Sequential(*seen, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, width))
+    text = nn.Sequential(nn.EmbeddingBag(PAIRS, width, padding_idx=0), nn.ReLU(), nn.Linear(width, width))
+    return nn.ModuleDict({"image": image, "text": text})
+
+
+def as_numbers(captions: list[str]) -> torch.Tensor:
+    """One of the captions of each image, int64 [n, LONGEST]."""
+    chosen = [random.choice(caption.splitlines() or [""]).encode()[: LONGEST + 1] for caption in captions]
+    numbers = [[(64 * a + b) % (PAIRS - 1) + 1 for a, b in pairwise(text)] for text in chosen]
+    return torch.tensor([row + [0] * (LONGEST - len(row)) for row in numbers])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("set", help="a packed set with a field caption")
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+    ops, fields = [RandomResizedCrop(64, scale=(0.6, 1.0))], {"images": "image", "texts": "caption"}
+    loader = ImageLoader(readers.open(options.set, split="train"), 32, augment=ops, fields=fields, dtype=torch.float32)
+    optimizer = torch.optim.AdamW((model := network()).parameters(), 2e-3)
+    for epoch in range(options.epochs):
+        for batch in loader:  # float32 [n, 3, 64, 64], and a list of str
+            texts, pairs = model["text"](as_numbers(batch["texts"])), torch.arange(len(batch["texts"]))
+            scores = 10 * normalize(model["image"](batch["images"])) @ normalize(texts).T
+            loss = (cross_entropy(scores, pairs) + cross_entropy(scores.T, pairs)) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {(scores.argmax(1) == pairs).float().mean():.0%} right")
+
+
+if __name__ == "__main__":
+    main()

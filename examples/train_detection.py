@@ -1,0 +1,59 @@
+"""Object detection: boxes and their labels, which follow the crops and flips of their images.
+
+    packer convert samples.jsonl --to hdf5 --field boxes:boxes=boxes --field box_labels:array=labels -o SET
+    python examples/train_detection.py SET --classes 80
+
+A line of the table is {"path": "1.jpg", "boxes": [[x0, y0, x1, y1], …], "labels": [3, …]}. As in CenterNet (Zhou et
+al., 2019), the cell of a grid that has the centre of a box says the class and the box.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import readers
+from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.loader import FieldOptions, ImageLoader
+
+SIZE, CELL = 128, 8  # pixels
+
+
+def network(outputs: int) -> nn.Module:
+    layers = [(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 32), (32, 64), (64, 128))]
+    return nn.Sequential(*(part for layer in layers for part in layer), nn.Conv2d(128, outputs, 3, 1, 1))
+
+
+def loss_of(found: torch.Tensor, boxes: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:
+    """found: scores of classes, then x0, y0, x1, y1 from the middle of each cell, in cells, [n, classes + 4, h, w]."""
+    classes, wanted = found.shape[1] - 4, torch.zeros_like(found[:, :-4])
+    image = torch.cat([torch.full((len(some),), n) for n, some in enumerate(boxes)])
+    corners, kind = torch.cat(boxes) / CELL, torch.cat(labels)
+    x, y = ((corners[:, :2] + corners[:, 2:]) / 2).long().T.clamp(max=found.shape[-1] - 1)
+    wanted[image, kind, y, x] = 1
+    offsets = corners - torch.stack((x, y, x, y), 1) - 0.5
+    shape = nn.functional.l1_loss(found[image, classes:, y, x], offsets) if len(kind) else 0
+    return nn.BCEWithLogitsLoss(pos_weight=torch.tensor(20.0))(found[:, :-4], wanted) + 0.1 * shape
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("set", help="a packed set with fields boxes and box_labels")
+    parser.add_argument("--classes", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+    ops, rule = [RandomResizedCrop(SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()], FieldOptions(min_visible=0.3)
+    fields, reader = ("image", "boxes", "box_labels"), readers.open(options.set, split="train")
+    loader = ImageLoader(reader, 16, augment=ops, fields=fields, field_options=rule, dtype=torch.float32)
+    optimizer = torch.optim.AdamW((model := network(options.classes + 4)).parameters(), 2e-3)
+    for epoch in range(options.epochs):
+        for images, boxes, labels in loader:  # float32 [n, 3, 128, 128]; lists of float32 [k, 4] and int64 [k]
+            loss = loss_of(model(images), boxes, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}")
+
+
+if __name__ == "__main__":
+    main()

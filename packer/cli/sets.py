@@ -1,0 +1,296 @@
+"""`packer append`, `merge`, `split`, `subset`, `drop`, `relabel`, `dedup`, `add-field`, `reshard` and `prune`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from cache.messages import plural
+from packer.cli.convert import Container
+from packer.cli.text import (
+    Emphasis,
+    SetPlace,
+    Size,
+    human_bytes,
+    json_option,
+    show_result,
+    split_name,
+    split_option,
+    watcher,
+    workers_option,
+)
+from packer.sets.duplicates import KEEP, DedupResult, dedup
+from packer.sets.fields import add_field
+from packer.sets.operations import drop, merge, prune, read_keys, relabel, split, subset
+from packer.sets.packing import EXISTING, append, reshard
+from packer.sets.save import SaveResult
+from packer.sets.table import SetTable
+from readers.fields import KINDS
+
+__all__ = [
+    "append_command",
+    "dedup_command",
+    "drop_command",
+    "field_command",
+    "merge_command",
+    "prune_command",
+    "relabel_command",
+    "reshard_command",
+    "split_command",
+    "subset_command",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_GROUPS_SHOWN = 20
+_set = click.argument("path", metavar="SET", type=SetPlace(local=True))
+_output = click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set, with links to the shards. "
+                       "Default: SET itself is changed.")  # fmt: skip
+_new = click.option("-o", "--output", type=click.Path(), metavar="OUT", required=True, help="The new set.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+_shard_size = click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: "
+                           "8 shards a split, each from 64 MiB to 1 GiB.")  # fmt: skip
+_where = click.option("--where", metavar="EXPRESSION", help="""Samples for which this is true, as 'min_side >= 64 """
+                      """and label in ("cat", 3)'.""")  # fmt: skip
+_keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Samples with these "
+                     "keys, one a line.")  # fmt: skip
+
+
+def _pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
+    """A callback of click for NAME=VALUE, several of them separated by commas or given in turn."""
+
+    def parse(ctx: click.Context, param: click.Parameter, given: Any) -> dict[str, Any] | None:
+        found: dict[str, Any] = {}
+        for text in given.split(",") if isinstance(given, str) else given or ():
+            name, equals, value = text.partition("=")
+            try:
+                if not name or not equals or name in found:
+                    raise ValueError
+                found[name] = kind(value)
+            except ValueError:
+                raise click.BadParameter(f"{text!r} is not NAME=VALUE, each name once") from None
+        return found or None
+
+    return parse
+
+
+@click.command("append")
+@_set
+@click.argument("source", type=SetPlace(local=True))
+@click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the name of a source "
+              "without splits.")  # fmt: skip
+@click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
+              help="Samples whose key the split has already.")  # fmt: skip
+@click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
+@_shard_size
+@workers_option
+@_dry_run
+@json_option
+def append_command(path: str, source: str, as_json: bool, **options: Any) -> None:
+    """Add the samples of SOURCE, anything that `packer convert` takes, to SET.
+
+    They go into shards of their own; the shards of SET stay as they are. Classes are unified by name. Others that
+    append to SET at the same time wait.
+    """
+    _show(append(path, source, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("merge")
+@click.argument("sets", nargs=-1, required=True, metavar="SET...", type=SetPlace(local=True))
+@_new
+@click.option("--prefix-keys", is_flag=True, help="Put the name of its set before each key.")
+@_dry_run
+@json_option
+def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
+    """Make one set of several, split by split. Classes are unified by name; no shard is copied."""
+    _show(merge(sets, output, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("split")
+@_set
+@click.option("--fractions", required=True, callback=_pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
+              "train=0.9,val=0.1.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+@click.option("--stratify", is_flag=True, help="Every class in these shares.")
+@split_option("Deal the samples of this split; the others stay.")
+@_output
+@_dry_run
+@json_option
+def split_command(path: str, fractions: dict[str, float], as_json: bool, **options: Any) -> None:
+    """Deal the samples of SET at random to new splits."""
+    _show(split(path, fractions, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("subset")
+@_set
+@_new
+@_where
+@_keys
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Each N-th sample of each split.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most N samples of each split.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Draw those of --limit. Default: the first ones.")
+@split_option()
+@_dry_run
+@json_option
+def subset_command(path: str, output: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+    """Make a set of the samples of SET that fulfil all criteria. No shard is copied."""
+    every, limit, seed, of_split = (options.pop(name) for name in ("every", "limit", "seed", "split"))
+    if where is None and keys is None and every is None and limit is None and of_split is None:
+        raise click.UsageError("say which samples: --where, --keys, --every, --limit or --split")
+
+    def choose(whole: SetTable) -> SetTable:
+        found = whole if of_split is None else whole.of_split(of_split)
+        found = found if where is None else found.where(where)
+        found = found if keys is None else found.select(read_keys(keys))
+        found = found if every is None else found.every(every)
+        return found if limit is None else found.limit(limit, seed=seed)
+
+    _show(subset(path, output, choose, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("drop")
+@_set
+@_where
+@_keys
+@split_option("Only samples of this split.")
+@_output
+@_dry_run
+@json_option
+def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, **options: Any) -> None:
+    """Take samples out of SET. Their bytes stay in the shards until `packer reshard`."""
+    if (where is None) == (keys is None):
+        raise click.UsageError("say which samples: --where or --keys, one of them")
+    listed = None if keys is None else read_keys(keys)
+    _show(drop(path, where=where, keys=listed, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("relabel")
+@_set
+@click.argument("labels", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option("--map", "names", multiple=True, callback=_pairs(str), metavar="OLD=NEW", help="Another name of a "
+              "class; one that is there joins the two. Repeatable.")  # fmt: skip
+@click.option("--classes", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Names by label, one a "
+              "line, for a set without.")  # fmt: skip
+@_output
+@_dry_run
+@json_option
+def relabel_command(
+    path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, as_json: bool, **options: Any
+) -> None:
+    """Give classes other names, or samples of SET the labels in LABELS: a table with the columns key and label."""
+    if sum(given is not None for given in (labels, names, classes)) != 1:
+        raise click.UsageError("give one of LABELS, --map and --classes")
+    listed = None if classes is None else read_keys(classes)
+    _show(
+        relabel(path, names=names, labels=labels, classes=listed, watcher=watcher(as_json), **options),
+        as_json,
+    )
+
+
+@click.command("dedup")
+@_set
+@click.option("--near", type=click.IntRange(0, 20), metavar="BITS", help="Also images that look alike: perceptual "
+              "hashes that differ in at most so many of 128 bits; 6 finds resized and re-encoded ones.")  # fmt: skip
+@click.option("--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Which of a group stays.")
+@click.option("--prefer", metavar="SPLIT", help="Samples of this split stay before all others.")
+@_output
+@workers_option
+@_dry_run
+@json_option
+def dedup_command(path: str, as_json: bool, **options: Any) -> None:
+    """Find images of SET that are the same, byte by byte, in all splits, and drop all but one of each."""
+    result = dedup(path, watcher=watcher(as_json), **options)
+    show_result(result, as_json, lambda: _groups(result))
+
+
+def _groups(result: DedupResult) -> list[str]:
+    lines = [
+        "  " + ", ".join(f"{'' if one.kept else 'not '}{one.split}/{one.key}" for one in group)
+        for group in result.groups[:_GROUPS_SHOWN]
+    ]
+    if len(result.groups) > _GROUPS_SHOWN:
+        lines.append(f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them")
+    found = f"{result.path}: {plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
+    if result.across_splits:
+        found += f", {result.across_splits:,} across splits"
+    lines.insert(0, found)
+    if result.unread:
+        lines.append(
+            Emphasis(f"  {plural(result.unread, 'image')} could not be decoded, and were compared as bytes only")
+        )
+    return lines if result.saved is None else [*lines, *_summary(result.saved)]
+
+
+@click.command("add-field")
+@_set
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.option("--name", required=True, help="Name of the field, as mask.")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="What the files are. Default: by the field's name, or "
+              "their suffix.")  # fmt: skip
+@_shard_size
+@workers_option
+@_dry_run
+@json_option
+def field_command(path: str, folder: str, as_json: bool, **options: Any) -> None:
+    """Add a field to SET: a file of FOLDER for each sample, named by its key, as cat/001.png.
+
+    The files go into shards of their own; those of SET stay as they are.
+    """
+    _show(add_field(path, folder, options.pop("name"), watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("reshard")
+@_set
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="A new set. Default: SET itself; its old shards "
+              "stay until `packer prune`.")  # fmt: skip
+@click.option("--to", type=Container(), help="Format of the shards. Default: that of SET.")
+@_shard_size
+@click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
+@workers_option
+@_dry_run
+@json_option
+def reshard_command(path: str, as_json: bool, **options: Any) -> None:
+    """Pack the samples of SET again, without the bytes that no sample uses any more."""
+    _show(reshard(path, watcher=watcher(as_json), **options), as_json)
+
+
+@click.command("prune")
+@_set
+@_dry_run
+@json_option
+def prune_command(path: str, dry_run: bool, as_json: bool) -> None:
+    """Remove old indexes and shards of SET, which stay for those who opened it before it was changed."""
+    result = prune(path, dry_run=dry_run, watcher=watcher(as_json))
+    would = "would remove" if dry_run else "removed"
+    size = "" if dry_run else f", {human_bytes(result.bytes)}"
+    show_result(result, as_json, lambda: [f"{result.path}: {would} {plural(len(result.files), 'old file')}{size}"])
+
+
+def _show(result: SaveResult, as_json: bool) -> None:
+    show_result(result, as_json, lambda: _summary(result))
+
+
+def _summary(result: SaveResult) -> list[str]:
+    """The result in a few lines."""
+    splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
+    what = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
+    done = "would hold" if result.dry_run else "holds"
+    lines = [f"{result.output}: {done} {what}, from {result.samples_before:,}"]
+    shards = f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+    if result.written_bytes:
+        shards += f", {human_bytes(result.written_bytes)} of them written"
+    if result.linked:
+        shards += f", {result.linked:,} linked"
+    lines.append(shards)
+    if result.with_field:
+        lines.append(f"  {plural(result.with_field, 'sample')} with the new field")
+    for count, why in (
+        (result.skipped, "samples were in the set already"),
+        (result.left_out, "files of the source left out"),
+        (result.unmatched, "files are of no sample"),
+        (result.symbolic, "links are symbolic: the sets that they lead to must stay"),
+    ):
+        if count:
+            lines.append(Emphasis(f"  {count:,} {why}"))
+    return lines

@@ -1,0 +1,64 @@
+"""Check the fields beside an image before they are packed, and let boxes and points follow an image that is resized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cache.errors import BadSampleError
+from readers.fields import check_field, decode_field, encode_field
+from readers.headers import ImageHeader
+from readers.sample import Buffer
+
+__all__ = ["FieldChecks"]
+
+_PIXELS = ("boxes", "points")
+
+
+class FieldChecks:
+    """The checks for fields of these kinds; files and JSON are packed as they are.
+
+    deep: whether masks are decoded, and not only their headers parsed.
+    """
+
+    def __init__(self, kinds: Mapping[str, str], deep: bool) -> None:
+        named = ((number, name, kind) for number, (name, kind) in enumerate(kinds.items()))
+        self._checked = [each for each in named if each[1] != "image" and each[2] not in ("file", "json")]
+        self._deep = deep
+
+    def __bool__(self) -> bool:
+        return bool(self._checked)
+
+    @property
+    def in_pixels(self) -> bool:
+        """Whether a field is in pixels of the image."""
+        return any(kind in _PIXELS for _, _, kind in self._checked)
+
+    def check(self, payloads: Sequence[Buffer | None]) -> None:
+        """Raise BadSampleError for the first field whose bytes are not what they should be."""
+        for number, name, kind in self._checked:
+            payload = payloads[number]
+            if payload is not None:
+                try:
+                    check_field(kind, payload, deep=self._deep)
+                except BadSampleError as error:
+                    raise BadSampleError(f"field {name}: {error}") from error
+
+    def resized(
+        self, payloads: Sequence[Buffer | None], before: ImageHeader, after: ImageHeader
+    ) -> Sequence[Buffer | None]:
+        """The payloads with boxes and points in pixels of the resized image. A mask stays: it covers the image in any
+        size."""
+        (height, width), (rows, columns) = before.upright_size, after.upright_size
+        if (height, width) == (rows, columns):
+            return payloads
+        scale = np.array([columns / width, rows / height])
+        changed = list(payloads)
+        for number, _, kind in self._checked:
+            payload = payloads[number]
+            if kind in _PIXELS and payload is not None:
+                values = decode_field(kind, payload)
+                factors = np.tile(scale, 2) if kind == "boxes" else scale
+                changed[number] = encode_field(kind, (values * factors).astype(np.float32))
+        return changed

@@ -1,0 +1,255 @@
+"""A directory whose set is changed, or made, by one command at a time: it is always the old set or the new one.
+
+    lock, and remove what a killed command left        `.packing/lock`, the lock of conversions, too
+    new shards and indexes into `.packing/`
+    names.json: what they will be called               so that the next command knows what a killed one left
+    renames and links, under names that are free
+    dataset.json                                       which alone makes them the set
+    remove what has been retired for long
+
+Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
+lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they
+take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from cache.errors import OutputError, StaleIndexError
+from cache.files import Folder, PathError
+from cache.messages import Watcher
+from packer.columns import is_index, remove_index
+from packer.conversion.commit import write_dataset_info
+from packer.conversion.journal import NAMES_FILE, Journal
+from packer.output import output_errors
+from readers.history import Retired, now
+from readers.layout import MAX_JSON_BYTES, DatasetInfo, ShardInfo, read_dataset_info
+from readers.names import DATASET_FILE, WORK_FOLDER, ShardPath
+
+__all__ = ["Change"]
+
+_RETIRED_SECONDS = 30 * 24 * 3600.0
+_RETIRED_BYTES, _RETIRED_SHARE = 1 << 30, 8
+_NO_HARD_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Change:
+    """The directory `root`, locked until the end of a `with` block.
+
+    new: whether a set is made there. Otherwise there is one, whose description is `info`.
+    wait_seconds: how long to wait for another command that writes there.
+
+    Raises OutputError (locked, unfinished conversion, not empty where a new set is to be made), DatasetError.
+    """
+
+    def __init__(self, root: Path, watcher: Watcher, *, new: bool = False, wait_seconds: float = float("inf")) -> None:
+        self.root = root
+        self._is_made = new and not root.exists()
+        before = None if new else read_dataset_info(root)
+        self._journal = self._locked(watcher, wait_seconds)
+        try:
+            with output_errors():
+                self._clean()
+                self.info = before if new else self._retire_old(read_dataset_info(root))
+                if new:
+                    self._check_empty()
+                if self._journal.unlocked:
+                    watcher.note("warning: no file locks here; make sure that no other command writes this set")
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def place(self) -> Folder:
+        """The directory, opened."""
+        return self._journal.place
+
+    @property
+    def work(self) -> Folder:
+        """A folder for new files, opened; what is left in it is removed."""
+        return self._journal.work
+
+    def free(self, names: Iterable[str]) -> str:
+        """The first of these names that nothing has."""
+        return next(name for name in names if not self.place.kind(name))
+
+    @output_errors()
+    def commit(self, info: DatasetInfo, moves: Mapping[str, str], links: Mapping[str, tuple[Path, ShardInfo]]) -> int:
+        """Make `info` the set.
+
+        moves: new name of each file or folder of the working folder that is of the set.
+        links: for new names, the shard of another set that is linked there.
+
+        What the old set has and `info` does not name is retired. Returns how many links are symbolic, and so need the
+        sets where they lead. Raises StaleIndexError where a linked shard is not the one that was indexed.
+        """
+        names = [ShardPath(name) for name in (*moves.values(), *links)]
+        self.work.write(NAMES_FILE, json.dumps(names).encode())
+        symbolic = sum(self._link(name, path, shard) for name, (path, shard) in links.items())
+        for name, new in moves.items():
+            self._make_folder(new)
+            self.work.rename(name, new, self.place)
+        for folder in {name.rpartition("/")[0] for name in names} - {""}:
+            with self.place.folder(folder) as opened:
+                opened.sync()
+        self.place.sync()
+        if self.info is not None:
+            used = set(_files_of(info))
+            gone = (Retired(path, now()) for path in _files_of(self.info))
+            info = replace(info, retired=tuple(old for old in (*self.info.retired, *gone) if old.path not in used))
+        write_dataset_info(self.place, info, scratch=self.work)
+        self.info = info
+        return symbolic
+
+    @output_errors()
+    def remove_retired(self) -> int:
+        """Remove everything that is retired; returns its bytes."""
+        assert self.info is not None
+        removed, used = 0, set(_files_of(self.info))
+        for retired in self.info.retired:
+            if retired.path not in used:
+                removed += self._bytes_of(retired.path)
+                self._remove(retired.path)
+        if self.info.retired:
+            self.info = replace(self.info, retired=())
+            write_dataset_info(self.place, self.info, scratch=self.work)
+        return removed
+
+    def __enter__(self) -> Change:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Remove what is not of the set, and release the lock."""
+        try:
+            with output_errors():
+                self._clean()
+        finally:
+            self._journal.close()
+            if self._is_made:
+                with suppress(OSError):  # it is empty if nothing was made
+                    self.root.rmdir()
+
+    def _locked(self, watcher: Watcher, wait_seconds: float) -> Journal:
+        try:
+            return Journal(self.root, beside_shards=True, changes=True)
+        except OutputError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EAGAIN or not wait_seconds:
+                raise
+        watcher.note(f"waiting for another command that writes {self.root}")
+        return Journal(self.root, beside_shards=True, changes=True, wait_seconds=wait_seconds)
+
+    def _check_empty(self) -> None:
+        names = [name for name in self.place.names() if name != WORK_FOLDER]
+        if names:
+            what = "holds a set" if DATASET_FILE in names else f"is not empty (there is {names[0]!r})"
+            raise OutputError(f"{self.root}: {what}; choose another output")
+
+    # --- what killed commands left ------------------------------------------------------------------------------
+    def _clean(self) -> None:
+        """Remove what was moved or linked into the set and never became a part of it, and the working files."""
+        if self.work.kind(NAMES_FILE):
+            info = read_dataset_info(self.root) if self.place.kind(DATASET_FILE) else None
+            used = {*_files_of(info), *(retired.path for retired in info.retired)} if info else set()
+            for name in self._listed_names():
+                if name not in used:
+                    self._remove(name)
+        self._journal.empty()
+
+    def _listed_names(self) -> list[str]:
+        try:
+            return [ShardPath(name) for name in json.loads(self.work.read(NAMES_FILE, MAX_JSON_BYTES))]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise OutputError(
+                f"{self.work.path / NAMES_FILE}: cannot be read ({error}), so it is unknown what a killed command "
+                f"left here; run  packer verify {self.root}  and, if it is whole, remove that file"
+            ) from error
+
+    def _remove(self, name: str) -> None:
+        """Remove a shard, a link or an index; of a folder that holds anything else its columns only."""
+        with suppress(FileNotFoundError):
+            if self.place.kind(name) == "folder":
+                remove_index(self.place, name)
+            else:
+                self.place.unlink(name)
+            for folder in _above(name):
+                if not self.place.remove_folder(folder):
+                    break
+
+    # --- what the set does not use any more ---------------------------------------------------------------------
+    def _retire_old(self, info: DatasetInfo) -> DatasetInfo:
+        """Remove retired indexes that are due; `info` without what is not there any more."""
+        left = max(_RETIRED_BYTES, sum(shard.bytes for shard in _shards_of(info)) // _RETIRED_SHARE)
+        used = set(_files_of(info))
+        for retired in reversed(info.retired):
+            if retired.path not in used and self._is_index(retired.path):
+                left -= self._bytes_of(retired.path)
+                if left < 0 or retired.age_seconds > _RETIRED_SECONDS:
+                    self._remove(retired.path)
+        return replace(info, retired=tuple(retired for retired in info.retired if self.place.kind(retired.path)))
+
+    def _is_index(self, name: str) -> bool:
+        try:
+            return self.place.kind(name) == "folder" and is_index(self.place, name)
+        except PathError:
+            return False
+
+    def _bytes_of(self, name: str) -> int:
+        if self.place.kind(name) != "folder":
+            status = self.place.lstat(name)
+            return status.st_size if status is not None else 0
+        with self.place.folder(name) as folder:
+            return sum(status.st_size for file in folder.names() if (status := folder.lstat(file)) is not None)
+
+    # --- links --------------------------------------------------------------------------------------------------
+    def _link(self, name: str, path: Path, shard: ShardInfo) -> bool:
+        """Link a shard, by a hard link where that is possible; whether the link is symbolic."""
+        self._make_folder(name)
+        target = os.path.realpath(path)
+        try:
+            found = os.stat(target).st_size
+        except OSError as error:
+            raise StaleIndexError(f"{path}: shard cannot be linked: {error.strerror}") from error
+        if found != shard.bytes:
+            raise StaleIndexError(f"{path}: has {found} bytes, {shard.bytes} were indexed; run  packer verify")
+        try:
+            self.place.link(name, target, hard=True)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            self.place.link(name, target)
+            return True
+        return False
+
+    def _make_folder(self, name: str) -> None:
+        folder = name.rpartition("/")[0]
+        if folder:
+            self.place.folder(folder, create=True).close()
+
+
+def _shards_of(info: DatasetInfo) -> Iterator[ShardInfo]:
+    for split in info.splits.values():
+        yield from split.shards
+
+
+def _files_of(info: DatasetInfo) -> list[str]:
+    """The shards and the folders of the indexes of a set."""
+    return list(dict.fromkeys([*(shard.path for shard in _shards_of(info)), *(s.index for s in info.splits.values())]))
+
+
+def _above(name: str) -> Iterator[str]:
+    while "/" in name:
+        name = name.rpartition("/")[0]
+        yield name

@@ -1,0 +1,274 @@
+"""Images that are the same, byte by byte, or nearly so: find the groups, and keep one of each.
+
+The same: equal in size and CRC32C by the index, then compared byte by byte. Nearly: perceptual hashes
+(`packer.sets.hashes`) that differ in at most `threshold` of 128 bits, directly or through others of the group. All
+splits are compared with each other, so that an image of val that is in train is found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import readers
+from cache.errors import BadSampleError, UnknownNameError
+from cache.messages import Counter, Silent, Watcher
+from cache.node import usable_cpus
+from packer.output import Result
+from packer.sets.hashes import BITS, difference_hash, near_pairs
+from packer.sets.save import SaveResult
+from packer.sets.table import SetTable, table
+from packer.workers import run_shards
+from readers.decode import Scratch
+from readers.index import ABSENT
+
+__all__ = ["KEEP", "DedupResult", "Duplicate", "dedup"]
+
+KEEP = ("first", "largest")
+Int64s = npt.NDArray[np.int64]
+_TASK_SAMPLES = 2048
+_REPORT_SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A sample of a group: its split and key, and whether it stays."""
+
+    split: str
+    key: str
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DedupResult(Result):
+    """What was found. duplicates: samples that are not kept; unread: images that could not be decoded.
+
+    saved: the change of the set; None where nothing was to change.
+    """
+
+    path: Path
+    samples: int
+    groups: tuple[tuple[Duplicate, ...], ...]
+    duplicates: int
+    across_splits: int
+    unread: int
+    saved: SaveResult | None
+
+    def to_dict(self) -> dict[str, Any]:
+        groups = [[{"split": d.split, "key": d.key, "kept": d.kept} for d in group] for group in self.groups]
+        saved = None if self.saved is None else self.saved.to_dict()
+        plain = {name: getattr(self, name) for name in ("samples", "duplicates", "across_splits", "unread")}
+        return {"path": str(self.path), **plain, "groups": groups, "saved": saved}
+
+
+def dedup(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    near: int | None = None,
+    keep: str = "first",
+    prefer: str | None = None,
+    workers: int | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> DedupResult:
+    """Drop all but one sample of each group of duplicates.
+
+    output: a new set; default the set itself.
+    near: also images whose perceptual hashes differ in at most so many of 128 bits, 0 to 20; 6 finds those that were
+        resized or encoded again. All images are decoded, at 1/8.
+    keep: "first" in stored order, or "largest" in pixels, then in bytes.
+    prefer: the split whose samples are kept before all others.
+    dry_run: only report.
+
+    Raises DatasetError, UnknownNameError (no such split), ValueError, OutputError.
+    """
+    if keep not in KEEP:
+        raise ValueError(f"keep must be one of {', '.join(KEEP)}, not {keep!r}")
+    if near is not None and not 0 <= near <= 20:
+        raise ValueError(f"near is {near}, expected 0 to 20 of {BITS} bits")
+    root, watcher = Path(path), watcher or Silent()
+    opened = table(root)
+    if prefer is not None and prefer not in opened.splits:
+        raise UnknownNameError(f"{root}: no split {prefer!r}; it has {', '.join(opened.splits)}")
+    with _Search(opened, watcher) as search:
+        pairs = [search.same()]
+        if near is not None:
+            pairs += search.alike(near, workers or usable_cpus())
+        members, kept = search.groups(pairs, keep, prefer)
+    dropped = np.sort(np.concatenate([np.zeros(0, np.int64), *(g[g != k] for g, k in zip(members, kept, strict=True))]))
+    saved = None
+    if len(dropped):
+        arguments = {"near": near, "keep": keep} | ({} if prefer is None else {"prefer": prefer})
+        smaller = opened.without(search.by_split(dropped), "dedup", arguments)
+        saved = smaller.save(output, dry_run=dry_run, watcher=watcher)
+    groups = tuple(
+        tuple(Duplicate(*search.name(i), kept=i == k) for i in group.tolist())
+        for group, k in zip(members, kept, strict=True)
+    )
+    across = sum(len({duplicate.split for duplicate in group}) > 1 for group in groups)
+    return DedupResult(root, len(opened), groups, len(dropped), across, search.unread, saved)
+
+
+class _Search:
+    """All samples of a set, numbered split by split."""
+
+    def __init__(self, opened: SetTable, watcher: Watcher) -> None:
+        self._root, self._watcher, self._stack = opened.root, watcher, ExitStack()
+        self._readers = [(name, readers.open(opened.root, name)) for name in opened.splits]
+        self._starts = np.cumsum([0, *(len(reader) for _, reader in self._readers)])
+        self._field = next(iter(opened.info.fields))
+        self.unread = 0
+
+    def __enter__(self) -> _Search:
+        for _, reader in self._readers:
+            self._stack.enter_context(reader)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _column(self, name: str) -> npt.NDArray[np.uint64]:
+        columns = [reader.table.field_column(self._field, name).astype(np.uint64) for _, reader in self._readers]
+        return np.concatenate([np.zeros(0, np.uint64), *columns])
+
+    def same(self) -> Int64s:
+        """Pairs of samples with the same bytes, int64 [k, 2]."""
+        mark = (self._column("length") << np.uint64(32)) ^ self._column("crc32c")
+        there = np.flatnonzero(self._column("offset") != np.uint64(ABSENT))
+        order = there[np.argsort(mark[there], kind="stable")]
+        new = np.flatnonzero(np.diff(mark[order], prepend=~mark[order[:1]]) != 0)
+        pairs: list[tuple[int, int]] = []
+        for first, stop in zip(new.tolist(), [*new[1:].tolist(), len(order)], strict=True):
+            if stop - first > 1:
+                pairs += self._compared(order[first:stop].tolist())
+        return np.array(pairs, np.int64).reshape(-1, 2)
+
+    def _compared(self, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of the samples among those with one checksum that have the same bytes."""
+        distinct: list[tuple[int, bytes]] = []
+        for number in candidates:
+            data = bytes(self._read(number))
+            other = next((known for known, its in distinct if its == data), None)
+            if other is None:
+                distinct.append((number, data))
+            else:
+                yield other, number
+
+    def _read(self, number: int) -> Any:
+        split, index = self._place(number)
+        return self._readers[split][1].read(index, self._field)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        split = int(np.searchsorted(self._starts, number, "right")) - 1
+        return split, number - int(self._starts[split])
+
+    def name(self, number: int) -> tuple[str, str]:
+        """(split, key) of a sample."""
+        split, index = self._place(number)
+        return self._readers[split][0], self._readers[split][1].keys[index]
+
+    def alike(self, threshold: int, workers: int) -> Iterator[Int64s]:
+        """Pairs of samples that look alike, blocks of int64 [k, 2]."""
+        tasks = [
+            _HashTask(self._root, name, self._field, first, min(first + _TASK_SAMPLES, len(reader)))
+            for name, reader in self._readers
+            for first in range(0, len(reader), _TASK_SAMPLES)
+        ]
+        size = int(self._column("length").sum())
+        done = run_shards(hash_samples, tasks, len(tasks), workers, self._watcher, int(self._starts[-1]), size)
+        hashes, found, self.unread = (
+            np.concatenate([np.zeros((0, 2), np.uint64), *(part.hashes for part in done)]),
+            np.concatenate([np.zeros(0, np.bool_), *(part.found for part in done)]),
+            sum(part.unread for part in done),
+        )
+        numbers = np.flatnonzero(found)
+        for pairs in near_pairs(hashes[numbers], threshold):
+            yield numbers[pairs]
+
+    def groups(self, pairs: Iterable[Int64s], keep: str, prefer: str | None) -> tuple[list[Int64s], list[int]]:
+        """The groups that pairs connect, and the sample of each that is kept."""
+        root: dict[int, int] = {}
+        for block in pairs:
+            for a, b in block.tolist():
+                root[_find(root, b)] = _find(root, a)
+        found: dict[int, list[int]] = {}
+        for number in sorted(root):
+            found.setdefault(_find(root, number), []).append(number)
+        members = [np.array(group, np.int64) for group in found.values()]
+        rank = self._rank(keep, prefer)
+        return members, [int(group[np.lexsort([column[group] for column in rank])[0]]) for group in members]
+
+    def _rank(self, keep: str, prefer: str | None) -> list[npt.NDArray[Any]]:
+        """Columns by which the first of a group is kept, the last one first, as numpy.lexsort takes them."""
+        columns: list[npt.NDArray[Any]] = [np.arange(int(self._starts[-1]))]
+        if keep == "largest":
+            pixels = [reader.info.height.astype(np.int64) * reader.info.width for _, reader in self._readers]
+            columns += [-self._column("length").astype(np.int64), -np.concatenate(pixels)]
+        if prefer is not None:
+            names = np.repeat([name for name, _ in self._readers], np.diff(self._starts))
+            columns.append(names != prefer)
+        return columns
+
+    def by_split(self, numbers: Int64s) -> dict[str, Int64s]:
+        """Samples, which rise, as numbers in each split."""
+        bounds = np.searchsorted(numbers, self._starts)
+        return {name: numbers[bounds[i] : bounds[i + 1]] - self._starts[i] for i, (name, _) in enumerate(self._readers)}
+
+
+def _find(root: dict[int, int], number: int) -> int:
+    """The sample that stands for a sample's group; shortens the way to it."""
+    above = root.setdefault(number, number)
+    while above != number:
+        root[number] = root[above]
+        number, above = above, root[above]
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class _HashTask:
+    root: Path
+    split: str
+    field: str
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """hashes: uint64 [n, 2]; found: whether a sample has one, bool [n]; unread: images that cannot be decoded."""
+
+    hashes: npt.NDArray[np.uint64]
+    found: npt.NDArray[np.bool_]
+    unread: int
+
+
+def hash_samples(task: _HashTask, counter: Counter) -> _Hashes:
+    """The perceptual hashes of some samples of a split, in a worker."""
+    count = task.stop - task.first
+    hashes, found, unread = np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_), 0
+    scratch, size = Scratch(), 0
+    with readers.open(task.root, task.split) as reader:
+        has = [i for i in range(task.first, task.stop) if reader.has(i, task.field)]
+        for done, (index, image) in enumerate(zip(has, reader.stream(has, task.field), strict=True), 1):
+            size += len(image)
+            try:
+                value = difference_hash(image, scratch)
+            except BadSampleError:
+                unread += 1
+                value = None
+            if value is not None:
+                hashes[index - task.first], found[index - task.first] = value, True
+            if done % _REPORT_SAMPLES == 0:
+                counter.report(_REPORT_SAMPLES, size)
+                size = 0
+                if counter.stopped():
+                    break
+    return _Hashes(hashes, found, unread)

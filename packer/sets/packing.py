@@ -1,0 +1,244 @@
+"""Changes that write shards: append a source, pack a set again; `packer.sets.fields` adds a field.
+
+All shards and indexes that are new become the set at once; see `packer.sets.change`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cache.errors import SourceError
+from cache.messages import Silent, Watcher, parse_size, plural
+from packer import __version__
+from packer.conversion.plan import ConvertOptions, check_listing, make_plan
+from packer.formats import format_named, writable_formats
+from packer.output import local_output, output_errors
+from packer.sets.change import Change
+from packer.sets.pieces import open_pieces
+from packer.sets.save import SaveResult, made_of, operation
+from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
+from packer.sets.unify import decode_of, renumbering, unified_classes, unified_fields
+from packer.sources import Source, open_source
+from packer.sources.base import SourceListing
+from packer.sources.packed import PackedSource
+from packer.workers import without_gc
+from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, read_dataset_info
+from readers.sample import NO_LABEL
+
+__all__ = ["EXISTING", "append", "reshard"]
+
+EXISTING = ("raise", "skip")
+
+
+def append(
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Source,
+    *,
+    split: str | None = None,
+    existing: str = "raise",
+    on_error: str = "raise",
+    shard_size: int | str | None = None,
+    workers: int | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
+
+    path: the set.
+    source: anything that `packer.convert` takes.
+    split: the only split to take, or the name for a source without splits.
+    existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
+    on_error: what to do with unreadable images ("raise", "skip").
+    shard_size: bytes, or "1GiB"; default as in a conversion.
+    workers: processes; default the CPUs this process may use.
+    dry_run: list and count only.
+
+    Classes are unified by name: those of the set keep their numbers, new ones come behind them. Another append to the
+    same set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
+    """
+    if existing not in EXISTING or on_error not in EXISTING:
+        raise ValueError(f"existing and on_error must be one of {', '.join(EXISTING)}, not {existing!r}, {on_error!r}")
+    root, watcher = Path(path), watcher or Silent()
+    options = replace(options_like(root, read_dataset_info(root), shard_size), on_error=on_error)
+    opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    watcher.note(f"listing {opened.title}")
+    with without_gc():
+        listing = opened.list(split)
+    for warning in listing.warnings:
+        watcher.note(f"warning: {warning}")
+    for part in listing.splits.values():
+        check_listing(part, opened.title)
+    if dry_run:
+        return _Append(root, read_dataset_info(root), opened, listing, existing).result(None)
+    with Change(root, watcher) as change, output_errors():
+        assert change.info is not None
+        appending = _Append(root, change.info, opened, listing, existing)
+        if not appending.samples:
+            return replace(appending.result(None), dry_run=False)
+        new = pack(change, opened, listing, options, lambda name: name, workers, watcher)
+        change.commit(*appending.write(change, new))
+        return appending.result(new)
+
+
+def reshard(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    to: str | None = None,
+    shard_size: int | str | None = None,
+    shuffle: int | None = None,
+    workers: int | None = None,
+    dry_run: bool = False,
+    watcher: Watcher | None = None,
+) -> SaveResult:
+    """Pack the samples of a set again, into another set, or in its own place.
+
+    output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
+    to: the format, by default that of the set.
+    shard_size: bytes, or "1GiB"; default as in a conversion.
+    shuffle: seed of a random order.
+
+    The bytes of the payloads are the same; what no sample uses any more is left behind, and the shards say again what
+    the index says. Raises as `append` does.
+    """
+    root, watcher = Path(path), watcher or Silent()
+    target = root if output is None else local_output(output)
+    info = read_dataset_info(root)
+    wanted = to or (info.format if info.format in writable_formats() else "")
+    if not wanted:
+        raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
+    size = parse_size(shard_size) if isinstance(shard_size, str) else shard_size
+    options = ConvertOptions(wanted, shard_bytes=size, shuffle=shuffle, decode=decode_of(info))
+    if dry_run:
+        return _resharded(root, info, options, PackedSource(root).list(None), None)
+    with Change(target, watcher, new=output is not None) as change, output_errors():
+        source = PackedSource(root)
+        info, listing = read_dataset_info(root), source.list(None)
+        new = pack(change, source, listing, options, lambda name: name, workers, watcher)
+        indexes = Indexes(change, listing.fields, ())
+        splits = {
+            name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
+            for name, part in listing.splits.items()
+        }
+        made = made_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
+        made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
+        arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
+        count = sum(map(len, listing.splits.values()))
+        changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
+        history = (*info.history, operation("reshard", arguments, (count, count)))
+        change.commit(replace(changed, history=history), new.moves | indexes.moves, {})
+        return replace(_resharded(root, changed, options, listing, new), output=target)
+
+
+def _resharded(
+    root: Path, info: DatasetInfo, options: ConvertOptions, listing: SourceListing, new: NewShards | None
+) -> SaveResult:
+    if new is not None:
+        return result_of(root, "reshard", info, sum(map(len, listing.splits.values())), new)
+    size = sum(int(part.bytes.sum()) for part in listing.splits.values())
+    shards = len(make_plan(listing, options, format_named(options.to)).shards)
+    result = result_of(root, "reshard", info, sum(map(len, listing.splits.values())), None)
+    return replace(result, shards=shards, shard_bytes=size, payload_bytes=size)
+
+
+class _Append:
+    """The samples of a listing as they are added to a set. Their labels are renumbered, in the listing."""
+
+    def __init__(self, root: Path, info: DatasetInfo, source: Source, listing: SourceListing, existing: str) -> None:
+        self._root, self._info, self._title, self._listing = root, info, source.title, listing
+        self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
+        self._before = sum(split.samples for split in info.splits.values())
+        self._fields = unified_fields({str(root): info.fields, source.title: listing.fields})
+        self._classes = self._unify()
+        self._skipped = self._compare_keys(existing)
+
+    @property
+    def samples(self) -> int:
+        """How many are added."""
+        return sum(map(len, self._listing.splits.values()))
+
+    def _unify(self) -> tuple[str, ...]:
+        parts, listing = self._listing.splits.values(), self._listing
+        new = max((int(part.labels.max(initial=NO_LABEL)) for part in parts), default=NO_LABEL)
+        old = max((int(p.current_labels.max(initial=NO_LABEL)) for p in self._pieces.values()), default=NO_LABEL)
+        known = [(str(self._root), self._info.classes, old), (self._title, listing.classes, new)]
+        classes = unified_classes(known)
+        if listing.classes:
+            numbers = renumbering(listing.classes, classes)
+            for part in parts:
+                part.labels = numbers[part.labels]
+        listing.classes = classes
+        return classes
+
+    def _compare_keys(self, existing: str) -> int:
+        """Leave out samples whose keys are there already, or raise SourceError; how many were left out."""
+        skipped = 0
+        for name, part in self._listing.splits.items():
+            if name not in self._pieces:
+                continue
+            known = frozenset(self._pieces[name].keys)
+            is_new = np.fromiter((key not in known for key in part.keys), np.bool_, len(part))
+            there = np.flatnonzero(~is_new)
+            if len(there) and existing == "raise":
+                key = part.keys[int(there[0])]
+                raise SourceError(
+                    f"{self._title}: of the split {name}, {plural(len(there), 'key')} can be found in {self._root} "
+                    f"already, such as {key!r}; leave such samples out with existing='skip', or name "
+                    f"another split with split=NAME"
+                )
+            if len(there):
+                self._listing.splits[name] = part.take(np.flatnonzero(is_new))
+                skipped += len(there)
+        self._listing.splits = {name: part for name, part in self._listing.splits.items() if len(part)}
+        return skipped
+
+    def write(
+        self, change: Change, new: NewShards
+    ) -> tuple[DatasetInfo, dict[str, str], dict[str, tuple[Path, ShardInfo]]]:
+        """What `Change.commit` takes; the indexes are in its working folder."""
+        info, indexes = self._info, Indexes(change, self._fields, self._info.separate)
+        added = sum(meta.shard.samples for meta in new.metas)
+        if not added:
+            raise SourceError(f"{self._title}: no sample of it can be read, so none is appended")
+        splits = dict(info.splits)
+        for name in dict.fromkeys([*info.splits, *new.splits]):
+            shards, parts = new.of_split(change, name)
+            if name in info.splits and (parts or tuple(self._fields) != tuple(info.fields)):
+                known, root = info.splits[name].shards, info.splits[name].root
+                splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
+            elif parts:
+                splits[name] = indexes.write(name, None, shards, parts, root=self._listing.splits[name].root)
+        made = made_of(info, payload_bytes=self._payload_bytes(new))
+        arguments = {"source": self._title}
+        changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
+        history = (*info.history, operation("append", arguments, (self._before, self._before + added)))
+        self._info = replace(changed, history=history)
+        return self._info, new.moves | indexes.moves, {}
+
+    def _payload_bytes(self, new: NewShards) -> int:
+        tables = [piece.table for piece in self._pieces.values()]
+        known = sum(int(table.field_column(name, "length").sum()) for table in tables for name in table.fields)
+        return known + sum(meta.payload_bytes for meta in new.metas)
+
+    def result(self, new: NewShards | None) -> SaveResult:
+        found = result_of(self._root, "append", self._info, self._before, new)
+        left_out = len(self._listing.left_out)
+        if new is not None:
+            return replace(
+                found, skipped=self._skipped, left_out=left_out + sum(len(meta.left_out) for meta in new.metas)
+            )
+        counts = {name: part.samples for name, part in self._info.splits.items()}
+        for name, part in self._listing.splits.items():
+            counts[name] = counts.get(name, 0) + len(part)
+        return replace(
+            found,
+            splits=counts,
+            samples=sum(counts.values()),
+            classes=len(self._classes),
+            skipped=self._skipped,
+            left_out=left_out,
+        )

@@ -1,0 +1,362 @@
+"""A set as a value: which samples are in which split, under which label. Other values are made of it.
+
+    import packer
+
+    whole = packer.table("imagenet")
+    large = whole.where("min_side >= 64").drop(keys=["n01440764/bad"])
+    parts = large.split({"train": 0.9, "val": 0.1}, seed=0, stratify=True)
+    parts.save("imagenet-parts")              # a new set: an index, and links to the shards
+    whole.relabel({"crane bird": "crane"}).save()     # the set itself, if it has not been changed since
+
+Only indexes are read, and nothing is written until `save`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import SourceError, UnknownNameError
+from cache.messages import listed, plural
+from packer.sets.deal import deal
+from packer.sets.pieces import Piece, open_pieces
+from packer.sets.relabel import LabelChange, labels_by_key, mapped_classes
+from packer.sets.save import SaveResult, save
+from packer.sets.unify import check_alike, renumbering, unified_classes, unified_fields
+from readers.history import EDITS
+from readers.layout import DatasetInfo, read_dataset_info
+from readers.names import SplitName
+from readers.sample import NO_LABEL
+from readers.strings import repeated
+from readers.where import parse_where
+
+__all__ = ["SetTable", "Step", "table"]
+
+Int64s = npt.NDArray[np.int64]
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was done: the operation, its arguments, and how many samples there were before and after."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+    samples: tuple[int, int]
+
+
+def table(path: str | os.PathLike[str]) -> SetTable:
+    """The table of the packed set in a directory. Raises DatasetError."""
+    root = Path(path)
+    info = read_dataset_info(root)
+    return SetTable(root, info, info.classes, open_pieces(root, info))
+
+
+@dataclass(frozen=True)
+class SetTable:
+    """The samples of all splits of a set that is, or could be.
+
+    root, info: the set that it began with; `concat` keeps those of the first.
+    classes: names by label.
+    splits: the pieces of each split; see `packer.sets.pieces`.
+    steps: what was done since.
+    changed: what the index would say otherwise than the shards, names of `readers.history.EDITS`.
+    """
+
+    root: Path
+    info: DatasetInfo
+    classes: tuple[str, ...]
+    splits: Mapping[str, tuple[Piece, ...]]
+    steps: tuple[Step, ...] = ()
+    changed: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Samples by split."""
+        return {name: sum(map(len, pieces)) for name, pieces in self.splits.items()}
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for pieces in self.splits.values() for piece in pieces]
+
+    @property
+    def bases(self) -> dict[str, DatasetInfo]:
+        """The sets that the samples are from, by their titles, the first one first."""
+        return {str(self.root): self.info} | {str(piece.root): piece.info for piece in self.pieces}
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Name -> kind, those of all sets. Raises SourceError where one field has two kinds."""
+        return unified_fields({title: info.fields for title, info in self.bases.items()})
+
+    @property
+    def highest_label(self) -> int:
+        """The highest class number of any sample; NO_LABEL (-1) where none has a label."""
+        return max((int(piece.current_labels.max(initial=NO_LABEL)) for piece in self.pieces), default=NO_LABEL)
+
+    def labels(self, split: str) -> Int64s:
+        """Class numbers of the samples of a split, int64 [n]."""
+        return np.concatenate([piece.current_labels for piece in self._split(split)])
+
+    def keys(self, split: str) -> list[str]:
+        """The keys of the samples of a split."""
+        return [key for piece in self._split(split) for key in piece.keys]
+
+    # --- samples ------------------------------------------------------------------------------------------------
+    def of_split(self, split: str) -> SetTable:
+        """The samples of one split. Raises UnknownNameError."""
+        return self._next({split: self._split(split)}, "subset", {"split": split})
+
+    def where(self, text: str, *, split: str | None = None) -> SetTable:
+        """The samples for which an expression is true, and of `split`, if given, only those.
+
+        Raises ValueError, and UnknownNameError for classes and fields that there are not. See `readers.where`.
+        """
+        return self._kept(self._mask_where(text), split, "subset", {"where": text})
+
+    def select(self, keys: Iterable[str], *, split: str | None = None) -> SetTable:
+        """The samples with these keys. Raises UnknownNameError for a key that no sample has."""
+        return self._kept(self._mask_keys(keys, split), split, "subset", {"keys": "listed"})
+
+    def drop(
+        self, where: str | None = None, *, keys: Iterable[str] | None = None, split: str | None = None
+    ) -> SetTable:
+        """Without the samples for which an expression is true, or that have one of these keys.
+
+        split: only samples of this split. Raises as `where` and `select` do.
+        """
+        if (where is None) == (keys is None):
+            raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
+        mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
+        arguments = {"where": where} if where is not None else {"keys": "listed"}
+        return self._kept(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
+
+    def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
+        """Without some samples: their numbers in each split, which rise; named so in the history."""
+        masks = {name: np.ones(count, np.bool_) for name, count in self.counts.items()}
+        for name, numbers in samples.items():
+            masks[self._name(name)][numbers] = False
+        return self._kept(self._mask_of(masks), None, operation, arguments)
+
+    def every(self, step: int, *, split: str | None = None) -> SetTable:
+        """Each `step`-th sample of each split, from the first on."""
+        if step < 1:
+            raise ValueError(f"every is {step}, expected at least 1")
+        return self._counted(lambda count: np.arange(0, count, step), split, {"every": step})
+
+    def limit(self, count: int, *, seed: int | None = None, split: str | None = None) -> SetTable:
+        """At most `count` samples of each split: the first ones, or as many drawn by `seed`."""
+        if count < 1:
+            raise ValueError(f"limit is {count}, expected at least 1")
+
+        def chosen(total: int) -> Int64s:
+            if seed is None or total <= count:
+                return np.arange(min(count, total))
+            return np.sort(np.random.RandomState(seed).permutation(total)[:count].astype(np.int64))
+
+        return self._counted(chosen, split, {"limit": count} | ({} if seed is None else {"seed": seed}))
+
+    # --- splits, labels, other sets -----------------------------------------------------------------------------
+    def split(
+        self, fractions: Mapping[str, float], *, seed: int = 0, stratify: bool = False, split: str | None = None
+    ) -> SetTable:
+        """Deal all samples, or those of one split, at random to new splits.
+
+        fractions: the share of each, which sum to 1.
+        seed: from 0 to 2^32 - 1.
+        stratify: every class in these shares, as nearly as its samples can be divided.
+
+        Splits have exactly the share of samples, to within one. Other splits stay. Raises ValueError, BadNameError,
+        and SourceError where a split would be empty.
+        """
+        names = {str(SplitName(name)): share for name, share in fractions.items()}
+        dealt = self.splits if split is None else {self._name(split): self._split(split)}
+        taken = [name for name in names if name in self.splits and name not in dealt]
+        if taken:
+            raise ValueError(f"there is a split {taken[0]!r} already; choose another name")
+        pieces = [piece for parts in dealt.values() for piece in parts]
+        self._check_keys(pieces, "deal one split at a time with split=NAME")
+        labels = np.concatenate([piece.current_labels for piece in pieces]) if pieces else np.zeros(0, np.int64)
+        part = deal(labels if stratify else np.zeros(len(labels), np.int64), list(names.values()), seed)
+        starts = np.cumsum([0, *map(len, pieces)])
+        new: dict[str, tuple[Piece, ...]] = {}
+        for number, name in enumerate(names):
+            rows = [np.flatnonzero(part[a:b] == number) for a, b in itertools.pairwise(starts)]
+            new[name] = tuple(piece.take(chosen) for piece, chosen in zip(pieces, rows, strict=True) if len(chosen))
+            if not new[name]:
+                raise SourceError(f"{self.root}: no sample of {len(labels):,} would be in {name!r}")
+        kept = {name: parts for name, parts in self.splits.items() if name not in dealt}
+        arguments = {"fractions": dict(fractions), "seed": seed, "stratify": stratify}
+        return self._next({**new, **kept}, "split", arguments | ({} if split is None else {"split": split}), "samples")
+
+    def relabel(
+        self,
+        names: Mapping[str, str] | None = None,
+        *,
+        labels: LabelChange | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> SetTable:
+        """With other classes.
+
+        names: new names by old ones; a class that gets the name of another is joined with it.
+        labels: the class of single samples by key, as `packer.sets.relabel.read_labels` reads them.
+        classes: names by label, of a set without.
+
+        Raises UnknownNameError for a class or key that there is not, ValueError.
+        """
+        if sum(given is not None for given in (names, labels, classes)) != 1:
+            raise ValueError("give one of names, labels and classes")
+        if classes is not None:
+            return self._named(classes)
+        if names is not None:
+            new, numbers = mapped_classes(self.classes, names, str(self.root))
+            changed = {
+                name: tuple(piece.relabelled(numbers) for piece in pieces) for name, pieces in self.splits.items()
+            }
+            found = self._next(changed, "relabel", {"map": dict(names)}, *self._edit_of_labels(changed))
+            return replace(found, classes=new)
+        assert labels is not None
+        new, changed = labels_by_key(self.splits, self.classes, labels)
+        found = self._next(changed, "relabel", {"labels": labels.title}, *self._edit_of_labels(changed))
+        return replace(found, classes=new)
+
+    def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
+        """With the samples of other sets behind its own, split by split; classes are unified by their names.
+
+        prefix_keys: put the name of its directory and a slash before each key.
+
+        Raises SourceError where the sets cannot be one (`packer.sets.unify`), or share a key in one split.
+        """
+        tables = [self, *others]
+        check_alike({title: info for table in tables for title, info in table.bases.items()})
+        classes = unified_classes([(str(table.root), table.classes, table.highest_label) for table in tables])
+        splits: dict[str, tuple[Piece, ...]] = {}
+        for table in tables:
+            numbers = renumbering(table.classes, classes) if table.classes else None
+            for name, pieces in table.splits.items():
+                more = [piece if numbers is None else piece.relabelled(numbers) for piece in pieces]
+                if prefix_keys:
+                    more = [replace(piece, prefix=f"{table.root.resolve().name}/{piece.prefix}") for piece in more]
+                splits[name] = (*splits.get(name, ()), *more)
+        for parts in splits.values():
+            self._check_keys(parts, "put the names of the sets before all keys with prefix_keys=True")
+        changed = {*self._edit_of_labels(splits), *(("keys",) if prefix_keys else ())}
+        changed |= {edit for table in tables for edit in table.changed}
+        found = self._next(splits, "merge", {"sets": [str(table.root) for table in tables]}, *changed)
+        return replace(found, classes=classes)
+
+    def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> SaveResult:
+        """Write a new set to `output`, or by default change the set itself; see `packer.sets.save.save`."""
+        return save(self, output, **options)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+    def _next(
+        self, splits: Mapping[str, tuple[Piece, ...]], operation: str, arguments: Mapping[str, Any], *changed: str
+    ) -> SetTable:
+        assert all(change in EDITS for change in changed)
+        after = sum(len(piece) for pieces in splits.values() for piece in pieces)
+        if not after:
+            raise SourceError(f"{self.root}: none of the {plural(len(self), 'sample')} is left")
+        step = Step(operation, arguments, (len(self), after))
+        splits = {name: pieces for name, pieces in splits.items() if any(map(len, pieces))}
+        return replace(self, splits=splits, steps=(*self.steps, step), changed=self.changed | set(changed))
+
+    def _kept(
+        self,
+        mask: Callable[[str, Piece], npt.NDArray[np.bool_]],
+        split: str | None,
+        operation: str,
+        arguments: Mapping[str, Any],
+        others_stay: bool = False,
+    ) -> SetTable:
+        chosen = None if split is None else self._name(split)
+        splits: dict[str, tuple[Piece, ...]] = {}
+        for name, pieces in self.splits.items():
+            if chosen in (None, name):
+                kept = (piece.take(np.flatnonzero(mask(name, piece))) for piece in pieces)
+                splits[name] = tuple(piece for piece in kept if len(piece))
+            elif others_stay:
+                splits[name] = pieces
+        before, after = len(self), sum(len(piece) for pieces in splits.values() for piece in pieces)
+        arguments = dict(arguments) | ({} if split is None else {"split": split})
+        return self._next(splits, operation, arguments, *(("samples",) if after < before else ()))
+
+    def _counted(self, choose: Callable[[int], Int64s], split: str | None, arguments: Mapping[str, Any]) -> SetTable:
+        chosen: dict[str, npt.NDArray[np.bool_]] = {}
+        for name, count in self.counts.items():
+            chosen[name] = np.zeros(count, np.bool_)
+            chosen[name][choose(count)] = True
+        return self._kept(self._mask_of(chosen), split, "subset", arguments)
+
+    def _mask_of(self, masks: Mapping[str, npt.NDArray[np.bool_]]) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
+        starts = {id(piece): start for pieces in self.splits.values() for piece, start in _starts(pieces)}
+        return lambda name, piece: masks[name][starts[id(piece)] : starts[id(piece)] + len(piece)]
+
+    def _mask_where(self, text: str) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
+        where, fields = parse_where(text), list(self.fields)
+        return lambda name, piece: where.mask(piece.facts(name, self.classes, fields))
+
+    def _mask_keys(self, keys: Iterable[str], split: str | None) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
+        wanted = frozenset(keys)
+        splits = self.splits if split is None else {self._name(split): self._split(split)}
+        found = {key for pieces in splits.values() for piece in pieces for key in piece.keys if key in wanted}
+        missing = sorted(wanted - found)
+        if missing:
+            some = listed([repr(key) for key in missing], _SHOWN)
+            raise UnknownNameError(f"{self.root}: no sample has {plural(len(missing), 'key')} of those given: {some}")
+        return lambda name, piece: np.fromiter((key in wanted for key in piece.keys), np.bool_, len(piece))
+
+    def _named(self, classes: Sequence[str]) -> SetTable:
+        highest = self.highest_label
+        if self.classes:
+            raise ValueError(
+                f"{self.root}: its classes have names ({listed(self.classes)}); rename them with names={{old: new}}"
+            )
+        if len(set(classes)) < len(classes) or len(classes) <= highest:
+            raise ValueError(f"expected at least {highest + 1} different names of classes, found {len(set(classes))}")
+        return replace(self._next(self.splits, "relabel", {"classes": len(classes)}), classes=tuple(classes))
+
+    def _edit_of_labels(self, splits: Mapping[str, Collection[Piece]]) -> tuple[str, ...]:
+        return ("labels",) if any(piece.labels is not None for pieces in splits.values() for piece in pieces) else ()
+
+    def _check_keys(self, pieces: Sequence[Piece], advice: str) -> None:
+        """Raise SourceError where two samples of a split would have the same key."""
+        if len(pieces) < 2:
+            return
+        count = sum(map(len, pieces))
+        doubles = repeated(lambda: (key for piece in pieces for key in piece.keys), count)
+        starts, seen = np.cumsum([0, *map(len, pieces)]), dict[str, int]()
+        for position in doubles.tolist():
+            number = int(np.searchsorted(starts, position, "right")) - 1
+            key = pieces[number].keys[position - int(starts[number])]
+            other = seen.setdefault(key, number)
+            if other != number:
+                raise SourceError(
+                    f"the key {key!r} is in {pieces[other].root} ({pieces[other].split}) and in {pieces[number].root} "
+                    f"({pieces[number].split}), and keys are unique in a split; {advice}, or drop one of the samples"
+                )
+
+    def _name(self, split: str) -> str:
+        if split not in self.splits:
+            raise UnknownNameError(f"{self.root}: no split {split!r}; it has {', '.join(self.splits)}")
+        return split
+
+    def _split(self, split: str) -> tuple[Piece, ...]:
+        return self.splits[self._name(split)]
+
+
+def _starts(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, int]]:
+    start = 0
+    for piece in pieces:
+        yield piece, start
+        start += len(piece)

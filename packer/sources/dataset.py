@@ -1,0 +1,135 @@
+"""A data set of a program as a source: what has a length and hands out samples by number, as torch's data sets do.
+
+Samples are read by the workers, each once; their labels are known only then. Keys are the numbers of the samples. Sizes
+are estimated from a few samples, whose bytes are also what tells one data set from another of the same length, so that
+a conversion that was stopped continues, and one of other samples does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from cache.checksums import crc32c
+from cache.errors import BadSampleError, SourceError
+from packer.formats.base import Arena
+from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
+from packer.sources.samples import SampleForm
+from readers.sample import NO_LABEL, Buffer
+from readers.strings import NamesBuilder
+
+__all__ = ["DatasetSource", "class_names", "encoded_images"]
+
+_EXAMINED = 16
+_Errors = (SourceError, BadSampleError)
+
+
+class DatasetSource:
+    """samples: has `__len__` and `__getitem__` with numbers from 0. fields, classes: see `SampleForm`.
+
+    Hugging Face's data sets hand out the encoded bytes of their images, and name their classes, by themselves.
+    """
+
+    def __init__(
+        self, samples: Any, fields: Mapping[str, str] | None = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self._samples = encoded_images(samples)
+        self._fields, self._classes = fields, classes
+        self._form: SampleForm | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{type(self._samples).__name__} of {len(self._samples):,} samples"
+
+    def list(self, split: str | None) -> SourceListing:
+        count = len(self._samples)
+        if not count:
+            raise SourceError(f"{self.title}: is empty")
+        examined = [self._sample(int(i)) for i in np.unique(np.linspace(0, count - 1, _EXAMINED).astype(np.int64))]
+        try:
+            classes = class_names(self._samples) if self._classes is None else self._classes
+            form = SampleForm.of(examined[0], self._fields, classes)
+        except _Errors as error:
+            raise SourceError(f"{self.title}: sample 0: {error}") from error
+        self._form = form
+        sizes, digest = [], 0
+        for sample in examined:
+            payloads: Sequence[Buffer | None] = ()
+            try:
+                payloads = form.payloads(sample)
+            except BadSampleError:  # the worker says what is wrong with it
+                continue
+            sizes.append(sum(len(payload) for payload in payloads if payload is not None))
+            for payload in payloads:
+                digest = crc32c(payload or b"", digest)
+        keys, names = NamesBuilder(), [NamesBuilder() for _ in form.fields]
+        width = len(str(count - 1))
+        for i in range(count):
+            keys.append(f"{i:0{width}d}")
+            for column in names:
+                column.append("")
+        numbers = np.arange(count, dtype=np.int64)
+        part = SplitListing(
+            "",
+            keys.build(),
+            np.full(count, NO_LABEL, np.int64),
+            FieldNames(*(column.build() for column in names)),
+            np.full(count, int(np.mean(sizes)) if sizes else 0, np.int64),
+            NumberPlaces(numbers[:, None]),
+            np.full(count, digest, np.int64),
+        )
+        return SourceListing({split or "train": part}, form.fields, form.classes)
+
+    @contextmanager
+    def open(self) -> Iterator[_SampleReader]:
+        assert self._form is not None  # since it was listed
+        yield _SampleReader(self, self._form)
+
+    def paths(self, listing: SourceListing) -> Iterator[str]:
+        return iter(())
+
+    def _sample(self, number: int) -> Any:
+        try:
+            return self._samples[number]
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError, RuntimeError) as error:
+            raise BadSampleError(f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _SampleReader:
+    """Reads samples by number. It takes no memory of the arena: the samples are objects of their own."""
+
+    def __init__(self, source: DatasetSource, form: SampleForm) -> None:
+        self._source, self._form, self._label = source, form, NO_LABEL
+
+    def read(self, place: tuple[int], arena: Arena) -> Sequence[Buffer | None]:
+        sample = self._source._sample(place[0])
+        self._label = self._form.label_of(sample)
+        return self._form.payloads(sample)
+
+    def label(self, place: tuple[int]) -> int:
+        return self._label
+
+
+def encoded_images(samples: Any) -> Any:
+    """A Hugging Face data set whose images are handed out as they are stored; anything else as it is."""
+    features = getattr(samples, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(samples, "cast_column"):
+        return samples
+    for name, feature in features.items():
+        if type(feature).__name__ == "Image" and getattr(feature, "decode", False):
+            samples = samples.cast_column(name, type(feature)(decode=False))
+    return samples
+
+
+def class_names(samples: Any) -> tuple[str, ...]:
+    """The names of the classes: of the one feature of Hugging Face that has some, or the `classes` of torchvision."""
+    features = getattr(samples, "features", None)
+    if isinstance(features, Mapping):
+        named = [feature.names for feature in features.values() if type(feature).__name__ == "ClassLabel"]
+        return tuple(map(str, named[0])) if len(named) == 1 else ()
+    classes = getattr(samples, "classes", None)
+    is_names = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+    return tuple(classes) if is_names and classes is not None else ()

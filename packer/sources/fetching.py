@@ -1,0 +1,331 @@
+"""Images from web servers: requests with retries, a rate for all servers and for each, and limits on what comes back.
+
+    what comes back                           what is done
+    200 with an image                         it is the sample
+    301, 302, 303, 307, 308                   up to 5 are followed; each address is checked as the first was
+    429, 503, … with Retry-After              the host is left alone for as long, then tried again; not over 2 minutes
+    408, 425, 429, 5xx, no connection,        tried again after 0.5 s, 1 s, 2 s, … and up to as much by chance
+    a stall, less than was announced
+    anything else                             given up
+
+Only http and https addresses are asked, without a user name in them. Names that lead to addresses of this machine or of
+a private network are refused once connected, before a request is sent, unless `private` is set: a list from elsewhere
+could otherwise have this machine ask servers that only it can reach. Where the environment names a proxy, the proxy
+decides. A request as a whole has a time, also where a server sends a byte now and then.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+from urllib.parse import urljoin, urlsplit
+
+from cache.errors import BadSampleError, MissingExtraError
+from packer.registry import HEAD_BYTES
+from packer.sources.contents import NOT_FETCHED, is_stray
+
+__all__ = ["FetchOptions", "Fetcher", "Pace", "check_url"]
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_MAX_REDIRECTS = 5
+_MAX_PAUSE_SECONDS = 120.0
+_FIRST_PAUSE_SECONDS = 0.5
+_READ_BYTES = 1 << 16
+_MOST_HOSTS = 1 << 16
+_HEADERS = {"User-Agent": "packer", "Accept": "image/*,*/*;q=0.5", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How to ask servers.
+
+    rate: requests a second to all hosts together, None for no limit.
+    host_rate: to each host.
+    threads: requests at a time.
+    attempts: at most, for each image.
+    timeout: seconds for a request as a whole.
+    max_bytes: of an image.
+    private: whether hosts in private networks, and this machine, are asked.
+    """
+
+    rate: float | None = None
+    host_rate: float = 20.0
+    threads: int = 32
+    attempts: int = 5
+    timeout: float = 30.0
+    max_bytes: int = 64 << 20
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("host_rate", "timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be over 0, not {getattr(self, name)}")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"rate must be over 0, not {self.rate}")
+        for name in ("threads", "attempts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class Pace:
+    """When the next request may be sent: evenly spaced, over all hosts and for each. Threads share it."""
+
+    def __init__(
+        self,
+        rate: float | None,
+        host_rate: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._every, self._host_every = 1 / rate if rate else 0.0, 1 / host_rate
+        self._clock, self._sleep = clock, sleep
+        self._next = 0.0
+        self._next_of: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def wait(self, host: str) -> None:
+        """Return when a request to `host` may be sent."""
+        with self._lock:
+            now = self._clock()
+            if len(self._next_of) > _MOST_HOSTS:
+                self._next_of = {name: at for name, at in self._next_of.items() if at > now}
+            start = max(now, self._next)
+            self._next = start + self._every
+            start = max(start, self._next_of.get(host, 0.0))
+            self._next_of[host] = start + self._host_every
+        if start > now:
+            self._sleep(start - now)
+
+    def hold(self, host: str, seconds: float) -> None:
+        """Send nothing to `host` for so long."""
+        with self._lock:
+            until = self._clock() + seconds
+            self._next_of[host] = max(until, self._next_of.get(host, 0.0))
+
+
+class _Answer(NamedTuple):
+    """What an attempt ended with: the image, or the reason why there is none.
+
+    redirect: where to ask next. again: whether another attempt may help. pause: seconds that the server asks for.
+    """
+
+    data: bytes = b""
+    reason: str = ""
+    redirect: str = ""
+    again: bool = False
+    pause: float | None = None
+
+
+class Fetcher:
+    """Fetches images. Threads share it. Raises MissingExtraError without urllib3."""
+
+    def __init__(
+        self, options: FetchOptions, pace: Pace | None = None, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self.options = options
+        self._pace = pace or Pace(options.rate, options.host_rate)
+        self._sleep = sleep
+        self._http = _urllib3()
+        self._current = threading.local()
+        self._pool = self._manager(None)
+        self._proxies = {scheme: self._manager(proxy) for scheme, proxy in urllib.request.getproxies().items()
+                         if scheme in ("http", "https")}  # fmt: skip
+
+    def fetch(self, url: str) -> bytes:
+        """The bytes of an image. Raises BadSampleError, which says what happened at the last attempt."""
+        reason, count = "", 0
+        pause = _FIRST_PAUSE_SECONDS
+        while count < self.options.attempts:
+            count += 1
+            answer = self._follow(url)
+            if answer.data:
+                return answer.data
+            reason = answer.reason
+            if not answer.again or (answer.pause or 0) > _MAX_PAUSE_SECONDS:
+                break
+            if answer.pause is not None:
+                self._pace.hold(_host(url), answer.pause)
+            elif count < self.options.attempts:
+                self._sleep(pause * (1 + random.random()))
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        attempts = f" ({count} attempts)" if count > 1 else ""
+        raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {url}")
+
+    def close(self) -> None:
+        for pool in (self._pool, *self._proxies.values()):
+            pool.clear()
+
+    def _follow(self, url: str) -> _Answer:
+        """One attempt, redirects included."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            problem = check_url(url)
+            if problem:
+                return _Answer(reason=problem)
+            self._pace.wait(_host(url))
+            answer = self._ask(url)
+            if not answer.redirect:
+                return answer
+            url = answer.redirect
+        return _Answer(reason=f"more than {_MAX_REDIRECTS} redirects")
+
+    def _ask(self, url: str) -> _Answer:
+        errors = self._http.exceptions
+        self._current.connection = None
+        self._current.is_late = False
+        timer = threading.Timer(self.options.timeout, self._hang_up, (self._current.__dict__,))
+        timer.daemon = True
+        timer.start()
+        try:
+            response = self._pool_for(url).urlopen(
+                "GET", url, headers=_HEADERS, redirect=False, retries=False, preload_content=False,
+                timeout=self.options.timeout,
+            )  # fmt: skip
+            try:
+                return self._answer(url, response)
+            finally:
+                response.close()
+        except _PrivateError as error:
+            return _Answer(reason=str(error))
+        except (errors.LocationParseError, UnicodeError) as error:
+            return _Answer(reason=f"not a valid address ({error})")
+        except (errors.HTTPError, OSError, ValueError) as error:
+            late = self._current.is_late or (
+                isinstance(error, errors.TimeoutError) and not isinstance(error, errors.NewConnectionError)
+            )
+            what = (
+                f"no whole answer in {self.options.timeout:g} s" if late else f"the connection failed ({_short(error)})"
+            )
+            return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
+        finally:
+            timer.cancel()
+
+    def _answer(self, url: str, response: Any) -> _Answer:
+        status, headers = response.status, response.headers
+        if status in _REDIRECTS and headers.get("Location"):
+            try:
+                return _Answer(redirect=urljoin(url, headers["Location"]))
+            except ValueError as error:
+                return _Answer(reason=f"a redirect to what is not a valid address ({_short(error)})")
+        if status != 200:
+            pause = None
+            with suppress(self._http.exceptions.InvalidHeader, ValueError, OverflowError):
+                pause = self._http.Retry().get_retry_after(response)
+            return _Answer(
+                reason=f"HTTP {status} {_short(response.reason)}".strip(), again=status in _AGAIN, pause=pause
+            )
+        if headers.get("Content-Encoding", "identity") != "identity":
+            return _Answer(
+                reason=f"the answer is packed with {headers['Content-Encoding']:.20}, which was not asked for"
+            )
+        return self._body(response)
+
+    def _body(self, response: Any) -> _Answer:
+        most, parts, count = self.options.max_bytes, [], 0
+        announced = response.headers.get("Content-Length", "")
+        if announced.isdecimal() and int(announced[:20]) > most:
+            return _Answer(reason=f"more than {most:,} bytes")
+        while part := response.read1(_READ_BYTES):
+            parts.append(part)
+            count += len(part)
+            if count > most:
+                return _Answer(reason=f"more than {most:,} bytes")
+        if announced.isdecimal() and count < int(announced[:20]):
+            return _Answer(reason=f"{count:,} of {announced[:20]} bytes came", again=True)
+        data = b"".join(parts)
+        if is_stray(data[:HEAD_BYTES], ""):
+            kind = response.headers.get("Content-Type", "") or "of no stated type"
+            return _Answer(reason=f"not an image ({_short(kind)})" if data else "an empty answer")
+        return _Answer(data)
+
+    def _pool_for(self, url: str) -> Any:
+        parts = urlsplit(url)
+        proxy = self._proxies.get(parts.scheme.lower())
+        return self._pool if proxy is None or urllib.request.proxy_bypass(parts.hostname or "") else proxy
+
+    def _manager(self, proxy: str | None) -> Any:
+        """Pools of connections, which note themselves and check where they lead."""
+        http = self._http
+        options = {"num_pools": 256, "maxsize": self.options.threads}
+        if proxy is not None:
+            return http.ProxyManager(proxy, **options)
+        manager = http.PoolManager(**options)
+        current, private = self._current, self.options.private
+
+        def checked(kind: Any) -> Any:
+            class Connection(kind.ConnectionCls):  # type: ignore[misc]
+                def connect(self) -> None:
+                    current.connection = self
+                    super().connect()
+                    if not private:
+                        _check_address(self.sock.getpeername()[0], self.host)
+
+                def request(self, *args: Any, **options: Any) -> None:
+                    current.connection = self
+                    super().request(*args, **options)
+
+            return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
+
+        manager.pool_classes_by_scheme = {
+            "http": checked(http.HTTPConnectionPool),
+            "https": checked(http.HTTPSConnectionPool),
+        }
+        return manager
+
+    @staticmethod
+    def _hang_up(current: dict[str, Any]) -> None:
+        """End a request whose time is over: reading from its connection fails then."""
+        current["is_late"] = True
+        connection = current.get("connection")
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(2)
+
+
+class _PrivateError(Exception):
+    """A host in a private network."""
+
+
+def check_url(url: str) -> str:
+    """Why an address is not asked, "" where it is."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"not a valid address ({error})"
+    if parts.scheme.lower() not in ("http", "https"):
+        return f"not an address of http or https, but of {parts.scheme[:20]!r}"
+    if not host or parts.username is not None or not url.isprintable() or " " in url:
+        return "not a valid address (no host, a user name, or letters that an address does not have)"
+    return ""
+
+
+def _host(url: str) -> str:
+    return (urlsplit(url).hostname or "").lower()
+
+
+def _check_address(address: str, host: str) -> None:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    if not mapped.is_global or mapped.is_multicast:
+        raise _PrivateError(f"{host} is {address}, in a private network: pass private=True to ask such hosts")
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:120]
+
+
+def _urllib3() -> ModuleType:
+    try:
+        import urllib3
+    except ImportError as error:
+        raise MissingExtraError("urllib3", "urls", "fetching images from a list of addresses") from error
+    return urllib3

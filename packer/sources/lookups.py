@@ -1,0 +1,34 @@
+"""Small questions that many sources ask: how large a file is, and which split is meant."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection
+
+from cache.errors import SourceError
+from readers.layout import same_split
+
+__all__ = ["size_and_time", "wanted_split"]
+
+
+def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file; -1 bytes for one that cannot be examined, or is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1, 0
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
+
+
+def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
+    """The one of `names` that is asked for, None for all; val, valid and validation stand for each other.
+
+    Raises SourceError where there is no such split.
+    """
+    if split is None or split in names:
+        return split
+    other = next((name for name in same_split(split) if name in names), None)
+    if other is None:
+        raise SourceError(f"{where}: no split {split!r}; it has {', '.join(names) or 'none'}")
+    return other

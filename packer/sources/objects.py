@@ -1,0 +1,170 @@
+"""Objects in images as annotations describe them: boxes, points, outlines; and the grid of pixels they count in.
+
+    stored       the pixels as they are in the file, which most annotations count in
+    displayed    after the EXIF orientation, which boxes, points and masks of a set count in (`readers.fields`)
+
+The size that annotations state shows which of the two they mean. Where both are possible (no size, no turn by a right
+angle) it is the stored one, as libraries decode that ignore EXIF. A size that is neither is a bad sample.
+
+Coordinates run from 0 at the left edge of the first pixel to the width at the right edge of the last. A pixel is inside
+an outline where its centre is, by the even-odd rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import BadSampleError
+from readers.decode.region import upright
+from readers.headers import ImageHeader, read_header
+from readers.headers.base import MAX_PIXELS
+from readers.sample import Buffer
+
+__all__ = [
+    "Floats",
+    "Grid",
+    "class_mask",
+    "decode_counts",
+    "displayed_grid",
+    "grid_of",
+    "outline_pixels",
+    "pixels_of_counts",
+]
+
+Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.bool_]
+
+_MAX_COORDINATE = float(1 << 20)
+_IGNORED = 255  # many trainings take this value for pixels that do not count
+
+
+class Grid(NamedTuple):
+    """The grid that annotations count in, and the EXIF orientation from it to the displayed image."""
+
+    height: int
+    width: int
+    orientation: int
+
+    def points(self, points: Floats) -> npt.NDArray[np.float32]:
+        """Points [..., 2] in the displayed image."""
+        x, y = points[..., 0], points[..., 1]
+        if self.orientation >= 5:
+            mirrored_x, mirrored_y = self.orientation in (6, 7), self.orientation in (7, 8)
+            x, y = (self.height - y if mirrored_x else y), (self.width - x if mirrored_y else x)
+        else:
+            mirrored_x, mirrored_y = self.orientation in (2, 3), self.orientation in (3, 4)
+            x, y = (self.width - x if mirrored_x else x), (self.height - y if mirrored_y else y)
+        return np.stack([x, y], -1).astype(np.float32)
+
+    def boxes(self, boxes: Floats) -> npt.NDArray[np.float32]:
+        """Boxes [k, 4] of two corners in the displayed image. Raises BadSampleError for one outside of the image."""
+        self._check_boxes(boxes)
+        corners = self.points(boxes.reshape(-1, 2, 2))
+        return np.concatenate([corners.min(1), corners.max(1)], 1)
+
+    def mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A mask [height, width] of the displayed image."""
+        return upright(mask, self.orientation)
+
+    def _check_boxes(self, boxes: Floats) -> None:
+        good = np.isfinite(boxes).all(1) & np.all(boxes[:, :2] <= boxes[:, 2:], axis=1)
+        with np.errstate(invalid="ignore"):
+            inside = (boxes[:, :2] <= (self.width, self.height)).all(1) & (boxes[:, 2:] >= 0).all(1)
+        for row in np.flatnonzero(~(good & inside))[:1].tolist():
+            what = f"outside of the image of {self.width} x {self.height}" if good[row] else "not a box"
+            raise BadSampleError(f"object {row} has the corners {boxes[row].tolist()}: {what}")
+
+
+def grid_of(image: Buffer, size: tuple[Any, Any] | None) -> Grid:
+    """The grid of annotations that state this (height, width), None where they state none. Raises BadSampleError."""
+    header = _header_of(image)
+    stored = (header.height, header.width)
+    if size is None or size == stored:
+        return Grid(*stored, header.orientation)
+    if size != header.upright_size:
+        raise BadSampleError(
+            f"has {stored[1]} x {stored[0]} pixels, but its annotations are for {size[1]!r:.20} x {size[0]!r:.20}; was "
+            f"it resized?"
+        )
+    return Grid(*header.upright_size, 1)
+
+
+def displayed_grid(image: Buffer) -> Grid:
+    """The grid of the displayed image. Raises BadSampleError."""
+    return Grid(*_header_of(image).upright_size, 1)
+
+
+def _header_of(image: Buffer) -> ImageHeader:
+    header = read_header(image)
+    if header.height * header.width > MAX_PIXELS:
+        raise BadSampleError(f"has {header.width} x {header.height} pixels, expected at most {MAX_PIXELS:,} of them")
+    return header
+
+
+def outline_pixels(outline: Floats, grid: Grid) -> Pixels:
+    """The pixels inside a closed outline [n, 2], bool [height, width]. Raises BadSampleError for one that is none."""
+    if len(outline) < 3 or not (np.abs(outline) <= _MAX_COORDINATE).all():
+        raise BadSampleError(f"an outline of {len(outline)} points is none, or far outside of the image")
+    x, y = outline[:, 0] - 0.5, outline[:, 1] - 0.5  # the centres of pixels are at whole numbers then
+    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
+    bounds = np.ceil([np.minimum(y, next_y), np.maximum(y, next_y)])
+    first, stop = np.clip(bounds, 0, grid.height).astype(np.int64)
+    rows_of_edge = stop - first
+    edge = np.repeat(np.arange(len(x)), rows_of_edge)
+    row = np.arange(len(edge)) + np.repeat(first - np.cumsum(rows_of_edge) + rows_of_edge, rows_of_edge)
+    crossing = x[edge] + (row - y[edge]) * ((next_x - x)[edge] / (next_y - y)[edge])
+    column = np.ceil(np.clip(crossing, 0, grid.width)).astype(np.int64)
+    pixels = np.zeros((grid.height, grid.width), np.bool_)
+    if not len(row):
+        return pixels
+    top, left, right = int(row.min()), int(column.min()), int(column.max())
+    shape = (int(row.max()) + 1 - top, right + 1 - left)
+    changes = np.bincount((row - top) * shape[1] + column - left, minlength=shape[0] * shape[1]).reshape(shape)
+    pixels[top : top + shape[0], left:right] = np.cumsum(changes, 1)[:, :-1] % 2 == 1
+    return pixels
+
+
+def pixels_of_counts(counts: Sequence[int], grid: Grid) -> Pixels:
+    """Pixels from lengths of runs, down the columns, of pixels outside and inside in turn. Raises BadSampleError."""
+    runs = np.array(counts, np.int64) if all(type(n) is int and 0 <= n <= MAX_PIXELS for n in counts) else None
+    total = grid.height * grid.width
+    if runs is None or int(runs.sum()) != total:
+        raise BadSampleError(f"a mask of runs does not have the {total:,} pixels of the image: damaged")
+    inside = np.arange(len(runs)) % 2 == 1
+    pixels: Pixels = np.repeat(inside, runs).reshape(grid.width, grid.height).T
+    return pixels
+
+
+def decode_counts(text: str) -> list[int]:
+    """The lengths of runs that COCO writes as text: five bits a letter from "0" on, the lowest first.
+
+    Bit 5 says that more letters follow, bit 4 of the last one is the sign. From the fourth on, lengths are differences
+    from those two before. Raises BadSampleError.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for letter in text.encode("latin-1", "replace"):
+        bits = letter - 48
+        if not 0 <= bits < 64 or shift > 30:
+            raise BadSampleError("a mask of runs has letters that are none of its text: damaged")
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (1 << shift) if bits & 16 else 0
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise BadSampleError("a mask of runs ends inside a number: damaged")
+    return counts
+
+
+def class_mask(objects: Sequence[tuple[int, Pixels]], classes: int, grid: Grid) -> npt.NDArray[Any]:
+    """A mask of classes: 0 where nothing is, else the class number and 1; smaller objects cover larger ones."""
+    mask = np.zeros((grid.height, grid.width), np.uint8 if classes < _IGNORED else np.uint16)
+    for number, pixels in sorted(objects, key=lambda item: -int(item[1].sum())):
+        mask[pixels] = number + 1
+    return grid.mask(mask)

@@ -1,0 +1,312 @@
+"""`packer.writer`: a set made sample by sample, from a program.
+
+    with packer.writer("out-hdf5", to="hdf5", classes=("cat", "dog")) as out:
+        for key, picture, label in samples:
+            out.write(key, image=picture, label=label)
+
+Shards are written as samples come, into the working folder of `packer.conversion.journal`. The end of the block commits
+the set: index, shards, dataset.json last. After an error in the block, or a kill, there is no set, and what was in the
+directory before is as it was; the next writer there starts over.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cache.errors import BadNameError, BadSampleError, OutputError, SourceError
+from cache.messages import Watcher, parse_size
+from packer import __version__
+from packer.columns import PartMeta
+from packer.conversion.commit import commit, replaced_set
+from packer.conversion.journal import Journal
+from packer.conversion.pack import ShardPacker, disk_full
+from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
+from packer.formats import format_named
+from packer.formats.base import ShardSpec
+from packer.output import local_output
+from packer.sources.base import ListingBuilder, SourceListing, check_names
+from packer.sources.samples import SampleForm
+from readers.layout import DatasetInfo
+from readers.names import SplitName
+from readers.sample import Buffer
+
+__all__ = ["SetWriter", "convert_stream", "writer"]
+
+_FINGERPRINT = "written by a program "
+_LOST = "start over"
+
+
+@dataclass(slots=True)
+class _Split:
+    """The shards of a split: those that are whole, under a name without their number, and the one being written."""
+
+    whole: list[PartMeta] = field(default_factory=list)
+    open: ShardPacker | None = None
+    bytes: int = 0  # of the payloads in the open shard
+
+
+class SetWriter:
+    """Writes samples into a new set; see `writer`. One thread at a time.
+
+    info: what the set is, once the block has ended without an error.
+    left_out: (name, reason) of what is not in the set, for its report.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        options: ConvertOptions,
+        fields: Mapping[str, str] | None,
+        classes: Sequence[str],
+        *,
+        overwrite: bool = False,
+        made: Mapping[str, Any] = {},
+    ) -> None:
+        self.info: DatasetInfo | None = None
+        self.left_out: list[tuple[str, str]] = []
+        self._options, self._classes, self._made = options, tuple(classes), dict(made)
+        self._format, self._fingerprint = format_named(options.to), _FINGERPRINT + uuid.uuid4().hex
+        self._form: SampleForm | None = None
+        self._wanted = fields
+        self._splits: dict[str, _Split] = {}
+        self._keys: set[int] = set()
+        self._count = 0
+        self._ended = False
+        with ExitStack() as opened:
+            self._journal = opened.enter_context(Journal(output))
+            if self._journal.finished_plan() is not None and not overwrite:
+                raise OutputError(f"{output}: holds a set; pass overwrite=True to replace it, or choose another output")
+            begun = self._journal.unfinished or ""  # by a writer: nothing of it can be used
+            self._journal.begin(Plan((), {}, self._fingerprint), overwrite or begun.startswith(_FINGERPRINT))
+            opened.pop_all()
+
+    def write(self, key: str, *, label: int | str | None = None, split: str | None = None, **fields: Any) -> None:
+        """Add a sample.
+
+        key: its name, which no other sample of the split has.
+        label: a class number, or a name among `classes`; None for none.
+        split: default that of the writer.
+        fields: values of any of the fields, bytes or what `readers.fields` encodes; None for one that it lacks.
+
+        Raises BadSampleError, which leaves this sample out and the writer as it was; OutputError, which ends it.
+        """
+        if self._ended:
+            raise OutputError(f"{self._journal.out}: this writer has ended; make another one")
+        name = split or self._options.split or "train"
+        if not isinstance(key, str):
+            raise BadSampleError(f"a key is a text, not {key!r:.80}")
+        with self._errors(key):
+            check_names([key], f"split {SplitName(name)}")
+            self._add(name, key, label, fields)
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """Name the sample in errors, and end this writer where the disk fails."""
+        try:
+            yield
+        except BadSampleError as error:
+            raise BadSampleError(f"sample {key!r:.200}: {error}") from error
+        except (SourceError, BadNameError) as error:  # of the first sample's form, of a key, of a split
+            raise BadSampleError(str(error)) from error
+        except OSError as error:
+            self.abort()
+            full = disk_full(error, self._journal.folder, _LOST)
+            if full is None:
+                raise
+            raise full from error
+
+    def _add(self, split: str, key: str, label: int | str | None, values: Mapping[str, Any]) -> None:
+        form = self._form or SampleForm.of(values, self._wanted, self._classes)
+        unknown = [name for name in values if name not in form.members and name not in form.rest]
+        if unknown:
+            raise BadSampleError(f"has no field {unknown[0]!r}; it has {', '.join((*form.members, *form.rest))}")
+        self._pack(split, key, form.number(label), form.payloads(values), form)
+
+    def write_sample(self, key: str, sample: Any) -> None:
+        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does."""
+        form = self._form or SampleForm.of(sample, self._wanted, self._classes)
+        with self._errors(key):
+            split = self._options.split or "train"
+            self._pack(split, key, form.label_of(sample), form.payloads(sample), form)
+
+    def _pack(self, split: str, key: str, number: int, payloads: Sequence[Buffer | None], form: SampleForm) -> None:
+        place = hash((split, key))
+        if place in self._keys:
+            raise BadSampleError("a sample with this key was written before; keys are unique in a split")
+        self._form = form
+        part = self._splits.setdefault(split, _Split())
+        size = sum(len(payload) for payload in payloads if payload is not None)
+        if part.open is not None and self._is_full(part, size):
+            self._finish(split, part)
+        if part.open is None:
+            spec = ShardSpec(split, form.fields, form.classes, self._options.label_offset)
+            part.open = ShardPacker(self._journal.folder, self._name(split, len(part.whole)), spec, self._options)
+        part.open.add(key, number, payloads, ("",) * len(payloads))
+        part.bytes += size
+        self._keys.add(place)
+        self._count += 1
+
+    def _is_full(self, part: _Split, size: int) -> bool:
+        assert part.open is not None
+        if self._options.samples_per_shard is not None:
+            return len(part.open.columns) >= self._options.samples_per_shard
+        return part.bytes + size > (self._options.shard_bytes or default_shard_bytes(1 << 62))
+
+    @staticmethod
+    def _name(split: str, number: int) -> str:
+        """Of a shard while it is unknown how many there will be."""
+        return f"{split}-{number:05d}.whole"
+
+    def _finish(self, split: str, part: _Split) -> None:
+        assert part.open is not None
+        part.whole.append(part.open.finish(self._journal.work, self._name(split, len(part.whole))))
+        part.open, part.bytes = None, 0
+
+    # --- the end --------------------------------------------------------------------------------------------------
+    def close(self) -> DatasetInfo:
+        """Commit the set; after an OutputError, as of a full disk, this may be called again.
+
+        Raises SourceError where no sample was written.
+        """
+        if self.info is None:
+            if self._ended:
+                raise OutputError(f"{self._journal.out}: this writer was aborted; make another one")
+            try:
+                self.info = self._commit()
+            except SourceError:
+                self.abort()
+                raise
+            self._end()
+        return self.info
+
+    def abort(self) -> None:
+        """Remove what was written; a set that was there before stays."""
+        if not self._ended:
+            for part in self._splits.values():
+                if part.open is not None:
+                    part.open.abort()
+            self._journal.remove()
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._journal.close()
+
+    def _commit(self) -> DatasetInfo:
+        if self._form is None:
+            raise SourceError(f"{self._journal.out}: no sample was written, so no set is made")
+        shards: list[PlannedShard] = []
+        specs, listed = {}, {}
+        for split, part in self._splits.items():
+            if part.open is not None and len(part.open.columns):
+                self._finish(split, part)
+            elif part.open is not None:  # its first sample was not packed
+                part.open.abort()
+                part.open = None
+            count = len(part.whole)
+            if not count:
+                continue
+            for number in range(count):
+                self._rename(part, number, self._format.shard_name(split, number, count))
+                shards.append(PlannedShard(split, part.whole[number].shard.path, range(0), 0))
+            specs[split] = ShardSpec(split, self._form.fields, self._form.classes, self._options.label_offset, count)
+            listed[split] = ListingBuilder().build()
+        metas = [meta for split in specs for meta in self._splits[split].whole]
+        plan = Plan(tuple(shards), specs, self._fingerprint)
+        self._journal.begin(plan, start_over=False)  # which names the splits, for whoever cleans up after a kill
+        old = replaced_set(self._journal)
+        if old is not None:
+            old.check(plan, ())
+        made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
+        made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
+        listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
+        return commit(self._journal, plan, metas, listing, self._options.to, made)
+
+    def _rename(self, part: _Split, number: int, final: str) -> None:
+        """Give a whole shard its final name, unless an earlier call has done so."""
+        meta = part.whole[number]
+        name, work = meta.shard.path, self._journal.work
+        if name != final:
+            for suffix in ("", ".part"):
+                if work.kind(name + suffix):
+                    work.rename(name + suffix, final + suffix)
+            part.whole[number] = replace(meta, shard=replace(meta.shard, path=final))
+
+    def __enter__(self) -> SetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __len__(self) -> int:
+        """Samples written so far."""
+        return self._count
+
+
+def writer(
+    output: str | os.PathLike[str],
+    to: str,
+    *,
+    fields: Mapping[str, str] | None = None,
+    classes: Iterable[str] = (),
+    split: str | None = None,
+    shard_size: int | str | None = None,
+    samples_per_shard: int | None = None,
+    check: str = "header",
+    decode: str = "RGB",
+    reencode: Reencode | None = None,
+    label_offset: int = 0,
+    overwrite: bool = False,
+) -> SetWriter:
+    """A writer of a new set in the directory `output`, to be used in a `with` statement.
+
+    to: "hdf5", "tfrecord" or "tar".
+    fields: name -> kind (`readers.fields`); by default those of the first sample, by what they are.
+    classes: names of the classes; the position is the label.
+    split: of samples that are written without one, default "train".
+    shard_size: bytes of a shard at most, or "512MiB"; default 1 GiB. samples_per_shard: instead of it.
+    check, decode, reencode, label_offset: as of `packer.convert`.
+    overwrite: replace the set in `output`, when the block ends without an error.
+
+    Memory: some 60 bytes a sample for the keys, and 100 for each sample of a shard. Raises OutputError, ValueError.
+    """
+    options = ConvertOptions(
+        to=to,
+        split=split,
+        shard_bytes=parse_size(shard_size) if isinstance(shard_size, str) else shard_size,
+        samples_per_shard=samples_per_shard,
+        check=check,
+        decode=decode,
+        reencode=reencode,
+        label_offset=label_offset,
+    )
+    return SetWriter(local_output(output), options, fields, tuple(classes), overwrite=overwrite)
+
+
+def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> None:
+    """Write all samples of an iterable, under their numbers. Raises BadSampleError under on_error="raise"."""
+    watcher.begin(0, 0, lambda: (len(out), 0))
+    try:
+        for number, sample in enumerate(samples):
+            try:
+                out.write_sample(f"{number:09d}", sample)
+            except BadSampleError as error:
+                if on_error == "raise":
+                    raise BadSampleError(
+                        f"{error}; repair it, or leave such samples out with on_error='skip'"
+                    ) from error
+                out.left_out.append((f"sample {number}", str(error)))
+    finally:
+        watcher.end()

@@ -1,0 +1,300 @@
+"""The fields of an item or a batch: which are asked for, and their values, moved with the image.
+
+Known to every set are "image", "label" (an int, -1 without one), "key" (a str) and "index" (the number of the sample).
+Other fields are what the set has. They are decoded by their kind (`readers.fields`); a sample that lacks one has None.
+Bytes that are not what the kind says make a bad sample, as those of an image do.
+
+Where the image is cropped, resized, flipped or turned, these follow it (`readers.augment.placement`):
+
+    mask            by the same geometry, each pixel from one pixel of the mask. Beyond the edges: `mask_fill`
+    boxes           what is visible of them; boxes that are not are left out, by `min_visible` and `keep_boxes`
+    rows of boxes   the arrays and points whose names say that they have a row for each box, "box_labels" for "boxes"
+                    and "face_box_ages" for "face_boxes": the rows of boxes that are left out are left out as well
+    points          moved, also beyond the edges, in which case they are outside of the result
+
+A field is read only where it is asked for, and asking changes neither the order nor what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import BadSampleError, UnknownNameError
+from readers.augment.geometry import Job, Pass
+from readers.augment.ops.base import Op, Stage
+from readers.augment.placement import Placement
+from readers.fields import decode_field
+from readers.index import ABSENT
+from readers.reader import SAMPLE_ERRORS, Reader
+from readers.sample import Buffer, upright_sides
+from readers.table import Table, checked_indices
+
+__all__ = ["FieldOptions", "Fields", "Payloads"]
+
+_KNOWN_FIELDS = ("image", "label", "key", "index")
+_MOVING = ("mask", "boxes", "points")
+# The bytes of the fields of a sample by name, None for one that it lacks; or why they could not be read.
+Payloads: TypeAlias = Mapping[str, Buffer | None] | Exception
+
+
+@dataclass(frozen=True)
+class FieldOptions:
+    """How masks and boxes follow their image. Raises ValueError.
+
+    min_visible: the share of its area, 0 to 1, of which a box is left out if less is visible; one that is not visible
+        at all is left out in any case.
+    keep_boxes: leave out none; nothing is left of the area of a box that would be.
+    mask_fill: the number in a mask where the image has no pixels: 0, or what the loss ignores.
+    """
+
+    min_visible: float = 0.0
+    keep_boxes: bool = False
+    mask_fill: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_visible <= 1:
+            raise ValueError(f"min_visible is a share from 0 to 1, not {self.min_visible!r}")
+        if not 0 <= self.mask_fill <= 255:
+            raise ValueError(f"mask_fill is a number from 0 to 255, not {self.mask_fill!r}")
+
+
+class Fields:
+    """The fields of a batch or an item.
+
+    fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
+    stored: those that the set has beside its images and labels.
+    stacked: masks that every sample has, so that those of images of one size make one tensor.
+
+    Raises UnknownNameError for a field that the set lacks, and ValueError.
+    """
+
+    def __init__(
+        self, fields: Sequence[str] | Mapping[str, str], reader: Reader, options: FieldOptions | None = None
+    ) -> None:
+        if isinstance(fields, str):
+            raise UnknownNameError(f"fields are a list of names, not {fields!r}: write  fields=({fields!r},)")
+        known = [*_KNOWN_FIELDS, *(name for name in reader.fields if name not in _KNOWN_FIELDS)]
+        self._names = tuple(fields) if isinstance(fields, Mapping) else None
+        self.wanted = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        for name in self.wanted:
+            if name not in known:
+                raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
+        self.options = options or FieldOptions()
+        self.stored = tuple(dict.fromkeys(name for name in self.wanted if name not in _KNOWN_FIELDS))
+        self._kinds = _kinds_of(reader)
+        self._boxes_of = self._find_boxes(reader) if self.stored else {}
+        self._read = tuple(dict.fromkeys((*self._boxes_of.values(), *self.stored)))  # boxes before their rows
+        table: Table | None = getattr(reader, "table", None)
+        masks = [name for name in self.stored if self._kinds[name] == "mask"]
+        self.stacked = frozenset(name for name in masks if not _is_lacking(table, name))
+        if self.moving and "image" in self.wanted and table is not None and table.forms and not table.has_headers:
+            raise ValueError(
+                f"{self.moving[0]} cannot follow images that a cache has converted from a size that no index knows: "
+                f"open it with keep='encoded'"
+            )
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The fields that follow the image where it is cropped, resized, flipped or turned."""
+        return tuple(name for name in self.stored if self._kinds[name] in _MOVING or name in self._boxes_of)
+
+    def kind(self, name: str) -> str:
+        """The kind of a stored field."""
+        return self._kinds[name]
+
+    def is_array(self, name: str) -> bool:
+        """Whether the values of a stored field are arrays."""
+        return self._kinds[name] in (*_MOVING, "array", "image")
+
+    def check_ops(self, ops: Sequence[Op]) -> None:
+        """Raise ValueError for ops that a field does not follow."""
+        if "image" not in self.wanted or not ops:
+            return
+        images = [name for name in self.stored if self._kinds[name] == "image"]
+        if images:
+            raise ValueError(
+                f"ops change the image alone, and {images[0]} is another image of the sample: leave it out of fields, "
+                f"or take its bytes, with reader.with_kinds({{{images[0]!r}: 'file'}})"
+            )
+        mixing = [op for op in ops if op.stage is Stage.BATCH]
+        if mixing and self.moving:
+            raise ValueError(
+                f"{mixing[0]!r} mixes images, which {self.moving[0]} does not follow: leave one of them out"
+            )
+
+    def check_apart(self, why: str, advice: str) -> None:
+        """Raise ValueError for fields that would have to follow an image that is changed out of sight."""
+        apart = [name for name in self.stored if name in self.moving or self._kinds[name] == "image"]
+        if apart and "image" in self.wanted:
+            raise ValueError(
+                f"{why}, and {apart[0]} would not follow it: {advice}, or take its bytes, with "
+                f"reader.with_kinds({{{apart[0]!r}: 'file'}})"
+            )
+
+    def collect(self, value: Callable[[str], Any]) -> Any:
+        """A tuple or a dictionary of `value(field)` for each field."""
+        values = tuple(value(name) for name in self.wanted)
+        return values if self._names is None else dict(zip(self._names, values, strict=True))
+
+    # --- what every set has ---------------------------------------------------------------------------------------
+    @staticmethod
+    def value(reader: Reader, row: int, name: str) -> int | str:
+        """The label, index or key of one row."""
+        if name == "label":
+            return int(reader.labels[row])
+        return row if name == "index" else reader.keys[row]
+
+    @staticmethod
+    def column(reader: Reader, rows: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64] | list[str]:
+        """Labels, int64 [n], -1 without one; indices, int64 [n]; or the list of keys of some rows."""
+        if name == "label":
+            labels: npt.NDArray[np.int64] = reader.labels[rows]
+            return labels
+        keys = reader.keys
+        return rows if name == "index" else [keys[row] for row in rows.tolist()]
+
+    # --- what this set has ----------------------------------------------------------------------------------------
+    def read(self, reader: Reader, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Payloads]:
+        """The bytes of the stored fields of some rows."""
+        numbers = [int(row) for row in rows]
+        columns = [_read_column(reader, numbers, name) for name in self._read]
+        found: list[Payloads] = []
+        for payloads in zip(*columns, strict=True):
+            error = next((data for data in payloads if isinstance(data, Exception)), None)
+            found.append(dict(zip(self._read, payloads, strict=True)) if error is None else error)
+        return found if self._read else [{} for _ in numbers]
+
+    def decode(self, payloads: Payloads, placement: Placement | None = None) -> dict[str, Any]:
+        """The values of the stored fields of a sample; arrays are numpy's.
+
+        placement: where the pixels of its image end up; None where they stay. Raises BadSampleError, or `payloads`.
+        """
+        if isinstance(payloads, Exception):
+            raise payloads
+        values: dict[str, Any] = {}
+        chosen: dict[str, npt.NDArray[np.bool_]] = {}
+        for name in self._read:
+            data = payloads[name]
+            if data is None:
+                values[name] = None
+                continue
+            try:
+                value = decode_field(self._kinds[name], data)
+                if placement is not None:
+                    value = self._moved(name, value, placement, chosen)
+            except BadSampleError as error:
+                raise BadSampleError(f"field {name}: {error}") from error
+            values[name] = value
+        return values
+
+    def _moved(self, name: str, value: Any, placement: Placement, chosen: dict[str, npt.NDArray[np.bool_]]) -> Any:
+        """chosen: by boxes, those of a sample that are kept."""
+        kind, options = self._kinds[name], self.options
+        if kind == "mask":
+            return placement.mask(value, options.mask_fill)
+        if kind == "boxes":
+            boxes, shares = placement.boxes(value)
+            visible = (shares > 0) & (shares >= options.min_visible)
+            if options.keep_boxes:
+                boxes[~visible, 2:] = boxes[~visible, :2]
+                return boxes
+            chosen[name] = visible
+            return boxes[visible]
+        if kind == "points":
+            value = placement.points(value)
+        rows = chosen.get(self._boxes_of.get(name, ""))
+        if rows is None:
+            return value
+        if not value.ndim or len(value) != len(rows):
+            raise BadSampleError(
+                f"is {list(value.shape)}, but there are {len(rows)} {self._boxes_of[name]}: expected a row for each"
+            )
+        return value[rows]
+
+    def placement(
+        self,
+        reader: Reader,
+        index: int,
+        job: Job | None = None,
+        size: tuple[int, int] = (0, 0),
+        result: tuple[int, int] = (0, 0),
+    ) -> Placement | None:
+        """Where the pixels of the image of a sample end up; None where they stay, and where no field follows.
+
+        job: what is done to it; None for nothing.
+        size: (height, width) of the upright image before that, (0, 0) where it is unknown.
+        result: (height, width) after it.
+        """
+        if not self.moving:
+            return None
+        table: Table | None = getattr(reader, "table", None)
+        before: list[Pass] = []
+        if table is not None and table.forms:
+            size, before = _conversions(table, index)
+        if not all(size) or (job is None and not before):
+            return None
+        return Placement(size, before) if job is None else Placement.of_job(size, job, result, before)
+
+    def _find_boxes(self, reader: Reader) -> dict[str, str]:
+        """The boxes that a stored field has a row for each of, by the name of the field."""
+        prefixes = {f"{_singular(name)}_": name for name, kind in self._kinds.items() if kind == "boxes"}
+        return {
+            name: boxes
+            for name in self.stored
+            for prefix, boxes in prefixes.items()
+            if name.startswith(prefix) and self._kinds[name] in ("array", "points") and boxes in reader.fields
+        }
+
+
+def _singular(name: str) -> str:
+    return name[:-2] if name.endswith("boxes") else name
+
+
+def _kinds_of(reader: Any) -> dict[str, str]:
+    """The kinds of the fields; what only looks like a reader has files."""
+    kinds: Mapping[str, str] = getattr(reader, "kinds", {})
+    return {name: kinds.get(name, "file") for name in reader.fields}
+
+
+def _is_lacking(table: Table | None, name: str) -> bool:
+    """Whether samples may lack a field."""
+    return table is None or bool((table.field_column(name, "offset") == ABSENT).any())
+
+
+def _read_column(reader: Reader, rows: list[int], name: str) -> Sequence[Buffer | Exception | None]:
+    """The bytes of one field of some rows, read together where that is possible."""
+    has = [True] * len(rows)
+    if isinstance(reader, Reader):
+        table = reader.table
+        offsets = table.columns.field_column(name, "offset")[table.at(checked_indices(rows, reader))]
+        has = (offsets != ABSENT).tolist()
+    try:
+        found = iter(reader.read_many([row for row, there in zip(rows, has, strict=True) if there], name))
+    except SAMPLE_ERRORS:
+        return [_read_one(reader, row, name) for row in rows]
+    return [next(found) if there else None for there in has]
+
+
+def _read_one(reader: Reader, row: int, name: str) -> Buffer | Exception | None:
+    try:
+        return reader.read(row, name)
+    except UnknownNameError:
+        return None  # this sample lacks it
+    except SAMPLE_ERRORS as error:
+        return error
+
+
+def _conversions(table: Table, index: int) -> tuple[tuple[int, int], list[Pass]]:
+    """(height, width) of an upright image as it was packed, and what caches have done to it since."""
+    info = table.stored_headers(np.array([index], np.int64))
+    heights, widths = upright_sides(info)
+    passes = []
+    for form in table.forms:
+        passes += form.passes(info)
+        info = form.info(info)
+    return (int(heights[0]), int(widths[0])), passes

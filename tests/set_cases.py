@@ -1,0 +1,79 @@
+"""Small sets for the tests of changes of sets, and what they hold, read sample by sample."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from conftest import make_jpeg, tree_of
+
+import packer
+import readers
+from readers.layout import read_dataset_info
+
+__all__ = ["Held", "check", "content", "pack_tree", "shards", "wrong"]
+
+
+class Held(NamedTuple):
+    """What a set says of a sample."""
+
+    label: str
+    fields: dict[str, bytes]
+
+
+def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed: int = 0, **options: Any) -> Path:
+    """A set of trees of images. counts: by split and class; options: of `packer.convert`."""
+    files = {
+        f"{split}/{name}/{name}{seed}{split[0]}{number}.jpg": make_jpeg(
+            seed * 10_000 + 1000 * len(name) + 100 * len(split) + number + ord(name[0]), (32 + 8 * (number % 5), 24)
+        )
+        for split, classes in counts.items()
+        for name, count in classes.items()
+        for number in range(count)
+    }
+    tree = tree_of(root.with_name(f"{root.name}-images"), files)
+    packer.convert(tree, to, root, workers=1, **{"samples_per_shard": 4, **options})
+    return root
+
+
+def content(root: Path) -> dict[str, Held]:
+    """Every sample by "split/key", each checked against its checksum."""
+    found = {}
+    for split in read_dataset_info(root).splits:
+        with readers.open(root, split, verify=True) as reader:
+            for sample in reader:
+                label = "" if sample.label is None else reader.classes[sample.label]
+                fields = {name: bytes(data) for name, data in sample.fields.items()}
+                assert f"{split}/{sample.key}" not in found, f"{sample.key} is there twice"
+                found[f"{split}/{sample.key}"] = Held(label, fields)
+    return found
+
+
+def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Inode, bytes and times of every file of a directory that is not of an index: what writing would change."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_file() and ".index" not in name and name != "dataset.json":
+            status = os.stat(path)
+            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_dev)
+    return found
+
+
+def wrong(root: Path) -> list[str]:
+    """What `packer.verify` says of a set."""
+    return [str(problem) for problem in packer.verify(root, deep=True, workers=1).problems]
+
+
+def check(root: Path, expected: Mapping[str, Held]) -> None:
+    """A set holds exactly this, and is sound to the last byte."""
+    problems, found = wrong(root), content(root)
+    assert not problems, problems
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    labels = {
+        key: (held.label, expected[key].label) for key, held in found.items() if held.label != expected[key].label
+    }
+    assert not labels, labels
+    assert not [key for key in found if found[key] != expected[key]], "other bytes"

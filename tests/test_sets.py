@@ -1,0 +1,454 @@
+"""Sets as values: each operation against a dictionary that is changed in the same way, and no shard byte is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from conftest import make_jpeg, tree_of
+from set_cases import Held, check, content, pack_tree, shards, wrong
+
+import packer
+import readers
+from packer.cli import main
+from readers.fields import encode_field
+from readers.layout import read_dataset_info
+from readers.order.local import shard_starts
+
+FORMATS = ("hdf5", "tar", "tfrecord")
+COUNTS = {"train": {"cat": 5, "dog": 6}, "val": {"cat": 2, "dog": 1}}
+OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """Two sets of each format; tests may not write to them."""
+    made: dict[str, tuple[Path, Path]] = {}
+
+    def packed(to: str) -> tuple[Path, Path]:
+        if to not in made:
+            root = tmp_path_factory.mktemp(to)
+            made[to] = pack_tree(root / "one", to, COUNTS), pack_tree(root / "two", to, OTHERS, seed=1)
+        return made[to]
+
+    return packed
+
+
+@pytest.fixture
+def one(packed: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> Path:
+    """A set that may be changed."""
+    return Path(shutil.copytree(packed("tar")[0], tmp_path / "set"))
+
+
+@pytest.fixture
+def two(packed: Callable[[str], tuple[Path, Path]]) -> Path:
+    """Another set."""
+    return packed("tar")[1]
+
+
+def labelled(held: Held, label: str) -> Held:
+    return held._replace(label=label)
+
+
+def masks_for(root: Path, keys: list[str]) -> dict[str, bytes]:
+    masks = {key: bytes(encode_field("mask", np.full((3, 4), 1 + i, np.uint8))) for i, key in enumerate(keys)}
+    tree_of(root, {f"{key}.png": data for key, data in masks.items()})
+    return masks
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    """Every state is what the same operations make of a dictionary; the shards that are there are never written."""
+    first, second = packed(to)
+    root = Path(shutil.copytree(first, tmp_path / "set"))
+    expected, others = content(root), content(second)
+    before = shards(root)
+
+    packer.drop(root, where='label == "dog" and width == 32', split="train")
+    narrow = [k for k, h in expected.items() if k.startswith("train/dog") and readers_width(h) == 32]
+    expected = {key: held for key, held in expected.items() if key not in narrow}
+    assert narrow
+    check(root, expected)
+
+    packer.relabel(root, names={"cat": "tiger"})
+    expected = {key: labelled(held, "tiger" if held.label == "cat" else held.label) for key, held in expected.items()}
+    check(root, expected)
+
+    some = [key.partition("/")[2] for key in expected][::2]
+    masks = masks_for(tmp_path / "masks", some)
+    added = packer.add_field(root, tmp_path / "masks", "mask", workers=1)
+    assert (added.with_field, added.unmatched, read_dataset_info(root).fields["mask"]) == (len(some), 0, "mask")
+    for key, held in expected.items():
+        if key.partition("/")[2] in masks:
+            expected[key] = Held(held.label, {**held.fields, "mask": masks[key.partition("/")[2]]})
+    check(root, expected)
+    assert before.items() <= shards(root).items(), "a shard was written"
+
+    written = shards(root)
+    packer.split(root, {"a": 0.5, "b": 0.5}, seed=3, split="train")
+    dealt = {key.partition("/")[2]: key for key in content(root) if key[0] in "ab"}
+    expected = {dealt.get(k.partition("/")[2], k) if k.startswith("train/") else k: h for k, h in expected.items()}
+    check(root, expected)
+    assert Counter(key[0] for key in expected)["a"] == 5
+
+    packer.append(root, second, workers=1)
+    expected |= others
+    check(root, expected)
+
+    merged = tmp_path / "merged"
+    result = packer.merge([root, first], merged, prefix_keys=True)
+    assert result.linked == result.shards and result.symbolic == 0
+    expected = {with_prefix(key, "set"): held for key, held in expected.items()}
+    expected |= {with_prefix(key, first.name): held for key, held in content(first).items()}
+    check(merged, expected)
+    assert written.items() <= shards(root).items()
+    shutil.rmtree(root)
+    check(merged, expected)
+
+    again = tmp_path / "again"
+    packer.reshard(merged, again, to=FORMATS[FORMATS.index(to) - 1], workers=1)
+    check(again, expected)
+    info = read_dataset_info(again)
+    assert (info.edited, info.separate) == ((), ())
+    done = [operation.operation for operation in info.history]
+    assert done == ["drop", "relabel", "add-field", "split", "append", "merge", "reshard"]
+    packer.index([again], workers=1)
+    check(again, expected)
+
+
+def readers_width(held: Held) -> int:
+    return readers.decode.decode_image(held.fields["image"]).shape[1]
+
+
+def with_prefix(key: str, prefix: str) -> str:
+    split, _, rest = key.partition("/")
+    return f"{split}/{prefix}/{rest}"
+
+
+NO_SHARD_BYTES: dict[str, Callable[[Path, Path, Path], packer.SaveResult]] = {
+    "drop": lambda root, other, out: packer.drop(root, where="width > 40"),
+    "relabel": lambda root, other, out: packer.relabel(root, names={"cat": "dog"}),
+    "split": lambda root, other, out: packer.split(root, {"train": 0.5, "val": 0.5}),
+    "merge": lambda root, other, out: packer.merge([root, other], out),
+    "subset": lambda root, other, out: packer.subset(root, out, lambda whole: whole.every(2)),
+}
+
+
+@pytest.mark.parametrize("name", NO_SHARD_BYTES)
+def test_index_operations_write_no_byte_of_a_shard(name: str, one: Path, two: Path, tmp_path: Path) -> None:
+    before = {*shards(one).values(), *shards(two).values()}
+    result = NO_SHARD_BYTES[name](one, two, tmp_path / "out")
+    assert result.written_bytes == 0
+    out = result.output
+    assert set(shards(out).values()) <= before, "a shard that is neither old nor a link to one"
+    assert wrong(out) == [] and wrong(one) == []
+
+
+def test_a_new_set_needs_the_old_one_no_more(one: Path, tmp_path: Path) -> None:
+    packer.subset(one, tmp_path / "out", lambda whole: whole.where('class_name == "dog"'))
+    expected = {key: held for key, held in content(one).items() if held.label == "dog"}
+    shutil.rmtree(one)
+    check(tmp_path / "out", expected)
+
+
+def test_links_to_another_file_system_are_symbolic_and_said(one: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def refused(*arguments: object, **named: object) -> None:
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr(os, "link", refused)
+    out = tmp_path / "out"
+    done = packer.subset(one, out, lambda whole: whole.limit(2))
+    assert done.symbolic == done.linked == 2 and all(path.is_symlink() for path in out.glob("*.tar"))
+    assert wrong(out) == []
+    one.rename(tmp_path / "moved")
+    with readers.open(out, "train") as reader, pytest.raises(readers.StaleIndexError, match=r"train-000000\.tar"):
+        reader.read(0)
+    assert wrong(out) != []
+
+
+# --- append ---------------------------------------------------------------------------------------------------------
+def test_classes_are_unified_by_name(one: Path, two: Path) -> None:
+    before = content(one)
+    result = packer.append(one, two, workers=1)
+    assert read_dataset_info(one).classes == ("cat", "dog", "eel")
+    assert result.samples == result.samples_before + 7 == 21 and result.splits["test"] == 2
+    check(one, before | content(two))
+    assert read_dataset_info(one).edited == ()
+    packer.index([one], workers=1)
+    check(one, before | content(two))
+
+
+def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> None:
+    packer.append(one, two, workers=1)
+    state = (one / "dataset.json").read_bytes()
+    with pytest.raises(
+        readers.SourceError, match=r"of the split train, 5 keys can be found in .* already.*existing='skip'"
+    ):
+        packer.append(one, two, workers=1)
+    assert packer.append(one, two, existing="skip", workers=1).skipped == 7
+    assert (one / "dataset.json").read_bytes() == state
+
+
+def test_a_conversion_into_a_changed_set_is_not_done_already(one: Path, tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "images", {"train/cat/a.jpg": make_jpeg(1), "train/cat/b.jpg": make_jpeg(2)})
+    out = packer.convert(tree, "tar", tmp_path / "out", workers=1).output
+    packer.drop(out, keys=["cat/a"])
+    with pytest.raises(readers.OutputError, match="overwrite=True"):
+        packer.convert(tree, "tar", out, workers=1)
+    assert packer.convert(tree, "tar", out, workers=1, overwrite=True).samples == 2
+    assert sorted(path.name for path in out.iterdir()) == ["dataset.json", "train-000000.tar", "train.index"]
+
+
+# --- what cannot be one set ------------------------------------------------------------------------------------------
+def test_sets_that_cannot_be_one(one: Path, two: Path, tmp_path: Path) -> None:
+    hdf5 = packer.convert(two, "hdf5", tmp_path / "hdf5", workers=1).output
+    with pytest.raises(readers.SourceError, match=r"the format is 'tar'.*'hdf5'.*packer reshard .*--to tar"):
+        packer.merge([one, hdf5], tmp_path / "out")
+    offset = packer.convert(two, "tar", tmp_path / "offset", label_offset=1, workers=1).output
+    with pytest.raises(readers.SourceError, match=r"the label offset is 0 .* and 1 .*packer reshard"):
+        packer.merge([one, offset], tmp_path / "out")
+    deep = packer.convert(two, "tar", tmp_path / "deep", decode="unchanged", workers=1).output
+    with pytest.raises(readers.SourceError, match=r"decode is 'RGB' .* 'unchanged'"):
+        packer.merge([one, deep], tmp_path / "out")
+    with pytest.raises(readers.SourceError, match=r"the key 'cat/cat0t0' is in .*prefix_keys=True"):
+        packer.merge([one, one], tmp_path / "out")
+    rows = "path,label\n" + "".join(f"train/eel/eel1t{i}.jpg,{i}\n" for i in range(3))
+    (tmp_path / "n.csv").write_text(rows)
+    folder = two.with_name("two-images")
+    numbered = packer.convert(
+        packer.open_source(tmp_path / "n.csv", folder=folder), "tar", tmp_path / "numbered", workers=1
+    ).output
+    with pytest.raises(readers.SourceError, match=r"numbered: has the label 2 and 0 names of classes"):
+        packer.merge([one, numbered], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    packer.relabel(numbered, classes=["x", "dog", "z"])
+    assert packer.merge([one, numbered], tmp_path / "out").classes == 4
+    assert wrong(tmp_path / "out") == []
+
+
+def test_fields_of_a_merged_set_are_those_of_all(one: Path, two: Path, tmp_path: Path) -> None:
+    keys = [key.partition("/")[2] for key in content(two)]
+    other = Path(shutil.copytree(two, tmp_path / "two"))
+    masks_for(tmp_path / "masks", keys[:3])
+    packer.add_field(other, tmp_path / "masks", "mask", workers=1)
+    expected = content(one) | content(other)
+    packer.merge([one, other], tmp_path / "out")
+    check(tmp_path / "out", expected)
+    masks_for(tmp_path / "other", ["cat/cat0t0"])
+    packer.add_field(one, tmp_path / "other", "mask", kind="file", workers=1)
+    with pytest.raises(
+        readers.SourceError, match=r"the field mask is of the kind 'mask', elsewhere of the kind 'file'"
+    ):
+        packer.merge([one, other], tmp_path / "more")
+
+
+# --- labels and splits ----------------------------------------------------------------------------------------------
+def test_labels_from_a_table(one: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("key,label,split\ncat/cat0t0,fox,train\ndog/dog0t1,0,\ncat/cat0t1,,train\n")
+    expected = content(one)
+    for key, label in (("train/cat/cat0t0", "fox"), ("train/dog/dog0t1", "cat"), ("train/cat/cat0t1", "")):
+        expected[key] = labelled(expected[key], label)
+    packer.relabel(one, labels=table)
+    check(one, expected)
+    assert read_dataset_info(one).classes == ("cat", "dog", "fox")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("key,label\nno/such,cat\n", r"labels.csv: line 2: no sample has the key 'no/such'"),
+        ("key,label\ncat/cat0t0,7\n", r"line 2: the label is 7, expected -1 to 1"),
+        ("key,label\ncat/cat0t0,cat\ncat/cat0t0,dog\n", r"line 3: the key 'cat/cat0t0' has the label 'dog' here"),
+        ("name,label\na,b\n", r"no column 'key'; it has name, label"),
+    ],
+)
+def test_bad_tables_of_labels(one: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "labels.csv").write_text(text)
+    state = (one / "dataset.json").read_bytes()
+    with pytest.raises(readers.PackerError, match=message):
+        packer.relabel(one, labels=tmp_path / "labels.csv")
+    assert (one / "dataset.json").read_bytes() == state
+
+
+def test_joined_classes(one: Path) -> None:
+    expected = {key: labelled(held, "dog") for key, held in content(one).items()}
+    packer.relabel(one, names={"cat": "dog"})
+    check(one, expected)
+    assert read_dataset_info(one).classes == ("dog",)
+
+
+def test_shares_of_splits_are_exact_and_drawn_by_the_seed(tmp_path: Path) -> None:
+    root = pack_tree(tmp_path / "set", "tar", {"train": {"cat": 20, "dog": 10}}, samples_per_shard=30)
+    whole = packer.table(root)
+    fractions = {"train": 0.7, "val": 0.2, "test": 0.1}
+    for stratify in (False, True):
+        parts = whole.split(fractions, seed=1, stratify=stratify)
+        assert parts.counts == {"train": 21, "val": 6, "test": 3}
+        keys = [set(parts.keys(name)) for name in fractions]
+        assert set.union(*keys) == set(whole.keys("train")) and sum(map(len, keys)) == 30
+        assert parts.keys("val") == whole.split(fractions, seed=1, stratify=stratify).keys("val")
+        assert parts.keys("val") != whole.split(fractions, seed=2, stratify=stratify).keys("val")
+    assert [np.bincount(parts.labels(name)).tolist() for name in fractions] == [[14, 7], [4, 2], [2, 1]]
+    for wrong_shares, message in (
+        ({"a": 0.5}, "sum to 0.5"),
+        ({"a": 1.5, "b": -0.5}, "above 0"),
+        ({"a b": 1}, "'a b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            whole.split(wrong_shares)
+    with pytest.raises(readers.SourceError, match=r"no sample of 30 would be in 'rest'"):
+        whole.split({"most": 0.999, "rest": 0.001})
+
+
+# --- a changed set is a set as any other ----------------------------------------------------------------------------
+def test_a_changed_set_is_staged_ordered_packed_and_extracted(one: Path, tmp_path: Path) -> None:
+    masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
+    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.drop(one, where="width == 40")
+    packer.split(one, {"train": 0.6, "val": 0.4}, seed=1)
+    expected = content(one)
+    with readers.open(one, "train") as reader:
+        assert shard_starts(reader.split_info)[-1] == len(reader)
+    out = packer.convert(one, "hdf5", tmp_path / "hdf5", workers=1).output
+    check(out, expected)
+    assert packer.extract(one, tmp_path / "tree").files == sum(len(held.fields) for held in expected.values())
+    with readers.stage(one, tmp_path / "node", any_filesystem=True) as staged:
+        assert content(staged) == expected
+    shown = packer.inspect(one)
+    assert [o["operation"] for o in shown.to_dict()["history"]] == ["add-field", "drop", "split"]
+
+
+def test_what_reads_the_shards_themselves_is_refused(one: Path, tmp_path: Path) -> None:
+    packer.drop(one, keys=["cat/cat0t0"])
+    with pytest.raises(readers.FormatError, match="dali would read the shards; pack it again with  packer reshard"):
+        packer.export_index(one, "dali")
+    state = (one / "dataset.json").read_bytes()
+    with pytest.raises(readers.OutputError, match=r"cannot be rebuilt from its shards.*other samples.*packer inspect"):
+        packer.index([one], workers=1, accept_loss=True)
+    assert (one / "dataset.json").read_bytes() == state
+
+
+def test_damage_of_a_changed_set_is_found(one: Path, tmp_path: Path) -> None:
+    masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
+    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.drop(one, keys=["cat/cat0t1"])
+    for shard in (next(one.glob("train.mask*.tar")), one / "train-000000.tar"):
+        data = bytearray(shard.read_bytes())
+        data[600] ^= 1
+        shard.write_bytes(data)
+        assert any(shard.name in line for line in wrong(one)), f"{shard.name} is damaged"
+        data[600] ^= 1
+        shard.write_bytes(data)
+    assert wrong(one) == []
+
+
+def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
+    packer.drop(one, where='class_name == "dog"')
+    expected, before = content(one), sum(state[1] for state in shards(one).values())
+    packer.reshard(one, workers=1)
+    check(one, expected)
+    assert read_dataset_info(one).edited == ()
+    pruned = packer.prune(one)
+    assert pruned.bytes > before and sum(state[1] for state in shards(one).values()) < before
+    assert sorted(path.suffix for path in one.iterdir()).count(".index") == 0
+    check(one, expected)
+    assert {path.name.partition(".")[0] for path in one.iterdir()} == {"dataset", "train", "val"}
+    packer.index([one], workers=1)
+    check(one, expected)
+
+
+def test_a_table_of_a_set_that_was_changed_since_is_refused(one: Path) -> None:
+    early = packer.table(one)
+    packer.drop(one, keys=["cat/cat0t0"])
+    with pytest.raises(readers.OutputError, match="has been changed since its table was opened"):
+        early.where("width > 0").save()
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+COMMANDS = {
+    "append": ["{set}", "{other}", "--workers", "1"],
+    "merge": ["{set}", "{other}", "-o", "{out}"],
+    "split": ["{set}", "--fractions", "train=0.5,val=0.5", "--seed", "1", "--stratify"],
+    "subset": [
+        "{set}",
+        "-o",
+        "{out}",
+        "--where",
+        'min_side >= 24 and label in ("cat", 1)',
+        "--every",
+        "2",
+        "--limit",
+        "3",
+    ],
+    "drop": ["{set}", "--keys", "{keys}"],
+    "relabel": ["{set}", "--map", "cat=tiger"],
+    "dedup": ["{set}", "--near", "0", "--workers", "1"],
+    "add-field": ["{set}", "{masks}", "--name", "mask", "--workers", "1"],
+    "reshard": ["{set}", "-o", "{out}", "--to", "hdf5", "--workers", "1"],
+    "prune": ["{set}"],
+}
+
+
+Run: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process: its status, what it prints, and what it says on stderr."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands(name: str, one: Path, two: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "keys.txt").write_text("cat/cat0t0\ndog/dog0t1\n")
+    masks_for(tmp_path / "masks", ["cat/cat0t0"])
+    places = {
+        "set": one,
+        "other": two,
+        "out": tmp_path / "out",
+        "keys": tmp_path / "keys.txt",
+        "masks": tmp_path / "masks",
+    }
+    arguments = [argument.format(**places) for argument in COMMANDS[name]]
+    state = (one / "dataset.json").read_bytes()
+    status, planned, errors = run(name, *arguments, "--dry-run", "--json")
+    assert status == 0, errors
+    assert (one / "dataset.json").read_bytes() == state and not (tmp_path / "out").exists()
+    status, done, errors = run(name, *arguments, "--json")
+    assert status == 0, errors
+    would, did = json.loads(planned), json.loads(done)
+    for key in ("samples", "splits", "classes", "groups", "files"):
+        assert would.get(key) == did.get(key), key
+    out = tmp_path / "out" if (tmp_path / "out").exists() else one
+    assert wrong(out) == [] and not (out / ".packing").exists()
+
+
+def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "keys.txt").write_text("no/such\n")
+    for arguments, status, message in (
+        (["drop", one, "--where", "widht > 3"], 2, "at character 1: 'widht' is not known; there are label"),
+        (["drop", one, "--keys", tmp_path / "keys.txt"], 1, "no sample has 1 key of those given: 'no/such'"),
+        (["drop", one, "--where", 'label == "fox"'], 1, "no class 'fox'; there are 2: cat, dog"),
+        (["drop", one, "--where", "width > 0"], 1, "none of the 14 samples is left"),
+        (["split", one, "--fractions", "a=0.5,b"], 2, "'b' is not NAME=VALUE"),
+        (["subset", one, "-o", one, "--every", "2"], 1, "holds a set; choose another output"),
+        (["relabel", one, "--map", "fox=cat"], 1, "no class 'fox'"),
+        (["merge", one, "-o", tmp_path / "o"], 2, "expected two sets or more"),
+    ):
+        found, _, errors = run(*arguments)
+        assert (found, message in errors) == (status, True), errors
+    assert not (tmp_path / "o").exists() and not (one / ".packing").exists()

@@ -1,0 +1,262 @@
+"""Sets that are changed while they are read, by many at once, or by commands that are killed: the old or the new."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_jpeg, tree_of
+from set_cases import Held, check, content, pack_tree, wrong
+from suites.children import crashes_at, forked
+
+import packer
+import readers
+from readers.fields import encode_field
+from readers.layout import read_dataset_info
+
+COUNTS = {"train": {"cat": 4, "dog": 3}, "val": {"dog": 2}}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set, another one, and masks; tests may not write to them."""
+    root = tmp_path_factory.mktemp("base")
+    pack_tree(root / "set", "tar", COUNTS, samples_per_shard=3)
+    pack_tree(root / "other", "tar", {"train": {"eel": 2}}, seed=1)
+    mask = bytes(encode_field("mask", np.ones((2, 2), np.uint8)))
+    tree_of(root / "masks", {"cat/cat0t1.png": mask, "dog/dog0v1.png": mask})
+    return root
+
+
+@pytest.fixture
+def one(base: Path, tmp_path: Path) -> Path:
+    """A set that may be changed."""
+    return Path(shutil.copytree(base / "set", tmp_path / "set"))
+
+
+CHANGES: dict[str, Callable[[Path, Path, Path], Any]] = {
+    "drop": lambda root, base, out: packer.drop(root, where='label == "cat"'),
+    "relabel": lambda root, base, out: packer.relabel(root, names={"cat": "dog"}),
+    "split": lambda root, base, out: packer.split(root, {"a": 0.5, "b": 0.5}, split="train"),
+    "append": lambda root, base, out: packer.append(root, base / "other", workers=1),
+    "add-field": lambda root, base, out: packer.add_field(root, base / "masks", "mask", workers=1),
+    "reshard": lambda root, base, out: packer.reshard(root, to="tfrecord", workers=1),
+    "prune": lambda root, base, out: packer.prune(root),
+    "merge": lambda root, base, out: packer.merge([root, base / "other"], out),
+    "subset": lambda root, base, out: packer.subset(root, out, lambda whole: whole.every(2)),
+    "reshard to another": lambda root, base, out: packer.reshard(root, out, to="hdf5", workers=1),
+}
+
+
+def leftovers(root: Path) -> set[str]:
+    """What is in a directory that is neither of its set nor retired."""
+    info = read_dataset_info(root)
+    known = {"dataset.json", *(retired.path for retired in info.retired)}
+    for split in info.splits.values():
+        known |= {split.index, *(shard.path for shard in split.shards)}
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*")}
+    return {
+        name for name in found if not any(f"{name}/".startswith(f"{k}/") or k.startswith(f"{name}/") for k in known)
+    }
+
+
+def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertools.count[int]) -> int:
+    """Run a change that ends at each of these calls that change the disk; returns how often it was killed."""
+    root, out = folder / "set", folder / "out"
+
+    def prepare() -> None:
+        for path in (root, out):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(base / "set", root)
+        if name == "prune":
+            packer.relabel(root, names={"cat": "fox"})
+
+    prepare()
+    old = content(root)
+    CHANGES[name](root, base, out)
+    target = out if out.exists() else root
+    new, kills = content(target), 0
+    for step in steps:
+        prepare()
+        killed = crashes_at(step, partial(CHANGES[name], root, base, out))
+        where = f"{name}, killed at step {step}"
+        if target == out:
+            assert content(root) == old, where
+        if target == root or (out / "dataset.json").exists():
+            found = content(target)
+            assert found in (old, new), where
+            assert wrong(target) == [], where
+        else:
+            found = old
+        is_old = found == old if target == root else not (out / "dataset.json").exists()
+        if is_old and killed:
+            CHANGES[name](root, base, out)
+        else:  # the next command finds what a killed one left
+            packer.relabel(target, names={})
+        check(target, new)
+        assert leftovers(target) == set(), where
+        if not killed:
+            return kills
+        kills += 1
+    return kills
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_killed_at_some_steps(name: str, base: Path, tmp_path: Path) -> None:
+    """A few kills around the middle and the end of each; the test below tries every step."""
+    assert killed_at_steps(name, base, tmp_path, range(1, 60, 13)) > 0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", CHANGES)
+def test_killed_at_every_step(name: str, base: Path, tmp_path: Path) -> None:
+    kills = killed_at_steps(name, base, tmp_path, itertools.count(1))
+    print(f"\n{name}: killed at each of {kills} steps")
+    assert kills > (2 if name == "prune" else 20)
+
+
+def test_twenty_appends_at_once(one: Path, tmp_path: Path) -> None:
+    """All there once; a set that was opened before is read to its end meanwhile."""
+    expected = content(one)
+    trees = []
+    for number in range(20):
+        files = {f"train/n{number:02d}/{number}_{i}.jpg": make_jpeg(5000 + 2 * number + i) for i in range(2)}
+        trees.append(tree_of(tmp_path / f"tree{number}", files))
+        for name, data in files.items():
+            split, label, file = name.split("/")
+            expected[f"{split}/{label}/{file[:-4]}"] = Held(label, {"image": data})
+    with readers.open(one, "train") as early, ExitStack() as running:
+        for tree in trees:
+            running.enter_context(forked(partial(packer.append, one, tree, workers=1)))
+        before = [bytes(early.read(i)) for i in range(len(early))]
+        keys = list(early.keys)
+    check(one, expected)
+    assert keys == [key.partition("/")[2] for key in content(one) if key.startswith("train/")][: len(keys)]
+    assert before == [expected[f"train/{key}"].fields["image"] for key in keys]
+    history = read_dataset_info(one).history
+    assert [operation.samples for operation in history] == [(9 + 2 * n, 11 + 2 * n) for n in range(20)]
+    assert leftovers(one) == set()
+
+
+def test_who_has_the_old_set_open_reads_the_old_set(one: Path, base: Path) -> None:
+    """Also columns that were not mapped yet, and copies in other processes; until the old files are pruned."""
+    old = content(one)
+    with readers.open(one, "train", verify=True) as early, readers.open(one, "val") as unread:
+        for name in ("drop", "add-field", "append", "reshard"):
+            CHANGES[name](one, base, one)
+        for reader in (early, pickle.loads(pickle.dumps(early))):
+            found = {f"train/{s.key}": Held(reader.classes[s.label], dict(s.fields)) for s in reader}
+            assert {k: Held(h.label, {n: bytes(d) for n, d in h.fields.items()}) for k, h in found.items()} == {
+                key: held for key, held in old.items() if key.startswith("train/")
+            }
+            assert reader.info.width.min() > 0 and reader.name(0).startswith("cat")
+        assert packer.prune(one).files
+        with pytest.raises(
+            readers.StaleIndexError, match="has been replaced by another since it was opened; open it again"
+        ):
+            unread.read(1)
+    assert content(one).keys() != old.keys() and wrong(one) == []
+
+
+def test_old_indexes_are_removed_after_a_month(one: Path) -> None:
+    packer.relabel(one, names={"cat": "fox"})
+    packer.drop(one, where="width == 32", split="train")
+    (retired,) = read_dataset_info(one).retired
+    assert (one / retired.path).is_dir()
+    text = (one / "dataset.json").read_text()
+    (one / "dataset.json").write_text(text.replace(retired.since, "2020-01-01T00:00:00Z"))
+    packer.relabel(one, names={"fox": "cat"})
+    assert not (one / retired.path).exists() and read_dataset_info(one).retired == ()
+
+
+def test_a_retired_name_that_is_in_use_is_never_removed(one: Path) -> None:
+    """As after  packer index , which may give an index the name of a retired one."""
+    info = read_dataset_info(one)
+    text = (one / "dataset.json").read_text().rstrip().removesuffix("}")
+    used = [info.splits["train"].index, info.splits["train"].shards[0].path, "elsewhere"]
+    retired = ", ".join(f'{{"path": "{path}", "since": "2020-01-01T00:00:00Z"}}' for path in used)
+    (one / "dataset.json").write_text(f'{text}, "retired": [{retired}]}}')
+    expected = content(one)
+    packer.prune(one)
+    check(one, expected)
+
+
+def test_a_cache_of_the_old_set_is_not_used_for_the_new_one(one: Path, place: dict[str, Any]) -> None:
+    expected = content(one)
+    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
+        assert [bytes(data) for data in cached.read_many(range(len(cached)))]
+        old = cached.fingerprint
+    gone = next(key for key in expected if key.startswith("train/"))
+    packer.drop(one, keys=[gone.partition("/")[2]])
+    left = [held.fields["image"] for key, held in expected.items() if key.startswith("train/") and key != gone]
+    with readers.open(one, "train") as reader, readers.cached(reader, **place, persist=True) as cached:
+        for _ in range(2):
+            assert [bytes(data) for data in cached.read_many(range(len(cached)))] == left
+        assert cached.fingerprint != old
+    shutil.rmtree(place["directory"])
+    place["directory"].mkdir()
+
+
+def test_a_staged_copy_is_of_the_state_that_was_staged(one: Path, tmp_path: Path) -> None:
+    old = content(one)
+    with readers.stage(one, tmp_path / "node", any_filesystem=True) as first:
+        packer.relabel(one, names={"cat": "dog"})
+        with readers.stage(one, tmp_path / "node", any_filesystem=True) as second:
+            assert content(second) == content(one) != old
+        assert content(first) == old
+
+
+def test_an_unfinished_conversion_and_a_hostile_list_of_names(one: Path, base: Path, tmp_path: Path) -> None:
+    (one / ".packing").mkdir()
+    (one / ".packing" / "names.json").write_text('["../outside", "train-000000.tar"]')
+    (tmp_path / "outside").write_text("theirs")
+    with pytest.raises(readers.OutputError, match=r"names.json: cannot be read .*packer verify"):
+        packer.drop(one, where="label == 0")
+    (one / ".packing" / "names.json").write_text('["train-000000.tar", "nothing"]')
+    for other in (
+        lambda: packer.index([one], workers=1),
+        lambda: packer.convert(base / "other", "tar", one, overwrite=True),
+    ):
+        with pytest.raises(readers.PackerError, match="a command that changed this set was killed; run  packer prune"):
+            other()
+    packer.relabel(one, names={"cat": "fox"})
+    assert wrong(one) == [] and (tmp_path / "outside").exists()
+    out = tmp_path / "out"
+    (out / ".packing").mkdir(parents=True)
+    (out / ".packing" / "plan.json").write_text("{}")
+    with pytest.raises(readers.OutputError, match="holds an unfinished conversion"):
+        packer.subset(one, out, lambda whole: whole.every(2))
+    assert os.listdir(out) == [".packing"]
+
+
+def test_a_full_disk_leaves_the_old_set(one: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, rename = content(one), os.rename
+    for failing in range(1, 12):
+        left = itertools.count(failing - 1, -1)
+
+        def full(*arguments: Any, left: Any = left, **named: Any) -> None:
+            if next(left) == 0:
+                raise OSError(28, os.strerror(28))
+            rename(*arguments, **named)
+
+        monkeypatch.setattr(os, "rename", full)
+        try:
+            CHANGES["append"](one, base, one)
+        except readers.OutputError as error:
+            assert "No space left" in str(error)
+        else:
+            break
+        monkeypatch.setattr(os, "rename", rename)
+        assert content(one) == expected and leftovers(one) == set()
+    else:
+        pytest.fail("the append never got through")
+    assert failing > 4 and wrong(one) == []

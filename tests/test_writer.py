@@ -1,0 +1,292 @@
+"""Sets made by programs: `packer.writer`, and `packer.convert` of data sets and streams."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_jpeg
+from PIL import Image
+
+import packer
+import readers
+from cache.errors import BadSampleError, OutputError, SourceError
+from readers.fields import decode_field
+
+FORMATS = ("hdf5", "tfrecord", "tar")
+JPEGS = [make_jpeg(i, (24 + i, 16)) for i in range(12)]
+MASK = np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) % 5
+BOXES = np.array([[0, 0, 5, 6.5]], np.float32)
+
+
+def write_some(out: packer.SetWriter, count: int = 12) -> None:
+    for i in range(count):
+        out.write(
+            f"k/{i}", image=JPEGS[i], label=i % 2, mask=MASK + i, boxes=BOXES * i, caption=f"número {i}", extra={"n": i}
+        )
+
+
+# --- writer -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("to", FORMATS)
+def test_what_is_written_is_read(tmp_path: Path, to: str) -> None:
+    with packer.writer(tmp_path / "set", to, classes=("cat", "dog"), samples_per_shard=5) as out:
+        write_some(out)
+    assert out.info is not None and out.info.fields == {
+        "image": "image", "mask": "mask", "boxes": "boxes", "caption": "text", "json": "json",
+    }  # fmt: skip
+    assert packer.verify(tmp_path / "set", deep=True).ok
+    with readers.open(tmp_path / "set") as reader:
+        assert len(reader) == 12 and reader.classes == ("cat", "dog") and len(reader.split_info.shards) == 3
+        assert list(reader.keys) == [f"k/{i}" for i in range(12)] and reader.labels.tolist() == [0, 1] * 6
+        for i in range(12):
+            value = {
+                name: decode_field(kind, reader.read(i, name))
+                for name, kind in out.info.fields.items()
+                if name != "image"
+            }
+            assert bytes(reader.read(i)) == JPEGS[i] and np.array_equal(value["mask"], MASK + i)
+            assert np.array_equal(value["boxes"], BOXES * i) and value["caption"] == f"número {i}"
+            assert value["json"] == {"extra": {"n": i}}
+
+
+def test_splits_labels_by_name_and_pixels(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+    with packer.writer(tmp_path / "set", "hdf5", classes=("cat", "dog"), split="val") as out:
+        out.write("a", image=pixels, label="dog")
+        out.write("a", image=Image.fromarray(pixels), label=None, split="train")
+        out.write("b", image=memoryview(JPEGS[0]), label=np.int64(1), split="train")
+    assert {name: split.samples for name, split in out.info.splits.items()} == {"val": 1, "train": 2}  # type: ignore[union-attr]
+    for split, labels in (("val", [1]), ("train", [-1, 1])):
+        with readers.open(tmp_path / "set", split) as reader:
+            assert reader.labels.tolist() == labels
+            assert np.array_equal(decode_field("image", reader.read(0)), pixels)
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("k/0", {"image": JPEGS[1]}, "sample 'k/0': a sample with this key was written before"),
+        ("../x", {"image": JPEGS[1]}, "cannot be the name of a sample"),
+        ("x\ud800", {"image": JPEGS[1]}, "not UTF-8"),
+        (3, {"image": JPEGS[1]}, "a key is a text, not 3"),
+        ("x", {"image": JPEGS[1][:40]}, "sample 'x': .*byte"),
+        ("x", {"image": b"no image"}, "sample 'x': "),
+        ("x", {"mask": MASK}, "has no image"),
+        ("x", {"image": JPEGS[1], "label": 2}, "its label is 2, expected a whole number from 0 to 1"),
+        ("x", {"image": JPEGS[1], "label": "eel"}, "its label is 'eel', expected one of cat, dog"),
+        ("x", {"image": JPEGS[1], "label": 0.5}, "its label is 0.5"),
+        ("x", {"image": JPEGS[1], "depth": 3}, "has no field 'depth'; it has image, mask"),
+        ("x", {"image": JPEGS[1], "boxes": [[3, 0, 1, 1]]}, "boxes: box 0 is"),
+        ("x", {"image": JPEGS[1], "split": "a/b"}, "a/b"),
+    ],
+)
+def test_a_bad_sample_leaves_the_writer_as_it_was(
+    tmp_path: Path, key: Any, values: dict[str, Any], message: str
+) -> None:
+    with packer.writer(tmp_path / "set", "tar", classes=("cat", "dog")) as out:
+        write_some(out, 2)
+        with pytest.raises(BadSampleError, match=message):
+            out.write(key, **values)
+        assert len(out) == 2
+        out.write("last", image=JPEGS[3])
+    with readers.open(tmp_path / "set") as reader:
+        assert list(reader.keys) == ["k/0", "k/1", "last"] and not reader.has(2, "mask")
+    assert packer.verify(tmp_path / "set", deep=True).ok
+
+
+def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the program's"), packer.writer(tmp_path / "set", "hdf5") as out:
+        out.write("a", image=JPEGS[0])
+        raise RuntimeError("the program's")
+    assert not list(tmp_path.rglob("*.h5")) and not (tmp_path / "set" / ".packing").exists()
+    with pytest.raises(OutputError, match="was aborted"):
+        out.close()
+    with pytest.raises(OutputError, match="has ended"):
+        out.write("b", image=JPEGS[0])
+
+
+def test_no_sample_is_no_set(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no sample was written"), packer.writer(tmp_path / "set", "hdf5"):
+        pass
+    out = packer.writer(tmp_path / "set", "hdf5")
+    with pytest.raises(BadSampleError):
+        out.write("a", image=b"none")
+    with pytest.raises(SourceError, match="no sample was written"):
+        out.close()
+
+
+def test_a_set_is_replaced_only_on_request_and_at_the_end(tmp_path: Path) -> None:
+    def write(name: str, **options: Any) -> None:
+        with packer.writer(tmp_path / "set", "tar", **options) as out:
+            out.write(name, image=JPEGS[0])
+            if name == "never":
+                raise RuntimeError
+
+    write("first")
+    with pytest.raises(OutputError, match="pass overwrite=True"):
+        write("second")
+    with pytest.raises(RuntimeError):
+        write("never", overwrite=True)
+    with readers.open(tmp_path / "set") as reader:
+        assert list(reader.keys) == ["first"]
+    write("third", overwrite=True)
+    with readers.open(tmp_path / "set") as reader:
+        assert list(reader.keys) == ["third"]
+    with packer.writer(tmp_path / "other", "tar") as one:
+        one.write("a", image=JPEGS[0])
+        with pytest.raises(OutputError, match="another command is writing here"):
+            packer.writer(tmp_path / "other", "tar")
+
+
+KILLED = """
+import os, signal, sys, packer
+from cache.files import Folder
+count, at = [0], int(sys.argv[2])
+def counted(name):
+    original = getattr(Folder, name)
+    def call(*arguments, **options):
+        count[0] += 1
+        if count[0] == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+    setattr(Folder, name, call)
+for name in ("rename", "write", "sync"):
+    counted(name)
+with packer.writer(sys.argv[1], "tar", samples_per_shard=2, overwrite=True) as out:
+    for i in range(5):
+        out.write(str(i), image=open(sys.argv[3], "rb").read())
+print("done")
+"""
+
+
+def test_a_kill_at_any_step_leaves_no_set_or_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "image.jpg").write_bytes(JPEGS[0])
+    at, done = 1, False
+    while not done:
+        command = [sys.executable, "-c", KILLED, tmp_path / f"set{at % 2}", str(at), tmp_path / "image.jpg"]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        done = ended.stdout == "done\n"
+        assert done or ended.returncode == -signal.SIGKILL, ended.stderr
+        if done or (tmp_path / f"set{at % 2}" / "dataset.json").exists():
+            assert packer.verify(tmp_path / f"set{at % 2}", deep=True).ok
+        at += 3
+    assert at > 20
+    with readers.open(tmp_path / f"set{(at - 3) % 2}") as reader:
+        assert list(reader.keys) == list("01234")
+
+
+# --- data sets ------------------------------------------------------------------------------------------------------
+class Pictures:
+    """As torchvision's data sets: a tuple of an image of Pillow and its label, and `classes`."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, count: int = 23) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return Image.open(io.BytesIO(JPEGS[index % 12])), index % 2
+
+
+class Records(Pictures):
+    """Dictionaries, with encoded images; sample 7 has none."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "img": {"bytes": None if index == 7 else JPEGS[index % 12], "path": "x.jpg"},
+            "label": self.classes[index % 2],
+            "caption": f"number {index}",
+            "weight": np.float32(index),
+            "ids": [index, index + 1],
+        }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_data_set_of_a_program(tmp_path: Path, workers: int) -> None:
+    result = packer.convert(Pictures(), "hdf5", tmp_path / "set", samples_per_shard=10, workers=workers)
+    assert (result.samples, result.shards, result.classes) == (23, 3, 2)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.keys[7] == "07" and reader.labels.tolist() == [i % 2 for i in range(23)]
+        for i in (0, 22):
+            assert np.array_equal(decode_field("image", reader.read(i)), np.asarray(Pictures()[i][0]))
+    assert packer.convert(Pictures(), "hdf5", tmp_path / "set", samples_per_shard=10, workers=workers).already_done
+    with pytest.raises(OutputError, match="made from another source"):
+        packer.convert(Pictures(22), "hdf5", tmp_path / "set", samples_per_shard=10)
+
+
+def test_bytes_stay_and_the_rest_is_json(tmp_path: Path) -> None:
+    with pytest.raises(BadSampleError, match="Records of 23 samples: 07: img: names a file and has no bytes"):
+        packer.convert(Records(), "tar", tmp_path / "set", workers=1)
+    result = packer.convert(Records(), "tar", tmp_path / "set", on_error="skip", shuffle=3, workers=1, overwrite=True)
+    assert result.samples == 22 and result.left_out == {"skipped": 1}
+    with readers.open(tmp_path / "set") as reader:
+        assert sorted(map(int, reader.keys)) == [i for i in range(23) if i != 7]
+        for row, key in enumerate(reader.keys):
+            i = int(key)
+            assert bytes(reader.read(row)) == JPEGS[i % 12] and reader.labels[row] == i % 2
+            assert bytes(reader.read(row, "caption")).decode() == f"number {i}"
+            assert json.loads(bytes(reader.read(row, "json"))) == {"weight": i, "ids": [i, i + 1]}
+
+
+def test_a_stream_of_samples(tmp_path: Path) -> None:
+    def samples() -> Iterator[Any]:
+        for i in range(9):
+            yield {"image": JPEGS[i] if i != 4 else b"none", "label": i % 2, "vector": np.arange(i, dtype=np.float64)}
+
+    with pytest.raises(BadSampleError, match=r"sample '000000004': .*on_error='skip'"):
+        packer.convert(samples(), "hdf5", tmp_path / "set")
+    assert not (tmp_path / "set" / "dataset.json").exists()
+    result = packer.convert(samples(), "hdf5", tmp_path / "set", on_error="skip", samples_per_shard=3)
+    assert (result.samples, result.shards, result.left_out) == (8, 3, {"not packed": 1})
+    assert "sample 4" in (tmp_path / "set" / "left-out.jsonl").read_text()
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.keys[4] == "000000005"
+        assert decode_field("array", reader.read(4, "vector")).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        (Pictures(), {"output": None}, ValueError, "give output="),
+        (Pictures(0), {}, SourceError, "Pictures of 0 samples: is empty"),
+        ([(JPEGS[0], 1, 2)], {}, SourceError, "a sample is a tuple of 3"),
+        ([{"label": 3}], {}, SourceError, r"no member of a sample is an image; it has label \(int\)"),
+        ([{"image": JPEGS[0], "label": 1, "target": 2}], {}, SourceError, "label, target are called one"),
+        ([{"image": JPEGS[0]}], {"fields": {"image": "picture"}}, SourceError, "'image' cannot be 'picture'"),
+        ([{"image": JPEGS[0]}], {"fields": {"img": "image"}}, SourceError, "has no member 'img'"),
+        ([{"image": JPEGS[0]}], {"fields": {"image": "drop"}}, SourceError, "no member of a sample is an image"),
+        ([{"image": np.zeros((4, 4, 3))}], {}, SourceError, "no member of a sample is an image"),
+        (iter([JPEGS[0]]), {"shuffle": 1}, ValueError, "cannot be shuffled"),
+        (7, {}, TypeError, "the source is a int"),
+        ({"a": 1}, {}, TypeError, "the source is a dict"),
+        ("there", {"fields": {}}, ValueError, "are for samples of a program"),
+        (["a", "b"], {}, TypeError, "the source is a list of paths"),
+    ],
+)
+def test_what_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        packer.convert(source, "tar", **{"output": tmp_path / "set", "workers": 1, **options})
+    assert not (tmp_path / "set").exists() or not list((tmp_path / "set").iterdir())
+
+
+def test_the_members_that_fields_name(tmp_path: Path) -> None:
+    samples = [{"a": JPEGS[0], "b": JPEGS[1], "y": 3, "m": Image.fromarray(MASK), "id": "x"}] * 2
+    fields = {"b": "image", "a": "file", "y": "label", "m": "mask"}
+    packer.convert(samples, "tar", tmp_path / "set", fields=fields, workers=1)
+    with readers.open(tmp_path / "set") as reader:
+        assert reader.fields == ("image", "a", "m") and reader.labels.tolist() == [3, 3]
+        assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
+        assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
