@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
+    from packer.jpeg_rows import JpegRowsResult, index_jpeg_rows
     from packer.node import CleanResult, StagedCopy, clean_staged, staged_copies
     from packer.sets.duplicates import DedupResult, dedup
     from packer.sets.fields import add_field
@@ -56,6 +57,7 @@ _MODULES = {
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
+    "packer.jpeg_rows": ("JpegRowsResult", "index_jpeg_rows"),
     "packer.node": ("CleanResult", "StagedCopy", "clean_staged", "staged_copies"),
     "packer.adopted_shard": ("open_shard",),
     "packer.sets.duplicates": ("DedupResult", "dedup"),
@@ -80,6 +82,7 @@ __all__ = [
     "ExtractResult",
     "IndexResult",
     "InspectResult",
+    "JpegRowsResult",
     "OrderReport",
     "PruneResult",
     "Reencode",
@@ -101,6 +104,7 @@ __all__ = [
     "export_index",
     "extract",
     "index",
+    "index_jpeg_rows",
     "inspect",
     "merge",
     "open_shard",

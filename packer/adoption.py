@@ -36,6 +36,7 @@ from packer.output import Result, local_output, output_errors
 from packer.sources.shards import field_kinds
 from packer.workers import run_shards
 from readers.history import EDITS
+from readers.index import ROW_FILES
 from readers.layout import AdoptedKeys, DatasetInfo, ShardInfo, SplitInfo
 from readers.names import FieldName, SplitName
 
@@ -282,7 +283,7 @@ class _Commit:
 
     def run(self, info: DatasetInfo) -> None:
         to_link = [shard for shard in self._found.shards if self._needs_link(shard, info)]
-        splits = {name: replace(split, index=self._move_index(name, info)) for name, split in info.splits.items()}
+        splits = {name: self._moved(name, info) for name in info.splits}
         for number, shard in enumerate(to_link):
             self._work.link(f"{number}.link", shard.path.resolve())
             self._work.rename(f"{number}.link", shard.name, self._place)
@@ -296,6 +297,13 @@ class _Commit:
         if self._old is None or replace(new, made=self._old.made) != self._old:
             write_dataset_info(self._place, new, scratch=self._work)
         self._remove_unused({split.index for split in splits.values()}, list(splits))
+
+    def _moved(self, name: str, info: DatasetInfo) -> SplitInfo:
+        """A split whose index is in the set; one that stays keeps its row files."""
+        split, index = info.splits[name], self._move_index(name, info)
+        old = self._old.splits.get(name) if self._old else None
+        kept = old.columns.items() if old is not None and old.index == index else ()
+        return replace(split, index=index, columns={**split.columns, **{n: c for n, c in kept if n in ROW_FILES}})
 
     def _remove_unused(self, used: set[str], splits: Sequence[str]) -> None:
         """Remove indexes that dataset.json does not name: the old ones, and those of interrupted runs."""

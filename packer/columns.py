@@ -43,6 +43,7 @@ __all__ = [
     "remove_index",
     "save_part",
     "write_index",
+    "write_npy_header",
 ]
 
 HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "media")
@@ -245,11 +246,11 @@ def _write_columns(
     fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
     fixed |= {f"{name}.shard": COLUMNS["shard"] for name in separate}
     for name, dtype in fixed.items():
-        _write_header(files[name], dtype, total)
+        write_npy_header(files[name], dtype, total)
     blob_bytes = dict.fromkeys(("key", *(f"{name}.name" for name in fields)), 0)
     for name in blob_bytes:
-        _write_header(files[name], "|u1", 0)  # written again at the end, when the length is known
-        _write_header(files[f"{name}.offset"], "<u8", total + 1)
+        write_npy_header(files[name], "|u1", 0)  # written again at the end, when the length is known
+        write_npy_header(files[f"{name}.offset"], "<u8", total + 1)
         files[f"{name}.offset"].write(bytes(8))
     for source, count, number in parts:
         with load_part(source) if isinstance(source, Path) else nullcontext(source) as part:
@@ -269,10 +270,10 @@ def _write_columns(
                 blob_bytes[name] += len(blob)
     for name, size in blob_bytes.items():
         files[name].seek(0)
-        _write_header(files[name], "|u1", size)
+        write_npy_header(files[name], "|u1", size)
 
 
-def _write_header(file: BinaryIO, dtype: str, length: int) -> None:
+def write_npy_header(file: BinaryIO, dtype: str, length: int) -> None:
     """The header of a .npy file, which has the same size for any length."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     content = {"descr": descr, "fortran_order": False, "shape": (length,)}

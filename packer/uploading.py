@@ -186,9 +186,8 @@ class _Upload:
             info = parse_dataset_info(old_text or b"", str(self._remote.url))
         except DatasetError:
             return 0
-        columns = info.column_names
         old = [shard.path for split in info.splits.values() for shard in split.shards]
-        old += [f"{split.index}/{name}" for split in info.splits.values() for name in columns]
+        old += [f"{split.index}/{name}" for split in info.splits.values() for name in info.index_files(split)]
         gone = [path for path in dict.fromkeys(old) if path not in new_paths]
         self._remote.each(self._remote.store.delete, gone)
         return len(gone)

@@ -43,7 +43,7 @@ from cache.errors import (
     WorkerError,
 )
 from readers.packed import Backend, open_copied, open_packed
-from readers.reader import Reader, concat
+from readers.reader import Reader
 from readers.sample import NO_LABEL, Buffer, ImageInfo, Sample
 from readers.table import Table
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from readers.caching import CachedReader, CachedStats, Capacity, Coefficients, Decoded, Recoded, cached
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
+    from readers.joined import concat
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
 
@@ -107,6 +108,7 @@ _LAZY = {
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
+    "concat": "readers.joined",
     "diagnose": "readers.diagnosis",
     "monitor": "readers.usage",
     "open_folder": "readers.folder",

@@ -103,7 +103,7 @@ def parse_npy(data: Buffer) -> npt.NDArray[Any]:
         raise _bad_npy(f"{found:,} bytes of values, expected {expected:,} for {dtype} {list(shape)}")
     flat = np.frombuffer(data, dtype, math.prod(shape), end)
     values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
-    if dtype == np.bool_:  # other bytes than 0 and 1 are no booleans
+    if dtype == np.bool_:  # other bytes than 0 and 1 are not booleans
         return np.asarray(values.view(np.uint8) != 0, order="C")
     return np.array(values, dtype.newbyteorder("="), order="C")
 

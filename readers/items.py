@@ -67,7 +67,7 @@ class Fields:
     """The fields of a batch or an item.
 
     fields: names, for tuples; or a mapping {name in the batch: field}, for dictionaries.
-    stored: those that the set has beside its images and labels.
+    stored: those that the set has besides its images and labels.
     stacked: masks that every sample has, so that those of images of one size make one tensor.
 
     Raises UnknownNameError for a field that the set lacks, and ValueError.

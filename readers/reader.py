@@ -22,22 +22,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.errors import BadSampleError, DamagedSampleError, DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Buffer, Store
-from cache.stores.base import Joined, Part
 from readers.criteria import Criteria
 from readers.index import ABSENT as _ABSENT
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.sample import NO_LABEL, ImageInfo, Sample, headers_of
 from readers.table import Table, checked_indices
-from readers.table import concat as concat_tables
 
-__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "concat", "read_good"]
+if TYPE_CHECKING:
+    from readers.rows import Strip
+
+__all__ = ["SAMPLE_ERRORS", "Indices", "Reader", "read_good"]
 
 _BLOCK_SAMPLES = 64
 _AHEAD_BLOCKS = 4
@@ -207,6 +208,12 @@ class Reader:
             self.table.check(extents, field)
             raise self.table.columns.explained(error) from error.__cause__
 
+    def read_rows(self, index: int, top: int, bottom: int) -> Strip:
+        """A JPEG with some rows of an image; see `readers.rows.reading.read_rows`."""
+        from readers.rows.reading import read_rows
+
+        return read_rows(self.table, self.store, checked_indices([index], self), (top, bottom), self.read_many)
+
     def prefetch(self, indices: Indices, field: str = "image") -> None:
         """Announce samples that will be read soon, such as to the kernel; returns at once.
 
@@ -373,21 +380,6 @@ class Reader:
         if found is None:
             raise DatasetError(f"{self}: not opened from a packed set, so it has no {name}")
         return found
-
-
-def concat(readers: Sequence[Reader]) -> Reader:
-    """One reader after the other, as one: classes are unified by name, and labels renumbered.
-
-    Closing it closes all of them. Raises ValueError for readers without the same fields in the same order, and for
-    readers whose images are converted (cache the result instead).
-    """
-    tables = [reader.table for reader in readers]
-    joined = concat_tables(tables)
-    parts = [
-        Part(reader.store, len(table.columns.shard_bytes), len(table), table.rows, len(table.fields))
-        for reader, table in zip(readers, tables, strict=True)
-    ]
-    return Reader(joined, Joined(parts))
 
 
 def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:

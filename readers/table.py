@@ -25,14 +25,14 @@ import numpy.typing as npt
 
 from cache.errors import DatasetError, StaleIndexError, UnknownNameError
 from cache.stores import Extents, Int64s
-from readers.index import ABSENT, FIELD_COLUMNS, Columns, MemoryColumns, decode_name, encode_name
+from readers.index import ABSENT, Columns, MemoryColumns, decode_name
 from readers.sample import NO_LABEL, ImageInfo
 from readers.strings import LazySequence, Strings
 
 if TYPE_CHECKING:
     from readers.augment.geometry import Pass
 
-__all__ = ["Form", "Table", "checked_indices", "concat"]
+__all__ = ["Form", "Table", "checked_indices"]
 
 _BLOCK = 4096
 
@@ -326,48 +326,6 @@ class Table:
                     f"{path}: the indices of a selection cannot be mapped any more: {error}"
                 ) from error
         self.__init__(state["columns"], rows, state["forms"])  # type: ignore[misc]
-
-
-def concat(tables: Sequence[Table]) -> Table:
-    """One table after the other; labels are renumbered by the names of the classes, which are those of all, in order.
-
-    The columns are copied into memory. Shards are numbered one table after the other, as
-    `cache.stores.base.Joined` takes them. Raises ValueError for tables without one order of the same fields.
-    """
-    if not tables or any(list(table.kinds.items()) != list(tables[0].kinds.items()) or table.forms for table in tables):
-        raise ValueError("concat takes tables of the same fields, in order and kind, of images as they are stored")
-    fields = tables[0].fields
-    classes = tuple(dict.fromkeys(name for table in tables for name in table.classes))
-    numbers = {name: number for number, name in enumerate(classes)}
-    headers = [name for name in ImageInfo._fields if all(table.has_headers for table in tables)]
-    separate = {field for table in tables for field in table.columns.separate}
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    shards, sizes = 0, list[int]()
-    for table in tables:
-        new_label = np.array([*(numbers[name] for name in table.classes), NO_LABEL], np.int64)
-        parts.setdefault("label", []).append(new_label[table.labels] if table.classes else table.labels)
-        parts.setdefault("shard", []).append(table.column("shard").astype(np.int64) + shards)
-        for field in separate:
-            parts.setdefault(f"{field}.shard", []).append(table.shard_column(field).astype(np.int64) + shards)
-        for name in headers:
-            parts.setdefault(name, []).append(table.column(name))
-        for field in fields:
-            for name in FIELD_COLUMNS:
-                parts.setdefault(f"{field}.{name}", []).append(table.field_column(field, name))
-        sizes += list(table.columns.shard_bytes)
-        shards = len(sizes)
-    columns = {name: np.concatenate(found) for name, found in parts.items()}
-    keys = Strings.of(key for table in tables for key in table.keys)
-    names = {
-        field: Strings.of(
-            encode_name(table.name(i, field), table.keys[i]) for table in tables for i in range(len(table))
-        )
-        for field in fields
-    }
-    title, kinds = " + ".join(table.title for table in tables), tables[0].kinds
-    return Table(
-        MemoryColumns(keys, columns, fields, classes, names=names, kinds=kinds, shard_bytes=sizes, title=title)
-    )
 
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import make_jpeg
 from PIL import Image
-from suites.sources import Found, SourceSuite, found
+from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 from cache.errors import BadSampleError, SourceError
@@ -229,3 +229,9 @@ def test_pixels_that_are_not_of_their_size(tmp_path: Path) -> None:
     path = small(tmp_path / "val.beton", lambda beton: with_row(beton, 1, mode=1))
     with pytest.raises(BadSampleError, match=r"'image' is of the mode 1 and has .* bytes, expected pixels"):
         found(packer.open_source(path))
+
+
+@pytest.mark.faults
+def test_bytes_that_change(tmp_path: Path) -> None:
+    path = small(tmp_path / "x.beton")
+    read_damaged(path, [path], 1000, first=2200)  # the header, the fields, the metadata; then come pages of zeros

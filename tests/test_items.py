@@ -1,9 +1,10 @@
-"""Fields in training: decoded, on their image, the same whoever makes the batch; asking for them changes nothing."""
+"""Fields in training: decoded, on their image, the same in every loader; asking for them changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from readers.augment import (
 from readers.decode import decode_image
 from readers.loader import FieldOptions, ImageLoader
 from readers.order import Shuffled
+from readers.rocal.loader import RocalLoader
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 COUNT = 24
@@ -221,7 +223,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
         FieldOptions(**options)
 
 
-# --- whoever makes the batch ------------------------------------------------------------------------------------------
+# --- every loader ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("threads", [1, 3])
 def test_asking_for_fields_changes_no_image_and_no_order(reader: readers.Reader, threads: int) -> None:
     names = ("image", "label", "index")
@@ -454,3 +456,9 @@ def test_prefetch_of_a_selection_announces_its_own_samples(reader: readers.Reade
     few = reader.select(indices=[20, 21])
     few.prefetch([0, 1])
     few.prefetch([1], "mask")
+
+
+def test_rocal_refuses_what_could_not_follow_its_draws(reader: readers.Reader) -> None:
+    source: Any = SimpleNamespace(reader=reader)
+    with pytest.raises(ValueError, match="rocAL draws by itself what happens to an image, and boxes would not follow"):
+        RocalLoader(None, source, fields=("image", "boxes"))

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 from conftest import make_jpeg
 from PIL import Image
-from suites.sources import Found, SourceSuite, found
+from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 from cache.errors import BadSampleError, SourceError
@@ -258,3 +258,10 @@ def test_a_set_of_the_package_itself(tmp_path: Path, compression: str | None) ->
         assert (label, (caption or b"").decode()) == (its["label"], its["caption"])
         assert image == PICTURES[number] and np.array_equal(decode_field("array", vector or b""), its["vector"])
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(more or b""))), np.asarray(its["pixels"]))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("compression", [None, "zstd:7"])
+def test_bytes_that_change(tmp_path: Path, compression: str | None) -> None:
+    root = write_mds(tmp_path / "set", [[sample(0), sample(1)]], compression=compression)
+    read_damaged(root, sorted(root.iterdir()), 1000)

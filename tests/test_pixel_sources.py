@@ -9,13 +9,14 @@ import os
 import pickle
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from suites.sources import Found, SourceSuite, found
+from suites.sources import Found, SourceSuite, found, read_damaged
 
 import packer
 from cache.errors import SourceError
@@ -261,6 +262,10 @@ class TestMnist(OfPixels):
         return {path for path in self.files(root) if "images" in path.name}
 
 
+def mnist_gz(root: Path) -> Path:
+    return mnist(root, ".gz")
+
+
 def test_a_set_among_several_of_mnist(tmp_path: Path) -> None:
     for prefix in ("emnist-letters-", "emnist-digits-"):
         mnist(tmp_path, ".gz", prefix)
@@ -367,6 +372,13 @@ def test_arrays_without_splits(tmp_path: Path) -> None:
     assert set(packer.open_source(tmp_path / "pictures.npy").list("test").splits["test"].labels) == {-1}
 
 
+def arrays_in(root: Path) -> Path:
+    root.mkdir()
+    np.save(root / "images.npy", drawn(3, 4, 5))
+    np.save(root / "labels.npy", np.arange(3))
+    return root
+
+
 def header(shape: tuple[int, ...], dtype: str = "|u1", order: bool = False, length: int | None = None) -> bytes:
     text = f"{{'descr': {dtype!r}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text) if length is None else length) + text
@@ -429,3 +441,19 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     (root / "data_batch_1.bin").write_bytes(records(*CIFAR["test"]))
     with source.open() as reader, pytest.raises(SourceError, match="has changed since it was listed"):
         reader.read((0, 0), None)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "make", [cifar_py, mnist, lambda root: mnist(root, ".gz"), arrays_in], ids=["pickle", "idx", "gz", "npy"]
+)
+def test_bytes_that_change(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    root = make(tmp_path / "set")
+    read_damaged(root, sorted(root.iterdir()) if root.is_dir() else [root], 500)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_bytes_of_a_zip_that_change(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "x.npz", images=drawn(3, 4, 5), labels=np.arange(3))
+    read_damaged(tmp_path / "x.npz", [tmp_path / "x.npz"], 500)

@@ -289,7 +289,7 @@ def test_columns_that_are_named(tree: Path) -> None:
     for option in ("path_column", "label_column"):
         with pytest.raises(SourceError, match=r"no column 'z' \(\w+_column='z'\); it has 'path', 'other', 'y'"):
             listed(manifest, **{option: "z"})
-    with pytest.raises(SourceError, match="for a list of addresses of images or a manifest only"):
+    with pytest.raises(SourceError, match="or a manifest only"):
         open_source(tree, path_column="path")
 
 

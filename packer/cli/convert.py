@@ -34,6 +34,7 @@ from packer.conversion.plan import (
 from packer.conversion.run import ConvertResult, convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
+from packer.jpeg_rows import index_jpeg_rows
 from packer.sources import FETCH_OPTIONS, open_source
 from packer.sources.tree_layouts import LAYOUTS
 from readers.names import FieldName
@@ -155,9 +156,10 @@ def command(
 ) -> None:
     """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
 
-    SOURCE is a folder of images (split/class/file, class/file or files), a manifest (.csv, .tsv, .jsonl, .parquet),
-    an archive of such a folder (.tar, .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, an HDF5 or TFRecord file, a data
-    set of Hugging Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
+    SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
+    ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
+    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
+    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy (docs/sources.md).
 
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
@@ -218,10 +220,12 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), help="Text file of class names, one a line.")
 @click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
+@click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
+              "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
 @json_option
 def index_command(
-    shards: tuple[str, ...], output: str | None, classes: str | None, as_json: bool, **options: Any
+    shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any
 ) -> None:
     """Make a set of SHARDS (files, or directories of them) without copying them.
 
@@ -229,6 +233,12 @@ def index_command(
     index is lost or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and
     nothing is changed.
     """
+    if jpeg_rows:
+        given = [name for name, value in {"output": output, "classes": classes, **options}.items() if value]
+        if len(shards) > 1 or set(given) - {"workers"}:
+            raise click.UsageError("--jpeg-rows takes one directory of a set, and no other option but --workers")
+        _note_rows(shards[0], options["workers"], as_json)
+        return
     names = None if classes is None else _class_names(Path(classes))
     result = index(shards, output, classes=names, watcher=watcher(as_json), **options)
 
@@ -237,6 +247,17 @@ def index_command(
         shown = plural(result.shards, f"{result.format} shard")
         first = f"{result.output}: {plural(result.samples, 'sample')} ({splits}) in {shown}"
         return [first, *(f"  warning: {with_flags(warning)}" for warning in result.warnings)]
+
+    show_result(result, as_json, lines)
+
+
+def _note_rows(path: str, workers: int | None, as_json: bool) -> None:
+    result = index_jpeg_rows(path, workers=workers, watcher=watcher(as_json))
+
+    def lines() -> list[str]:
+        left_out = [f"  {count:,} without: {reason}" for reason, count in result.left_out.items()]
+        share = f"{result.noted:,} of {plural(result.samples, 'sample')}"
+        return [f"{result.path}: the rows of {share} noted in {human_bytes(result.bytes)}", *left_out]
 
     show_result(result, as_json, lines)
 

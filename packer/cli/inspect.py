@@ -47,7 +47,7 @@ def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
         lines.append(f"  labels in the shards start at {result.label_offset}, here at 0")
     for done in result.history:
         before, after = done["samples"]
-        arguments = ", ".join(f"{name} {value}" for name, value in done["arguments"].items())
+        arguments = ", ".join(f"{name} {_listed(value)}" for name, value in done["arguments"].items())
         lines.append(f"  {done['date']} {done['operation']}: {arguments}; {before:,} samples, then {after:,}")
     lines += [f"  {EDITS[name]} than the shards" for name in result.edited]
     if result.retired:
@@ -58,6 +58,13 @@ def describe(result: InspectResult, all_classes: bool = False) -> list[str]:
     lines += ["", _duplicate_line(result)]
     lines += [f"  {' = '.join(group)}" for group in result.duplicate_examples]
     return lines
+
+
+def _listed(value: Any) -> str:
+    """An argument of an operation, on one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_listed(item)}" for name, item in value.items())
+    return ", ".join(map(_listed, value)) if isinstance(value, list) else str(value)
 
 
 def _split_lines(name: str, split: SplitReport) -> list[str]:

@@ -212,8 +212,8 @@ def _groups(result: DedupResult) -> list[str]:
     if len(result.groups) > _GROUPS_SHOWN:
         lines.append(f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them")
     found = f"{result.path}: {plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
-    if result.across_splits:
-        found += f", {result.across_splits:,} across splits"
+    for count, what in ((result.across_splits, "splits"), (result.across_classes, "classes")):
+        found += f", {count:,} across {what}" if count else ""
     lines.insert(0, found)
     if result.unread:
         lines.append(
@@ -274,9 +274,9 @@ def _show(result: SaveResult, as_json: bool) -> None:
 def _summary(result: SaveResult) -> list[str]:
     """The result in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    what = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
+    samples = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
     done = "would hold" if result.dry_run else "holds"
-    lines = [f"{result.output}: {done} {what}, from {result.samples_before:,}"]
+    lines = [f"{result.output}: {done} {samples}, from {result.samples_before:,}"]
     shards = f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
     if result.written_bytes:
         shards += f", {human_bytes(result.written_bytes)} of them written"
@@ -285,12 +285,12 @@ def _summary(result: SaveResult) -> list[str]:
     lines.append(shards)
     if result.with_field:
         lines.append(f"  {plural(result.with_field, 'sample')} with the new field")
-    for count, why in (
-        (result.skipped, "samples were in the set already"),
-        (result.left_out, "files of the source left out"),
-        (result.unmatched, "files are of no sample"),
-        (result.symbolic, "links are symbolic: the sets that they lead to must stay"),
+    for count, noun, what in (
+        (result.skipped, "sample", "in the set already"),
+        (result.left_out, "file", "of the source left out"),
+        (result.unmatched, "file", "of no sample"),
+        (result.symbolic, "symbolic link", "to sets that must stay where they are"),
     ):
         if count:
-            lines.append(Emphasis(f"  {count:,} {why}"))
+            lines.append(Emphasis(f"  {plural(count, noun)} {what}"))
     return lines

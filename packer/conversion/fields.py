@@ -1,4 +1,4 @@
-"""Check the fields beside an image before they are packed, and let boxes and points follow an image that is resized."""
+"""Check the other fields of an image before they are packed, and let boxes and points follow one that is resized."""
 
 from __future__ import annotations
 

@@ -88,11 +88,11 @@ def convert(
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
-    source: a folder of images, a manifest (CSV, TSV, JSONL, Parquet), an archive (tar, zip), a packed set, an HDF5
-    or TFRecord file, a data set of Hugging Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of
-    a program: anything that has a length and hands out samples by number (torch, torchvision, Hugging Face, a list),
-    which workers read in parallel; or an iterable of samples, which this process reads. `packer.sources.samples` says
-    what a sample may be.
+    source: a folder of images, COCO, Pascal VOC, YOLO, ILSVRC, a manifest or a list of addresses (CSV, TSV, JSONL,
+    Parquet), an archive (tar, zip), a packed set, shards made elsewhere or a folder of them, a data set of Hugging
+    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything that has a length
+    and hands out samples by number (torch, torchvision, Hugging Face, a list), which workers read in parallel; or an
+    iterable of samples, which this process reads. `packer.sources.samples` says what a sample may be.
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
     fields, classes: of a program's samples: member -> kind, by default by what they are, and the names of the classes.

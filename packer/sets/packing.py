@@ -19,9 +19,10 @@ from packer.formats import format_named, writable_formats
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
-from packer.sets.save import SaveResult, made_of, operation
+from packer.sets.save import SaveResult, operation, origin_of, write_table
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
-from packer.sets.unify import decode_of, renumbering, unified_classes, unified_fields
+from packer.sets.table import SetTable, Step, table
+from packer.sets.unify import check_alike, decode_of, renumbering, unified_classes, unified_fields
 from packer.sources import Source, open_source
 from packer.sources.base import SourceListing
 from packer.sources.packed import PackedSource
@@ -49,7 +50,8 @@ def append(
     """Add the samples of a source to a packed set, in shards of their own; the shards that are there stay as they are.
 
     path: the set.
-    source: anything that `packer.convert` takes.
+    source: anything that `packer.convert` takes. The shards of a packed set that is like this one (`packer.sets.unify`)
+        are linked, and no byte of them is written.
     split: the only split to take, or the name for a source without splits.
     existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
     on_error: what to do with unreadable images ("raise", "skip").
@@ -65,6 +67,9 @@ def append(
     root, watcher = Path(path), watcher or Silent()
     options = replace(options_like(root, read_dataset_info(root), shard_size), on_error=on_error)
     opened = open_source(source) if isinstance(source, (str, os.PathLike)) else source
+    other = _alike(root, opened)
+    if other is not None:
+        return _append_set(root, other if split is None else other.of_split(split), existing, dry_run, watcher)
     watcher.note(f"listing {opened.title}")
     with without_gc():
         listing = opened.list(split)
@@ -124,8 +129,9 @@ def reshard(
             name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
             for name, part in listing.splits.items()
         }
-        made = made_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
+        made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
+        made["options"] = made["options"] | {"to": options.to}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
         changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
@@ -143,6 +149,50 @@ def _resharded(
     shards = len(make_plan(listing, options, format_named(options.to)).shards)
     result = result_of(root, "reshard", info, sum(map(len, listing.splits.values())), None)
     return replace(result, shards=shards, shard_bytes=size, payload_bytes=size)
+
+
+def _alike(root: Path, source: Source) -> SetTable | None:
+    """The table of a source that is a packed set and could be one with that at `root`."""
+    if not isinstance(source, PackedSource):
+        return None
+    try:
+        check_alike({str(path): read_dataset_info(path) for path in (root, source.root)})
+    except SourceError:
+        return None
+    return table(source.root)
+
+
+def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watcher: Watcher) -> SaveResult:
+    """Link the shards of another set."""
+
+    def joined() -> tuple[SetTable | None, int]:
+        mine, there = table(root), {}
+        for name in [name for name in mine.splits if name in other.splits]:
+            known = frozenset(mine.keys(name))
+            there[name] = np.flatnonzero([key in known for key in other.keys(name)])
+            if len(there[name]) and existing == "raise":
+                raise _existing(str(other.root), len(there[name]), name, root, other.keys(name)[int(there[name][0])])
+        skipped = sum(map(len, there.values()))
+        if skipped == len(other):
+            return None, skipped
+        more = mine.concat(other.without(there, "append", {}) if skipped else other)
+        step = Step("append", {"source": f"packed set {other.root}"}, (len(mine), len(more)))
+        return replace(more, steps=(step,)), skipped
+
+    if dry_run:
+        found, skipped = joined()
+        return replace((found or table(root)).save(dry_run=True), operations=("append",), skipped=skipped)
+    with Change(root, watcher) as change:
+        found, skipped = joined()
+        result = table(root).save(dry_run=True) if found is None else write_table(change, found, watcher)
+        return replace(result, operations=("append",), skipped=skipped, dry_run=False)
+
+
+def _existing(title: str, count: int, split: str, root: Path, key: str) -> SourceError:
+    return SourceError(
+        f"{title}: of the split {split}, {plural(count, 'key')} can be found in {root} already, such as {key!r}; leave "
+        f"such samples out with existing='skip', or name another split with split=NAME"
+    )
 
 
 class _Append:
@@ -184,12 +234,7 @@ class _Append:
             is_new = np.fromiter((key not in known for key in part.keys), np.bool_, len(part))
             there = np.flatnonzero(~is_new)
             if len(there) and existing == "raise":
-                key = part.keys[int(there[0])]
-                raise SourceError(
-                    f"{self._title}: of the split {name}, {plural(len(there), 'key')} can be found in {self._root} "
-                    f"already, such as {key!r}; leave such samples out with existing='skip', or name "
-                    f"another split with split=NAME"
-                )
+                raise _existing(self._title, len(there), name, self._root, part.keys[int(there[0])])
             if len(there):
                 self._listing.splits[name] = part.take(np.flatnonzero(is_new))
                 skipped += len(there)
@@ -212,7 +257,7 @@ class _Append:
                 splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
             elif parts:
                 splits[name] = indexes.write(name, None, shards, parts, root=self._listing.splits[name].root)
-        made = made_of(info, payload_bytes=self._payload_bytes(new))
+        made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._title}
         changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))

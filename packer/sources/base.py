@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from cache.errors import SourceError
 from packer.formats.base import Arena
+from packer.sources.lookups import file_stamp
+from packer.sources.places import ObjectPlaces, Places
 from readers.sample import Buffer
 from readers.strings import NamesBuilder, Strings
 from readers.tree import Keys, TreeNames
@@ -33,8 +35,6 @@ __all__ = [
     "FileSource",
     "LabellingReader",
     "ListingBuilder",
-    "NumberPlaces",
-    "Places",
     "Slice",
     "SomeSamples",
     "Source",
@@ -43,23 +43,12 @@ __all__ = [
     "SplitListing",
     "StrayReader",
     "check_names",
-    "file_stamp",
     "safe_name",
 ]
 
 
 _BLOCK_SAMPLES = 1024
 _PLAIN = 3  # the last protocol of pickle without frames, which are longer than a place
-
-
-class Places(Protocol):
-    """Where each sample is, as the source's reader needs it; slices are lists."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> Any: ...
-    def __iter__(self) -> Iterator[Any]: ...
-    def take(self, indices: npt.NDArray[np.int64]) -> Places:
-        """The places at `indices`."""
 
 
 class Slice(NamedTuple):
@@ -74,48 +63,6 @@ class Slice(NamedTuple):
     names: Sequence[tuple[str, ...]]
     bytes: Sequence[int]
     places: Sequence[Any]
-
-
-class NumberPlaces(Sequence["tuple[int, ...]"]):
-    """Places of k whole numbers each, int64 [n, k]."""
-
-    def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._numbers[index].tolist()
-        return list(map(tuple, found)) if isinstance(index, slice) else tuple(found)
-
-    def take(self, indices: npt.NDArray[np.int64]) -> NumberPlaces:
-        return NumberPlaces(self._numbers[indices])
-
-
-class _ObjectPlaces(Sequence[Any]):
-    """Places that are small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
-
-    def __init__(self, pickles: Strings) -> None:
-        self._pickles = pickles
-
-    def __len__(self) -> int:
-        return len(self._pickles)
-
-    def __getitem__(self, index: Any) -> Any:
-        n = len(self)
-        first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
-        bounds = self._pickles.offsets[first : max(first, stop) + 1].tolist()
-        data = self._pickles.blob[bounds[0] : bounds[-1]].tobytes()
-        found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
-        return found[::step] if isinstance(index, slice) else found[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        for first in range(0, len(self), _BLOCK_SAMPLES):
-            yield from self[first : first + _BLOCK_SAMPLES]
-
-    def take(self, indices: npt.NDArray[np.int64]) -> _ObjectPlaces:
-        return _ObjectPlaces(self._pickles.take(indices))
 
 
 class FieldNames(Sequence["tuple[str, ...]"]):
@@ -249,7 +196,7 @@ class ListingBuilder:
             np.frombuffer(self._labels, np.int64),
             FieldNames(*(names.build() for names in self._names)),
             np.frombuffer(self._bytes, np.int64),
-            _ObjectPlaces(Strings(np.frombuffer(self._pickles, np.uint8), np.frombuffer(self._ends, np.uint64))),
+            ObjectPlaces(Strings(np.frombuffer(self._pickles, np.uint8), np.frombuffer(self._ends, np.uint64))),
             np.frombuffer(self._stamps, np.int64),
         )
 
@@ -365,15 +312,6 @@ class FileSource(ABC):
     @abstractmethod
     def open_file(self) -> AbstractContextManager[SourceReader]:
         """A reader of the file."""
-
-
-def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
 
 
 def check_names(names: Iterable[str], where: str) -> None:

@@ -35,8 +35,9 @@ import numpy.typing as npt
 
 from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena, png_of
-from packer.sources.base import FileSource, NumberPlaces, SourceListing, SplitListing
+from packer.sources.base import FileSource, SourceListing, SplitListing
 from packer.sources.file_sets import numbered_keys, numbered_names
+from packer.sources.places import NumberPlaces
 from packer.sources.roles import Roles, choose_roles
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile

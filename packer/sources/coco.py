@@ -31,13 +31,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cache.errors import SourceError
-from packer.sources.base import SourceListing, file_stamp
+from packer.sources.base import SourceListing
 from packer.sources.coco_listing import CocoCategories, CocoImages
 from packer.sources.coco_records import CocoFile, CocoReader
 from packer.sources.folder import FolderSource
 from packer.sources.json_parts import json_parts
 from packer.sources.known_folders import COCO_KINDS, COCO_NAME, ROBOFLOW, coco_files
-from packer.sources.lookups import wanted_split
+from packer.sources.lookups import file_stamp, wanted_split
 from packer.sources.shards import split_of_name
 from packer.sources.streams import PlainFile
 from readers.tree import has_image_suffix
@@ -96,6 +96,9 @@ class CocoSource:
             if split in (None, name):
                 listing.splits[name] = images.listing(len(self._fields), stamp)
         listing.left_out = _unlisted(list(found.values()), {file.path for file in self._files})
+        if self.root.is_dir() and (folder := self.root / "annotations").is_dir():
+            others = sorted(path.name for path in folder.glob("*.json") if COCO_NAME.fullmatch(path.name) is None)
+            listing.left_out += [(f"annotations/{name}", "annotations of a kind that is not read") for name in others]
         return listing
 
     def _read(self, part: str, paths: dict[str, Path], warnings: Texts) -> CocoImages | None:

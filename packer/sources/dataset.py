@@ -16,7 +16,8 @@ import numpy as np
 from cache.checksums import crc32c
 from cache.errors import BadSampleError, SourceError
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
+from packer.sources.base import FieldNames, SourceListing, SplitListing
+from packer.sources.places import NumberPlaces
 from packer.sources.samples import SampleForm
 from readers.sample import NO_LABEL, Buffer
 from readers.strings import NamesBuilder

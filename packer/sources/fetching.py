@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import socket
 import threading
 import time
 import urllib.request
@@ -125,26 +126,55 @@ class _Answer(NamedTuple):
     pause: float | None = None
 
 
+class _Request:
+    """A request that is under way, which another thread can end."""
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.is_ended = False
+
+    def uses(self, connection: Any) -> None:
+        """Send it over this connection. Raises ConnectionAbortedError where it has been ended."""
+        self.connection = connection
+        if self.is_ended:
+            raise ConnectionAbortedError("ended")
+
+    def end(self) -> None:
+        """Close its connection: reading from it fails then."""
+        self.is_ended = True
+        sock = getattr(self.connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
 class Fetcher:
-    """Fetches images. Threads share it. Raises MissingExtraError without urllib3."""
+    """Fetches images. Threads share it. Raises MissingExtraError without urllib3.
+
+    sleep: waits for so many seconds; None: until `stop` is called, at most.
+    """
 
     def __init__(
-        self, options: FetchOptions, pace: Pace | None = None, sleep: Callable[[float], object] = time.sleep
+        self, options: FetchOptions, pace: Pace | None = None, sleep: Callable[[float], object] | None = None
     ) -> None:
         self.options = options
-        self._pace = pace or Pace(options.rate, options.host_rate)
-        self._sleep = sleep
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
+        self._pace = pace or Pace(options.rate, options.host_rate, sleep=self._sleep)
         self._http = _urllib3()
-        self._current = threading.local()
-        self._pool = self._manager(None)
-        self._proxies = {scheme: self._manager(proxy) for scheme, proxy in urllib.request.getproxies().items()
-                         if scheme in ("http", "https")}  # fmt: skip
+        self._thread = threading.local()
+        self._requests: set[_Request] = set()
+        self._pool = self._manager("")
+        proxies = urllib.request.getproxies()
+        self._proxies: dict[str, Any] = {
+            scheme: self._manager(proxies[scheme]) for scheme in ("http", "https") if scheme in proxies
+        }
 
     def fetch(self, url: str) -> bytes:
         """The bytes of an image. Raises BadSampleError, which says what happened at the last attempt."""
         reason, count = "", 0
         pause = _FIRST_PAUSE_SECONDS
-        while count < self.options.attempts:
+        while count < self.options.attempts and not self._stopped.is_set():
             count += 1
             answer = self._follow(url)
             if answer.data:
@@ -160,9 +190,11 @@ class Fetcher:
         attempts = f" ({count} attempts)" if count > 1 else ""
         raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {url}")
 
-    def close(self) -> None:
-        for pool in (self._pool, *self._proxies.values()):
-            pool.clear()
+    def stop(self) -> None:
+        """End what is under way, in all threads, and fetch no more."""
+        self._stopped.set()
+        for request in list(self._requests):
+            request.end()
 
     def _follow(self, url: str) -> _Answer:
         """One attempt, redirects included."""
@@ -179,9 +211,10 @@ class Fetcher:
 
     def _ask(self, url: str) -> _Answer:
         errors = self._http.exceptions
-        self._current.connection = None
-        self._current.is_late = False
-        timer = threading.Timer(self.options.timeout, self._hang_up, (self._current.__dict__,))
+        request = self._thread.request = _Request()
+        self._requests.add(request)
+        request.is_ended = self._stopped.is_set()
+        timer = threading.Timer(self.options.timeout, request.end)
         timer.daemon = True
         timer.start()
         try:
@@ -198,7 +231,7 @@ class Fetcher:
         except (errors.LocationParseError, UnicodeError) as error:
             return _Answer(reason=f"not a valid address ({error})")
         except (errors.HTTPError, OSError, ValueError) as error:
-            late = self._current.is_late or (
+            late = request.is_ended or (
                 isinstance(error, errors.TimeoutError) and not isinstance(error, errors.NewConnectionError)
             )
             what = (
@@ -207,6 +240,7 @@ class Fetcher:
             return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
         finally:
             timer.cancel()
+            self._requests.discard(request)
 
     def _answer(self, url: str, response: Any) -> _Answer:
         status, headers = response.status, response.headers
@@ -251,43 +285,32 @@ class Fetcher:
         proxy = self._proxies.get(parts.scheme.lower())
         return self._pool if proxy is None or urllib.request.proxy_bypass(parts.hostname or "") else proxy
 
-    def _manager(self, proxy: str | None) -> Any:
-        """Pools of connections, which note themselves and check where they lead."""
-        http = self._http
-        options = {"num_pools": 256, "maxsize": self.options.threads}
-        if proxy is not None:
-            return http.ProxyManager(proxy, **options)
-        manager = http.PoolManager(**options)
-        current, private = self._current, self.options.private
+    def _manager(self, proxy: str) -> Any:
+        """Pools of connections to servers, or to a proxy, that requests know, and that check where they lead."""
+        http, thread = self._http, self._thread
+        is_checked = not proxy and not self.options.private
 
-        def checked(kind: Any) -> Any:
+        def pool_of(kind: Any) -> Any:
             class Connection(kind.ConnectionCls):  # type: ignore[misc]
                 def connect(self) -> None:
-                    current.connection = self
                     super().connect()
-                    if not private:
+                    thread.request.uses(self)
+                    if is_checked:
                         _check_address(self.sock.getpeername()[0], self.host)
 
                 def request(self, *args: Any, **options: Any) -> None:
-                    current.connection = self
+                    thread.request.uses(self)
                     super().request(*args, **options)
 
             return type(kind.__name__, (kind,), {"ConnectionCls": Connection})
 
+        options = {"num_pools": 256, "maxsize": self.options.threads}
+        manager = http.ProxyManager(proxy, **options) if proxy else http.PoolManager(**options)
         manager.pool_classes_by_scheme = {
-            "http": checked(http.HTTPConnectionPool),
-            "https": checked(http.HTTPSConnectionPool),
+            "http": pool_of(http.HTTPConnectionPool),
+            "https": pool_of(http.HTTPSConnectionPool),
         }
         return manager
-
-    @staticmethod
-    def _hang_up(current: dict[str, Any]) -> None:
-        """End a request whose time is over: reading from its connection fails then."""
-        current["is_late"] = True
-        connection = current.get("connection")
-        if connection is not None and connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(2)
 
 
 class _PrivateError(Exception):

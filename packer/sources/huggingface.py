@@ -23,19 +23,19 @@ import numpy as np
 from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names, safe_name
+from packer.sources.base import FieldNames, SourceListing, SplitListing, check_names, safe_name
 from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
 from packer.sources.hub_files import class_names, features_in, readme_features, splits_of
 from packer.sources.parquet_batches import (
     BinaryColumn,
     batches_of,
     has_child,
-    leaves_of,
     open_parquet,
     parquet_file,
     row_bytes,
     translated,
 )
+from packer.sources.places import NumberPlaces
 from packer.sources.roles import CAPTION_COLUMNS, Roles, choose_roles
 from packer.sources.tables import Table, column_values, json_payload, number_labels
 from readers.fields import check_field, encode_field
@@ -104,41 +104,28 @@ class HuggingFaceSource(FilesSource):
                     raise SourceError(
                         f"{path}: its column {column!r} is missing, or not as in {self.root}'s first file"
                     )
-            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            rows, size = sum(group.num_rows for group in groups), path.stat().st_size
-            if rows != file.metadata.num_rows or rows > size or any(group.num_rows < 0 for group in groups):
-                raise SourceError(
-                    f"{path}: claims {file.metadata.num_rows:,} rows, its groups {rows:,}, in {size:,} bytes: damaged"
-                )
-            needed = leaves_of(file, self._columns())
-            self.files.append(
-                _File(
-                    path,
-                    split,
-                    tuple(group.num_rows for group in groups),
-                    tuple(row_bytes(group, needed) for group in groups),
-                )
-            )
-            wanted = [roles.label] if roles.label is not None else []
-            image = its.field(roles.columns["image"])
-            path_column = f"{image.name}.path" if has_child(image.type, "path") else None
-            return self._read_columns(file, wanted, path_column, rows)
+            needed = self._columns()
+            rows = tuple(group.rows for group in file.groups)
+            sizes = tuple(row_bytes(group, needed) for group in file.groups)
+            self.files.append(_File(path, split, rows, sizes))
+            return self._read_columns(file, sum(rows))
 
-    def _read_columns(self, file: Any, wanted: list[str], path_column: str | None, rows: int) -> tuple[Any, Any]:
+    def _read_columns(self, file: Any, rows: int) -> tuple[Any, Any]:
+        """(labels, paths of images) of all rows, None where there are no such columns."""
         import pyarrow as pa
 
-        labels, paths = [], []
-        columns = wanted + ([path_column] if path_column else [])
-        if columns:
-            for number in range(file.metadata.num_row_groups):
-                for batch in batches_of(file, number, columns):
-                    labels += [batch.column(wanted[0])] if wanted else []
-                    if path_column:
-                        paths.append(batch.column(path_column.rpartition(".")[0]).field("path"))
-        for found in (labels, paths):
-            if found and sum(map(len, found)) != rows:
-                raise SourceError(f"{file.path}: has {sum(map(len, found)):,} rows, but claims {rows:,}: damaged")
-        return pa.chunked_array(labels) if labels else rows, pa.chunked_array(paths) if paths else rows
+        label, image = self._roles().label, self._roles().columns["image"]
+        has_path = has_child(file.schema_arrow.field(image).type, "path")
+        columns = ([] if label is None else [label]) + [f"{image}.path"] * has_path
+        batches = [batch for n in range(len(file.groups)) for batch in batches_of(file, n, columns)] if columns else []
+        if columns and sum(batch.num_rows for batch in batches) != rows:
+            raise SourceError(f"{file.path}: its pages have other rows than the {rows:,} of its footer: damaged")
+        labels = [batch.column(label) for batch in batches] if label is not None else None
+        paths = [batch.column(image).field("path") for batch in batches] if has_path else None
+        return (
+            None if labels is None else pa.chunked_array(labels, file.schema_arrow.field(label).type),
+            None if paths is None else pa.chunked_array(paths, pa.string() if not paths else paths[0].type),
+        )
 
     def _split(self, split: str, paths: Sequence[Any]) -> SplitListing:
         """The listing of a split. Places: (number of the file, row group, row in it)."""
@@ -156,7 +143,7 @@ class HuggingFaceSource(FilesSource):
         fields = len(self._roles().fields)
         keys: Any = numbered_keys(split, count)
         names = numbered_names(count, fields)
-        found = _distinct_names(paths, count)
+        found = _distinct_names(self.root, paths, count)
         if found is not None:
             check_names(found, str(self.root))
             keys = unique_keys(found)
@@ -181,7 +168,8 @@ class HuggingFaceSource(FilesSource):
         feature = features.get(label) or {}
         if feature.get("_type") == "ClassLabel":
             listing.classes = class_names(feature, f"{self.root}: {label!r}")
-        values = [value for parts in labels.values() for part in parts for value in _label_values(part)]
+        every = (part for parts in labels.values() for part in parts)
+        values = [value for part in every for value in column_values(self.root, label, part)]
         rows = Table(self.root / label, ())
         numbers, classes, warnings = number_labels(values, range(1, len(values) + 1), rows)
         listing.classes, listing.warnings = listing.classes or classes, listing.warnings + warnings
@@ -262,7 +250,8 @@ class _Batch:
         self._binary = {
             field: BinaryColumn(batch.column(column)) for field, column in roles.columns.items() if field != "caption"
         }
-        self._texts = batch.column(roles.columns["caption"]).to_pylist() if "caption" in roles.columns else []
+        caption = roles.columns.get("caption")
+        self._texts = column_values(path, caption, batch.column(caption)) if caption is not None else []
         self._rest = {name: column_values(path, name, batch.column(name)) for name in roles.metadata}
 
     def payloads(self, row: int) -> list[Buffer | None]:
@@ -323,7 +312,7 @@ def _looked_at(file: Any, schema: Any, contents: Mapping[str, str], features: Ma
     """What the first rows say: bytes that are images, images that are masks."""
     names = [name for name, what in contents.items() if what == "bytes" or (what == "image" and "mask" in name.lower())]
     found: dict[str, str] = {}
-    if not names or not file.metadata.num_row_groups:
+    if not names or not file.groups:
         return found
     batch = next(iter(batches_of(file, 0, names)), None)
     if batch is None or not batch.num_rows:
@@ -345,13 +334,10 @@ def _is_mask(data: Buffer) -> bool:
     return True
 
 
-def _distinct_names(paths: Sequence[Any], count: int) -> Strings | None:
+def _distinct_names(root: Path, paths: Sequence[Any], count: int) -> Strings | None:
     """The names of a split's images, by their paths; None where some have none, or two the same."""
-    if any(isinstance(part, int) for part in paths):
+    if any(part is None for part in paths):
         return None
-    found = Names.of(safe_name(path or "") for part in paths for chunk in part.chunks for path in chunk.to_pylist())
+    values = (path for part in paths for chunk in part.chunks for path in column_values(root, "path", chunk))
+    found = Names.of(safe_name(path or "") for path in values)
     return found if len(found) == count and "" not in set(found) and len(set(found)) == count else None
-
-
-def _label_values(part: Any) -> list[Any]:
-    return [None] * part if isinstance(part, int) else list(part.to_pylist())

@@ -128,7 +128,7 @@ class _ReaderWithBoxes(FolderReader):
         found, grid = parse_objects(data), grid_of(image, None)
         unknown = next((name for name in found.names if name not in self._classes), None)
         if unknown is not None:
-            raise BadSampleError(f"an object of the class {unknown!r}, of which there is no folder and no line")
+            raise BadSampleError(f"an object of the class {unknown!r}, which no folder and no line has")
         height, width = found.size or (grid.height, grid.width)
         corners = found.corners.reshape(-1, 2, 2) * (grid.width / width, grid.height / height)
         corners = np.clip(corners, 0, (grid.width, grid.height))

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from packer.formats.base import Arena
-from packer.sources.base import Places, SourceListing
+from packer.sources.base import SourceListing
 from packer.sources.ilsvrc_labels import give_labels, read_kit, read_solution
 from packer.sources.known_folders import SOLUTION, ilsvrc_tars
 from packer.sources.lookups import wanted_split
+from packer.sources.places import Places
 from packer.sources.tar_archive import TarSource
 from readers.sample import Buffer
 

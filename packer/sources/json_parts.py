@@ -101,7 +101,7 @@ class _Text:
                 value, end = self._decoder.raw_decode(self._text, self._at)
                 if end < len(self._text) or self._is_whole:
                     break
-                problem: Exception | None = None  # a number may go on behind the window
+                problem: Exception | None = None  # a number may continue behind the window
             except (ValueError, RecursionError) as error:
                 problem = error
             if self._is_whole or len(self._text) - self._at > _MAX_PART_BYTES or isinstance(problem, RecursionError):

@@ -92,7 +92,7 @@ def _has_texts(folder: Path, depth: int = 4) -> bool:
 
 
 def yolo_parts(root: Path) -> list[tuple[str, str, str]]:
-    """(split, folder of images, folder of labels), the latter of which may be missing; "" where there are no splits."""
+    """(split or "" without splits, folder of images, folder of labels), the last of which may be missing."""
     inside = [(name, f"{name}/images", f"{name}/labels") for name in SPLIT_NAMES if (root / name / "images").is_dir()]
     if inside or not (root / "images").is_dir():
         return inside
@@ -128,7 +128,7 @@ def ilsvrc_tars(root: Path) -> dict[str, Path]:
 
 
 def is_shards(root: Path) -> bool:
-    """Whether a directory has shards, and neither images nor folders that are no splits."""
+    """Whether a directory has shards, and neither images nor folders other than splits."""
     has_shards = False
     for entry in _entries(root):
         if entry.is_dir():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection
+from pathlib import Path
 
 from cache.errors import SourceError
 from readers.layout import same_split
 
-__all__ = ["size_and_time", "wanted_split"]
+__all__ = ["file_stamp", "size_and_time", "wanted_split"]
 
 
 def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -24,7 +25,7 @@ def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
 def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
     """The one of `names` that is asked for, None for all; val, valid and validation stand for each other.
 
-    Raises SourceError where there is no such split.
+    Raises SourceError for any other name.
     """
     if split is None or split in names:
         return split
@@ -32,3 +33,12 @@ def wanted_split(split: str | None, names: Collection[str], where: str) -> str |
     if other is None:
         raise SourceError(f"{where}: no split {split!r}; it has {', '.join(names) or 'none'}")
     return other
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
+    return found.st_size, found.st_mtime_ns

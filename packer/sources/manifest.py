@@ -30,9 +30,8 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,38 +42,19 @@ from cache.errors import BadNameError, BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import ListingBuilder, SourceListing, check_names, safe_name
 from packer.sources.folder import read_file
+from packer.sources.manifest_columns import IS_VALID, Columns, choose_columns
 from packer.sources.tables import Row, Table, is_missing, json_payload, number_labels, open_table
 from readers.fields import encode_field
-from readers.layout import FIELD_KINDS
 from readers.names import SplitName
 from readers.sample import Buffer
 from readers.tree import unique_keys
 
-__all__ = [
-    "LABEL_COLUMNS",
-    "RESERVED_FIELDS",
-    "Columns",
-    "ManifestListing",
-    "ManifestReader",
-    "ManifestSource",
-    "choose_columns",
-    "field_named",
-    "name_in_folder",
-]
+__all__ = ["ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
 
 # One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
 Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
 
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path", "img")
-LABEL_COLUMNS = (
-    *("label", "class", "target", "category"),
-    *("class_id", "label_id", "category_id", "class_name", "label_name", "labels", "classes", "synset"),
-)
-SPLIT_COLUMNS = ("split", "subset")
-_NOISY, _RIGHT, _IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
 _SPLIT_OF_VALID = {"true": "val", "false": "train"}
-_LOOKED_AT = 20
-_KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points")
 _MISSING, _NOT_A_FILE = -1, -2
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -223,9 +203,9 @@ class ManifestListing:
             return self._split or "train"
         value = row.get(self._columns.split)
         name = "" if is_missing(value) else str(value).strip()
-        if self._columns.split == _IS_VALID:
+        if self._columns.split == IS_VALID:
             if name.lower() not in _SPLIT_OF_VALID:
-                raise SourceError(f"{self._table.where(line)}: {_IS_VALID!r} is {name!r}, expected True or False")
+                raise SourceError(f"{self._table.where(line)}: {IS_VALID!r} is {name!r}, expected True or False")
             return _SPLIT_OF_VALID[name.lower()]
         try:
             return SplitName(name)
@@ -281,121 +261,6 @@ class ManifestReader:
             except BadSampleError as error:
                 raise BadSampleError(f"{path!r} {error}") from error
         return payloads
-
-
-# --- which column means what ---
-RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # the containers use these themselves
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns by part; files maps field to column, and kinds to its kind, where that was said. values: the fields
-    of which the column holds the value, and not the path of a file."""
-
-    path: str
-    label: str | None
-    split: str | None
-    files: Mapping[str, str]
-    metadata: tuple[str, ...]
-    kinds: Mapping[str, str]
-    values: frozenset[str]
-
-
-def choose_columns(
-    table: Table, path: str | None, label: str | None, fields: Mapping[str, str], folder: str
-) -> Columns:
-    """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
-    path = _required(table, path, f"(path_column={path!r})") if path else _first(table, PATH_COLUMNS)
-    if path is None:
-        raise SourceError(
-            f"{table.path}: no column of image paths ({', '.join(PATH_COLUMNS)}); it has {_listed(table)}; "
-            f"name it with  path_column='COLUMN', and check that the first row holds the names of the columns"
-        )
-    kinds = {field: kind for field, colon, kind in (key.partition(":") for key in fields) if colon}
-    fields = {key.partition(":")[0]: column for key, column in fields.items()}
-    for field, column in fields.items():
-        _check_field(table, field, column, kinds.get(field, "file"))
-    taken = {path, *fields.values()}
-    label = _required(table, label, f"(label_column={label!r})") if label else _first(table, LABEL_COLUMNS, taken)
-    split = _first(table, SPLIT_COLUMNS, taken | {label})
-    if any(name.startswith(_NOISY) for name in table.columns):
-        label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
-        split = split or next((name for name in table.columns if name == _IS_VALID and name != label), None)
-    rest = [name for name in table.columns if name not in taken | {label, split}]
-    found = _file_columns(table, rest, path, folder)
-    files = dict(fields)
-    for column in found:
-        field = field_named(column)
-        if field in files:
-            raise SourceError(
-                f"{table.path}: the columns {files[field]!r} and {column!r} would both become the field "
-                f"{field!r}; name one of them:  --field NAME={column}  (in Python: fields={{'NAME': {column!r}}})"
-            )
-        files[field] = column
-    given = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}
-    paths = _file_columns(table, list(given.values()), path, folder)
-    values = frozenset(field for field, column in given.items() if column not in paths)
-    return Columns(path, label, split, files, tuple(name for name in rest if name not in found), kinds, values)
-
-
-def _listed(table: Table) -> str:
-    return ", ".join(map(repr, table.columns)) or "none"
-
-
-def _required(table: Table, name: str, argument: str) -> str:
-    if name not in table.columns:
-        raise SourceError(f"{table.path}: no column {name!r} {argument}; it has {_listed(table)}")
-    return name
-
-
-def _first(table: Table, candidates: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
-    free = [column for column in table.columns if column not in taken]
-    folded = {column.casefold(): column for column in reversed(free)}
-    for name in candidates:
-        if name in free:
-            return name
-        if name in folded:
-            return folded[name]
-    return None
-
-
-def _check_field(table: Table, field: str, column: str, kind: str) -> None:
-    if kind not in FIELD_KINDS:
-        raise SourceError(f"{table.path}: field {field}: {kind!r} is not a kind; kinds are {', '.join(FIELD_KINDS)}")
-    if not is_field_name(field):
-        raise SourceError(
-            f"{table.path}: a field cannot be called {field!r}: take lower-case letters, digits and _, and "
-            f"none of {', '.join(RESERVED_FIELDS)}"
-        )
-    _required(table, column, f"for the field {field}")
-
-
-def field_named(column: str) -> str:
-    """What the field of a column is called."""
-    name = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_") or "file"
-    return f"{name}_file" if name in RESERVED_FIELDS else name
-
-
-def _file_columns(table: Table, candidates: list[str], path: str, folder: str) -> list[str]:
-    """Those of the candidates that name files. Reads only as many rows as that needs."""
-    counts = dict.fromkeys(candidates, 0)  # of the files in a column; one with anything else is removed
-    for _, row in table.rows():
-        for column in [column for column, count in counts.items() if count < _LOOKED_AT]:
-            value = row.get(column)
-            if is_missing(value):
-                continue
-            if isinstance(value, str) and value != row.get(path) and os.path.isfile(os.path.join(folder, value)):
-                counts[column] += 1
-            else:
-                del counts[column]
-        if all(count == _LOOKED_AT for count in counts.values()):
-            break
-    return [column for column in candidates if counts.get(column)]
-
-
-def is_field_name(name: str) -> bool:
-    """Whether a further field can be called so in every container: in a tar it is an extension, which has no case."""
-    return re.fullmatch(r"[a-z0-9][a-z0-9_]*", name) is not None and name not in RESERVED_FIELDS
 
 
 def name_in_folder(path: str, folder: str) -> str:

@@ -26,11 +26,12 @@ import numpy.typing as npt
 from cache.errors import BadSampleError, SourceError
 from cache.messages import listed
 from packer.formats.base import Arena
-from packer.sources.base import NumberPlaces, SourceListing, SplitListing
+from packer.sources.base import SourceListing, SplitListing
 from packer.sources.file_sets import FilesSource, numbered_keys, numbered_names, split_named
 from packer.sources.folder_kinds import mds_folders
 from packer.sources.mds_columns import MdsColumn, array_of, content_of, image_of, ranges_of, value_of
 from packer.sources.mds_shards import INDEX_FILE, MdsShard, OpenShard, read_index, unknown_hashes
+from packer.sources.places import NumberPlaces
 from packer.sources.roles import Roles, choose_roles
 from packer.sources.shards import split_of_name
 from packer.sources.tables import Table, json_payload, number_labels

@@ -239,7 +239,7 @@ def _read_header(path: Path, member: str) -> _Array:
     try:
         read = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(text, max_header_size=_MAX_HEADER_BYTES)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+    except Exception as error:  # of Python's own parser, which numpy uses: ValueError, TokenError, MemoryError, …
         raise SourceError(f"{where}: has a header that cannot be read: {error}") from error
     if dtype.hasobject or dtype.names:
         raise SourceError(f"{where}: holds objects, which are pickled, and are not read; save an array of numbers")

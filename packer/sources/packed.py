@@ -13,7 +13,8 @@ import readers
 from cache.errors import BadSampleError, DamagedSampleError, SourceError, StaleIndexError
 from packer.comparison import check_columns
 from packer.formats.base import Arena
-from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing
+from packer.sources.base import FieldNames, SourceListing, SplitListing
+from packer.sources.places import NumberPlaces
 from readers.index import decode_name
 from readers.layout import DATASET_FILE, read_dataset_info
 from readers.sample import Buffer

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from cache.errors import MissingExtraError, PackerError, SourceError
-from packer.sources.parquet_pages import batch_rows
+from packer.sources.parquet_pages import Chunk, Group, batch_rows, read_groups
 from packer.sources.streams import PlainFile
 
 __all__ = [
     "BinaryColumn",
     "batches_of",
     "has_child",
-    "leaves_of",
     "open_parquet",
     "parquet_file",
     "row_bytes",
@@ -31,14 +30,16 @@ _BUFFER_BYTES = 1 << 20
 
 
 def open_parquet(path: Path) -> Any:
-    """A pyarrow.parquet.ParquetFile, which has its `path`. Raises SourceError, MissingExtraError."""
+    """A pyarrow.parquet.ParquetFile, which has its `path` and `groups`. Raises SourceError, MissingExtraError."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtraError("pyarrow", "parquet", "reading Parquet") from error
+    with closing(PlainFile(path)) as plain:
+        groups = read_groups(plain)
     with translated(path):
         file = pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-    file.path = path
+    file.path, file.groups = path, groups
     return file
 
 
@@ -66,28 +67,26 @@ def translated(path: Path) -> Iterator[None]:
         raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def leaves_of(file: Any, columns: Sequence[str]) -> list[int]:
-    """The numbers of the column chunks that these columns, or parts of columns, take."""
-    schema = file.schema
-    paths = [schema.column(number).path for number in range(len(schema))]
-    return [
-        number
-        for number, path in enumerate(paths)
-        if any(path == column or path.startswith(f"{column}.") for column in columns)
-    ]
+def row_bytes(group: Group, columns: Sequence[str]) -> int:
+    """Bytes of a row in these columns on average, as far as the footer is right."""
+    total = sum(chunk.unpacked for chunk in _chunks(group, columns))
+    return min(max(1, total // max(1, group.rows)), 1 << 30)
 
 
-def row_bytes(group: Any, leaves: Sequence[int]) -> int:
-    """Bytes of a row on average, as far as the footer is right."""
-    total = sum(max(0, group.column(leaf).total_uncompressed_size) for leaf in leaves)
-    return int(min(max(1, total // max(1, group.num_rows)), 1 << 30))
-
-
-def batches_of(file: Any, group: int, columns: Sequence[str]) -> Iterator[Any]:
+def batches_of(file: Any, number: int, columns: Sequence[str]) -> Iterator[Any]:
     """The rows of a row group, some at a time."""
     with closing(PlainFile(file.path)) as pages:
-        rows = batch_rows(pages, file.metadata.row_group(group), leaves_of(file, columns))
-    return file.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=False)  # type: ignore[no-any-return]
+        rows = batch_rows(pages, _chunks(file.groups[number], columns))
+    return file.iter_batches(rows, row_groups=[number], columns=list(columns), use_threads=False)  # type: ignore[no-any-return]
+
+
+def _chunks(group: Group, columns: Sequence[str]) -> list[Chunk]:
+    """The chunks that these columns, or parts of columns, take."""
+    return [
+        chunk
+        for chunk in group.chunks
+        if any(chunk.path == column or chunk.path.startswith(f"{column}.") for column in columns)
+    ]
 
 
 def has_child(kind: Any, name: str) -> bool:

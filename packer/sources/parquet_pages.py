@@ -1,37 +1,60 @@
-"""The pages of a Parquet file, before they are unpacked: how much memory reading some rows takes.
+"""What a Parquet file says of its row groups, and the headers of its pages: how much memory reading some rows takes.
 
 A footer may say anything of its row groups, and a page of a few bytes may unpack to 2 GiB. So the header of every page
 is read before its row group is. Rows are then read a batch at a time, of as many as fit into memory: the values of a
 row are in a page, or, where they are numbers of entries in a dictionary, in that. A page, or a dictionary, is unpacked
-as a whole.
+as a whole. It is all read here since pyarrow ends the process where a column of a footer is not as it should be.
 
+    file             "PAR1", column chunks, footer, uint32 bytes of the footer, "PAR1"
+    footer           FileMetaData: 3 rows, 4 row groups {1 columns, 3 rows}
+    a column         ColumnChunk {3 metadata {3 path, 5 values, 6 bytes unpacked, 7 bytes packed, 9 place of the first
+                     data page, 11 place of the dictionary}}
     column chunk     [dictionary page] data page, …; each is a header, and `compressed_page_size` bytes
-    header           PageHeader in Thrift's compact protocol: 1 type, 2 uncompressed_page_size, 3 compressed_page_size,
-                     5, 7 or 8 what is in the page, of which 1 is the number of values
+    header           PageHeader {1 type, 2 uncompressed_page_size, 3 compressed_page_size, 5, 7 or 8 what is in the page
+                     {1 number of values}}
 
-(parquet.thrift of apache/parquet-format; the compact protocol is in Thrift's documentation.)
+(parquet.thrift of apache/parquet-format documents it.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cache.errors import FormatError, SourceError
-from packer.formats.example import varint_at
 from packer.sources.streams import PlainFile
+from packer.sources.thrift import Struct, read_struct
 
-__all__ = ["Page", "batch_rows", "pages_of"]
+__all__ = ["Chunk", "Group", "Page", "batch_rows", "pages_of", "read_groups"]
 
+_TAIL_BYTES = 8
+_MAX_FOOTER_BYTES = 64 << 20
+_MAX_ROWS_OF_ALL = 1 << 40
 _DICTIONARY = 2
+_INSIDE = {0: 5, 2: 7, 3: 8}  # by the type of a page, the field that says what is in it
 _BATCH_BYTES = 32 << 20
 _DICTIONARY_BYTES = 256 << 20
 _MAX_ROWS = 4096
 _MAX_PAGE_BYTES = 1 << 30
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 1000  # images hardly shrink at all
 _PEEK_BYTES, _MAX_HEADER_BYTES = 4096, 16 << 20
-_MAX_DEPTH = 16
-_BOOLEANS, _BYTE, _VARINTS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
+
+
+class Chunk(NamedTuple):
+    """A column of a row group: its path ("image.bytes"), its values, and where its pages are."""
+
+    path: str
+    values: int
+    unpacked: int
+    start: int
+    stop: int
+
+
+class Group(NamedTuple):
+    """A row group."""
+
+    rows: int
+    chunks: tuple[Chunk, ...]
 
 
 class Page(NamedTuple):
@@ -43,21 +66,53 @@ class Page(NamedTuple):
     values: int
 
 
-def batch_rows(file: PlainFile, group: Any, leaves: Iterable[int]) -> int:
-    """How many rows of a row group (pyarrow's RowGroupMetaData) to read at a time, for these of its column chunks.
+def read_groups(file: PlainFile) -> list[Group]:
+    """The row groups of a file. Raises SourceError where its footer does not fit the file."""
+    size = file.path.stat().st_size
+    tail = _read(file, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
+    length = int.from_bytes(tail[:4], "little")
+    if bytes(tail[4:]) != b"PAR1" or length > min(size - _TAIL_BYTES, _MAX_FOOTER_BYTES):
+        raise SourceError(f"{file.path}: cannot be read as Parquet: it has no footer, so it is truncated or damaged")
+    try:
+        footer, _ = read_struct(_read(file, size - _TAIL_BYTES - length, length))
+        groups = [_group(group, size) for group in footer[4]]
+        rows = sum(group.rows for group in groups)
+        if rows != footer[3] or rows > min(_MAX_ROWS_OF_ALL, size):  # an image has more than a byte
+            raise FormatError(f"it claims {footer[3]:,} rows, and its groups {rows:,}, in {size:,} bytes")
+    except (FormatError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(f"{file.path}: cannot be read as Parquet: its footer is damaged: {error}") from error
+    return groups
+
+
+def _group(group: Struct, size: int) -> Group:
+    chunks = []
+    for column in group[1]:
+        about = column[3]
+        path = b".".join(about[3]).decode("utf-8")
+        dictionary = about.get(11) or about[9]
+        start = min(about[9], dictionary)
+        stop = start + about[7]
+        if start < 4 or not start <= stop <= size or about[5] < 0 or about[6] < 0:
+            raise FormatError(f"{path!r} is at {start:,} to {stop:,} of {size:,} bytes")
+        chunks.append(Chunk(path, about[5], about[6], start, stop))
+    if group[3] < 0:
+        raise FormatError(f"a group has {group[3]} rows")
+    return Group(group[3], tuple(chunks))
+
+
+def batch_rows(file: PlainFile, chunks: Iterable[Chunk]) -> int:
+    """How many rows of a row group to read at a time, for these of its chunks.
 
     Raises SourceError where a page unpacks to too much, or is not one.
     """
     rows = _MAX_ROWS
-    for leaf in leaves:
-        chunk = group.column(leaf)
+    for chunk in chunks:
         for page in pages_of(file, chunk):
-            if page.unpacked > _MAX_PAGE_BYTES or (
-                page.unpacked > _BOMB_BYTES and page.unpacked > _BOMB_RATIO * page.packed
-            ):
+            is_bomb = page.unpacked > _BOMB_BYTES and page.unpacked > _BOMB_RATIO * page.packed
+            if is_bomb or page.unpacked > _MAX_PAGE_BYTES:
                 raise SourceError(
-                    f"{file.path}: {chunk.path_in_schema}: a page of {page.packed:,} bytes unpacks to "
-                    f"{page.unpacked:,}: a decompression bomb; images take pages of at most {_MAX_PAGE_BYTES:,} bytes"
+                    f"{file.path}: {chunk.path}: a page of {page.packed:,} bytes unpacks to {page.unpacked:,}: a "
+                    f"decompression bomb; images take pages of at most {_MAX_PAGE_BYTES:,} bytes"
                 )
             if page.is_dictionary:
                 rows = min(rows, _DICTIONARY_BYTES // max(1, page.unpacked))
@@ -66,32 +121,22 @@ def batch_rows(file: PlainFile, group: Any, leaves: Iterable[int]) -> int:
     return max(1, rows)
 
 
-def pages_of(file: PlainFile, chunk: Any) -> Iterator[Page]:
-    """The pages of a column chunk (pyarrow's ColumnChunkMetaData). Raises SourceError where they do not fill it."""
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-        start = min(start, chunk.dictionary_page_offset)
-    stop, size = start + chunk.total_compressed_size, file.path.stat().st_size
-    if start < 4 or stop > size or chunk.num_values < 0:
-        raise SourceError(
-            f"{file.path}: {chunk.path_in_schema} claims bytes {start:,} to {stop:,} of {size:,}: truncated or damaged"
-        )
-    values = 0
-    while start < stop and values < chunk.num_values:
+def pages_of(file: PlainFile, chunk: Chunk) -> Iterator[Page]:
+    """The pages of a column chunk. Raises SourceError where they do not fill it."""
+    start, values = chunk.start, 0
+    while start < chunk.stop and values < chunk.values:
         try:
-            page, header = _page_at(file, start, stop)
-        except FormatError as error:
-            raise SourceError(f"{file.path}: {chunk.path_in_schema}: no page at byte {start:,}: {error}") from error
+            page, header = _page_at(file, start, chunk.stop)
+        except (FormatError, TypeError, AttributeError) as error:
+            raise SourceError(f"{file.path}: {chunk.path}: no page at byte {start:,}: {error}") from error
         start += header + page.packed
-        if start > stop:
-            raise SourceError(
-                f"{file.path}: {chunk.path_in_schema}: a page ends at {start:,}, beyond {stop:,}: damaged"
-            )
+        if start > chunk.stop:
+            raise SourceError(f"{file.path}: {chunk.path}: a page ends at {start:,}, beyond {chunk.stop:,}: damaged")
         values += 0 if page.is_dictionary else page.values
         yield page
-    if values != chunk.num_values:
+    if values != chunk.values:
         raise SourceError(
-            f"{file.path}: {chunk.path_in_schema} claims {chunk.num_values:,} values, its pages {values:,}: damaged"
+            f"{file.path}: {chunk.path} claims {chunk.values:,} values, its pages have {values:,}: damaged"
         )
 
 
@@ -100,91 +145,21 @@ def _page_at(file: PlainFile, start: int, stop: int) -> tuple[Page, int]:
     length = _PEEK_BYTES
     while True:
         length = min(length, stop - start)
-        data = memoryview(bytearray(length))
-        file.read_into(start, data)
         try:
-            return _parse(data)
+            header, end = read_struct(_read(file, start, length))
+            break
         except FormatError:
             if length in (stop - start, _MAX_HEADER_BYTES):
                 raise
         length = min(length * 16, _MAX_HEADER_BYTES)
-
-
-def _parse(data: memoryview) -> tuple[Page, int]:
-    numbers, end = _struct(data, 0)
-    kind, unpacked, packed = (numbers.get((key,), -1) for key in (1, 2, 3))
-    inside = {0: 5, 2: 7, 3: 8}.get(kind, 0)
-    values = numbers.get((inside, 1), 0)
-    if unpacked < 0 or packed < 0 or values < 0:
+    kind, unpacked, packed = (header.get(field, -1) for field in (1, 2, 3))
+    values = header.get(_INSIDE.get(kind, 0), {}).get(1, 0)
+    if min(unpacked, packed, values) < 0:
         raise FormatError(f"its header has the sizes {packed} and {unpacked}, and {values} values")
     return Page(kind == _DICTIONARY, packed, unpacked, values), end
 
 
-def _struct(data: memoryview, position: int, above: tuple[int, ...] = ()) -> tuple[dict[tuple[int, ...], int], int]:
-    """The whole numbers in a struct, by the numbers of their fields, and where it ends. Raises FormatError."""
-    if len(above) > _MAX_DEPTH:
-        raise FormatError("structs are nested too deep")
-    found: dict[tuple[int, ...], int] = {}
-    field = 0
-    while True:
-        head, position = _byte(data, position)
-        if not head:
-            return found, position
-        kind, delta = head & 15, head >> 4
-        if delta:
-            field += delta
-        else:
-            field, position = _zigzag(data, position)
-        key = (*above, field)
-        if kind == _STRUCT:
-            inner, position = _struct(data, position, key)
-            found |= inner
-        elif kind in _VARINTS:
-            found[key], position = _zigzag(data, position)
-        else:
-            position = _skip(data, position, kind, len(above))
-        if position > len(data):
-            raise FormatError(f"a field ends at {position}, beyond {len(data)} bytes")
-
-
-def _skip(data: memoryview, position: int, kind: int, depth: int) -> int:
-    """Where a value that is not needed ends."""
-    if kind in _BOOLEANS:
-        return position
-    if kind == _BYTE:
-        return position + 1
-    if kind == _DOUBLE:
-        return position + 8
-    if kind == _BINARY:
-        length, position = varint_at(data, position, len(data))
-        return position + length
-    if kind in _LISTS and depth < _MAX_DEPTH:
-        head, position = _byte(data, position)
-        count = head >> 4
-        if count == 15:
-            count, position = varint_at(data, position, len(data))
-        if count > len(data):
-            raise FormatError(f"a list of {count:,} values")
-        for _ in range(count):
-            position = _item(data, position, head & 15, depth + 1)
-        return position
-    raise FormatError(f"a value of the type {kind}")
-
-
-def _item(data: memoryview, position: int, kind: int, depth: int) -> int:
-    if kind == _STRUCT:
-        return _struct(data, position, (0,) * depth)[1]
-    if kind in _VARINTS:
-        return _zigzag(data, position)[1]
-    return position + 1 if kind in _BOOLEANS else _skip(data, position, kind, depth)
-
-
-def _byte(data: memoryview, position: int) -> tuple[int, int]:
-    if position >= len(data):
-        raise FormatError(f"it is cut off at byte {position}")
-    return data[position], position + 1
-
-
-def _zigzag(data: memoryview, position: int) -> tuple[int, int]:
-    value, position = varint_at(data, position, len(data))
-    return (value >> 1) ^ -(value & 1), position
+def _read(file: PlainFile, offset: int, length: int) -> memoryview:
+    data = memoryview(bytearray(length))
+    file.read_into(offset, data)
+    return data

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cache.errors import SourceError
-from packer.sources.manifest import LABEL_COLUMNS, field_named
+from packer.sources.manifest_columns import LABEL_COLUMNS, field_named
 
 __all__ = ["CAPTION_COLUMNS", "CONTENTS", "Roles", "choose_roles"]
 

@@ -18,6 +18,7 @@ Place: the address, and the bytes of the other fields, None for none.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,9 +27,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cache.errors import BadNameError, SourceError
+from cache.errors import BadNameError, BadSampleError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import FileSource, ListingBuilder, SourceListing, check_names
+from packer.sources.contents import NOT_FETCHED
 from packer.sources.fetching import Fetcher, FetchOptions
 from packer.sources.lookups import wanted_split
 from packer.sources.tables import Row, is_missing, json_payload, number_labels
@@ -80,6 +82,10 @@ class UrlListSource(FileSource):
             reader = UrlReader(self._fetcher, pool)
             try:
                 yield reader
+            except BaseException:
+                self._fetcher.stop()
+                self._fetcher = None
+                raise
             finally:
                 reader.close()
 
@@ -152,13 +158,19 @@ class _Rows:
 
 
 class UrlReader:
-    """Fetches images, those that are expected next ahead of time."""
+    """Fetches images, those that are expected next ahead of time.
+
+    Those that are done and not read yet have at most 256 MiB, and as much as `threads` images in addition.
+    """
 
     def __init__(self, fetcher: Fetcher, pool: ThreadPoolExecutor) -> None:
         self._fetcher, self._pool = fetcher, pool
         self._expected: deque[str] = deque()
-        self._ahead: deque[tuple[str, Future[bytes]]] = deque()
+        self._ahead: deque[tuple[str, Future[bytes | None]]] = deque()
         self._most = _AHEAD * fetcher.options.threads
+        self._room = threading.Condition()
+        self._bytes = self._sent = self._read = 0  # the latter two are counts of images
+        self._is_closed = False
 
     def expect(self, places: Sequence[Place]) -> None:
         """The places that `read` will be called with next, in this order."""
@@ -168,22 +180,45 @@ class UrlReader:
         url, *fields = place
         self._send()
         while self._ahead and self._ahead[0][0] != url:  # passed over
-            self._ahead.popleft()[1].cancel()
-        image = self._ahead.popleft()[1].result() if self._ahead else self._fetcher.fetch(url)
+            self._next()
+        image = self._next() if self._ahead else self._fetcher.fetch(url)
+        if image is None:
+            raise BadSampleError(f"{NOT_FETCHED}stopped: {url}")
         return (image, *fields)
 
     def close(self) -> None:
         """Send no more requests."""
-        self._expected.clear()
+        with self._room:
+            self._is_closed = True
+            self._room.notify_all()
         for _, future in self._ahead:
             future.cancel()
 
     def _send(self) -> None:
-        done = sum(len(future.result()) for _, future in self._ahead if _has_image(future))
-        while self._expected and len(self._ahead) < self._most and (done < _AHEAD_BYTES or not self._ahead):
+        while self._expected and len(self._ahead) < self._most:
             url = self._expected.popleft()
-            self._ahead.append((url, self._pool.submit(self._fetcher.fetch, url)))
+            self._ahead.append((url, self._pool.submit(self._fetch, url, self._sent)))
+            self._sent += 1
 
+    def _fetch(self, url: str, number: int) -> bytes | None:
+        """In a thread: the image, when there is room for it, or when it is the next to be read."""
+        with self._room:
+            self._room.wait_for(lambda: self._bytes < _AHEAD_BYTES or number <= self._read or self._is_closed)
+            if self._is_closed:
+                return None
+        data = self._fetcher.fetch(url)
+        with self._room:
+            self._bytes += len(data)
+        return data
 
-def _has_image(future: Future[bytes]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
+    def _next(self) -> bytes | None:
+        """The image that was sent for first. Raises BadSampleError."""
+        data: bytes | None = None
+        try:
+            data = self._ahead.popleft()[1].result()
+            return data
+        finally:
+            with self._room:
+                self._read += 1
+                self._bytes -= len(data or b"")
+                self._room.notify_all()

@@ -72,7 +72,7 @@ def is_url_list(path: Path) -> bool:
         row = next((row for _, row in table.rows()), {})
         table = Table(path, tuple(row))
         column = _first(table, PATHS) or _first(table, URL_COLUMNS)  # a manifest may name where its files are from
-    except PackerError:  # opening it as what its name says tells what is wrong
+    except PackerError:  # opening it as a manifest says what is wrong
         return False
     return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None
 

@@ -2,7 +2,7 @@
 
     images/train/1.jpg, labels/train/1.txt     or  train/images/1.jpg, train/labels/1.txt,  or without splits
     data.yaml                                  names: the classes, a list or by number; kpt_shape: [n, 2 or 3] of poses
-    classes.txt                                the names, one a line, where there is no data.yaml
+    classes.txt                                the names, one a line, without a data.yaml
 
 A line has a class number and parts of the width and height of the image as it is displayed:
 

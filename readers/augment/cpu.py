@@ -150,13 +150,16 @@ def _flip(rows: Sequence[torch.Tensor], jobs: Sequence[Job | None]) -> None:
 class Renderer:
     """Encoded bytes to pixels, for one thread.
 
-    interpolation: of the resize of its jobs. finish: how their results end up in a batch, if they do.
+    interpolation: of the resize of its jobs. finish: how their results end up in a batch, if they do. compiled: see
+    `decode_image`.
     lap: called with the name of a stage when it has ended, of an image or of several that are treated together:
         "decode", "resize", "augment"; None where nobody wants to know.
     """
 
-    def __init__(self, interpolation: Interpolation | None = None, finish: Finish | None = None) -> None:
-        self._bicubic, self._finish = interpolation == "bicubic", finish
+    def __init__(
+        self, interpolation: Interpolation | None = None, finish: Finish | None = None, *, compiled: bool = False
+    ) -> None:
+        self._bicubic, self._finish, self._compiled = interpolation == "bicubic", finish, compiled
         self._scratch = Scratch()
         self._temporary = torch.empty(0, dtype=torch.uint8)
         self._chunk = torch.empty(0, dtype=torch.uint8)
@@ -195,7 +198,8 @@ class Renderer:
             if self._render_coefficients(data, job, size, *into):
                 return _unflipped(job) if into[0] is out else None
         earlier = job[5]
-        image = _image(decode_image(data, earlier[0][0] if earlier else job[0], self._scratch, size))
+        region = earlier[0][0] if earlier else job[0]
+        image = _image(decode_image(data, region, self._scratch, size, compiled=self._compiled))
         if self.lap is not None:
             self.lap("decode")
         for number, made in enumerate(earlier):
@@ -271,7 +275,7 @@ class Renderer:
             for some, slot in zip(data, stack.slots, strict=False):
                 if isinstance(some, Exception):
                     return False
-                images.append(decode_image(some, region, slot, stack.size))
+                images.append(decode_image(some, region, slot, stack.size, compiled=self._compiled))
         except BadSampleError:
             return False
         if self.lap is not None:

@@ -49,6 +49,10 @@ class Functions(NamedTuple):
     pack_rows: Callable[..., int]
     decode_box: Callable[..., int]
     resize_box: Callable[..., int]
+    copy_clean: Callable[..., int]
+    build_codes: Callable[..., None]
+    decode_strips: Callable[..., int]
+    note_rows: Callable[..., int]
 
 
 class _Loader:
@@ -157,6 +161,7 @@ def _import_functions(folder: Path) -> Functions:
     """The functions; importing their modules compiles them, or loads them from the directory."""
     with _numba_caches_in(folder):
         from readers.coefficients.kernels.boxes import decode_box
+        from readers.coefficients.kernels.codes import build_codes, copy_clean
         from readers.coefficients.kernels.entropy import (
             build_table,
             find_marker,
@@ -166,9 +171,11 @@ def _import_functions(folder: Path) -> Functions:
         )
         from readers.coefficients.kernels.packing import pack_rows
         from readers.coefficients.kernels.resizing import resize_box
+        from readers.coefficients.kernels.strips import decode_strips, note_rows
 
     reading = find_marker, unstuff, build_table, read_sequential, read_progressive
-    return Functions(*reading, pack_rows, decode_box, resize_box)
+    of_scans = copy_clean, build_codes, decode_strips, note_rows
+    return Functions(*reading, pack_rows, decode_box, resize_box, *of_scans)
 
 
 @contextmanager

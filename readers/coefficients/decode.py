@@ -24,7 +24,17 @@ from readers.coefficients.layout import (
 from readers.decode.region import Region, check_header, upright
 from readers.headers.base import Buffer
 
-__all__ = ["MAX_SHRINK", "Scaling", "decode", "decode_resized", "memory_bytes", "resize_bytes", "stored_box"]
+__all__ = [
+    "MAX_SHRINK",
+    "Scaling",
+    "address_of",
+    "decode",
+    "decode_resized",
+    "memory_bytes",
+    "resize_bytes",
+    "stored_box",
+    "working_memory",
+]
 
 MAX_SHRINK = 4
 _MAX_SIDE = 4096
@@ -82,7 +92,7 @@ class Scaling:
 
     def addresses(self) -> tuple[int, int]:
         """Of 24 factors and 24 summands: for eight pixels in a row, and colour by colour. Valid as long as this is."""
-        return _address(self._pixels), _address(self._planes)
+        return address_of(self._pixels), address_of(self._planes)
 
 
 def decode_resized(
@@ -122,10 +132,10 @@ def decode_resized(
         return False
     check_sum(data, shape)
     resize = *resized, top, left, height, width, 2 * flips[0] + flips[1]
-    memory = _memory.address(resize_bytes(box[3], height, width))
+    memory = working_memory.address(resize_bytes(box[3], height, width))
     scale = 8 // reduce, reduce < 8 and not region.coarse
     source = np.frombuffer(data, np.uint8)
-    image = _address(source), shape.total_bytes
+    image = address_of(source), shape.total_bytes
     if load_functions().resize_box(image, shape[:5], scale, box, resize, pixels, memory, SPARSE_TO_WORKING):
         raise _damaged(shape)
     return True
@@ -137,11 +147,11 @@ def _target(out: npt.NDArray[Any], scaling: Scaling | None) -> tuple[int, int, i
     kind = np.uint8 if scaling is None else np.float32
     if out.dtype == kind and out.shape[2] == 3 and out.flags.writeable:
         if scaling is None and (across, colour) == (3, 1):
-            return _address(out), down, 0, 0, 0
+            return address_of(out), down, 0, 0, 0
         if scaling is not None and (across, colour) == (12, 4):
-            return _address(out), down, 0, 2 if scaling.is_fused else 1, scaling.addresses()[0]
+            return address_of(out), down, 0, 2 if scaling.is_fused else 1, scaling.addresses()[0]
         if scaling is not None and across == 4:
-            return _address(out), down, colour, 3, scaling.addresses()[1]
+            return address_of(out), down, colour, 3, scaling.addresses()[1]
     raise ValueError(f"out: expected writable {np.dtype(kind)} [height, width, 3], found {out.dtype} {out.shape}")
 
 
@@ -178,8 +188,8 @@ def _decoded(
     out: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.uint8]:
     """Decode a box into `out`, whose lines are not interrupted. Raises BadSampleError."""
-    source, memory = np.frombuffer(data, np.uint8), _memory.address(memory_bytes(box[3]))
-    image, lines = (_address(source), shape.total_bytes), (_address(out), out.strides[0])
+    source, memory = np.frombuffer(data, np.uint8), working_memory.address(memory_bytes(box[3]))
+    image, lines = (address_of(source), shape.total_bytes), (address_of(out), out.strides[0])
     scale = 8 // reduce, is_fancy and reduce < 8
     if load_functions().decode_box(image, shape[:5], scale, box, lines, memory, SPARSE_TO_WORKING):
         raise _damaged(shape)
@@ -191,9 +201,9 @@ def _damaged(shape: Shape) -> BadSampleError:
 
 
 def memory_bytes(columns: int) -> int:
-    """What `decode_box` needs for a box of so many columns: lines of blocks, two rows of three components at most, two
-    lines of chroma, and room at their ends."""
-    return 512 + 50 * (columns + 256)
+    """What functions that decode need for a box of so many columns: up to four rows of blocks of luma and two of each
+    chroma component, two lines of chroma, and room at their ends."""
+    return 768 + 68 * (columns + 256)
 
 
 def resize_bytes(columns: int, height: int, width: int) -> int:
@@ -202,7 +212,7 @@ def resize_bytes(columns: int, height: int, width: int) -> int:
     return memory_bytes(columns) + 6 * (columns + 256) + 40 * height + 24 * (width + 8) + 99 * (width + 32) + 768
 
 
-def _address(array: npt.NDArray[Any]) -> int:
+def address_of(array: npt.NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -218,8 +228,8 @@ class _Memory(threading.local):
         """Of at least so many bytes, until the next call."""
         if len(self._bytes) < size:
             self._bytes = np.empty(size * 3 // 2, np.uint8)
-            self._at = _address(self._bytes)
+            self._at = address_of(self._bytes)
         return self._at
 
 
-_memory = _Memory()
+working_memory = _Memory()

@@ -26,10 +26,10 @@ from readers.coefficients.markers import Frame, HuffmanTable, Refused, Scan, rea
 from readers.headers import parse_header, sniff
 from readers.headers.base import Buffer
 
-__all__ = ["MAX_RATIO", "encode", "encode_strictly"]
+__all__ = ["LARGEST", "MAX_RATIO", "built_table", "encode", "encode_strictly"]
 
 MAX_RATIO = 2  # times the JPEG, beyond which its own bytes are the better use of memory
-_LARGEST = 8191  # of a coefficient times its multiplier: four times what 8-bit samples give, and free of overflow
+LARGEST = 8191  # of a coefficient times its multiplier: four times what 8-bit samples give, and free of overflow
 _LEAST_BLOCK_BYTES = 4
 _TABLES = 8
 _KEPT_TABLES = 64
@@ -126,7 +126,7 @@ class _Memory:
         for row, table in enumerate(tables):
             built = self.tables.get(table)
             if built is None:
-                built = _built(functions, table)
+                built = built_table(functions, table)
                 if len(self.tables) >= _KEPT_TABLES:
                     self.tables.clear()
                 self.tables[table] = built
@@ -136,7 +136,7 @@ class _Memory:
 _local = threading.local()
 
 
-def _built(functions: Functions, table: HuffmanTable) -> tuple[npt.NDArray[Any], ...]:
+def built_table(functions: Functions, table: HuffmanTable) -> tuple[npt.NDArray[Any], ...]:
     symbols = np.zeros(256, np.uint8)
     symbols[: len(table.symbols)] = np.frombuffer(table.symbols, np.uint8)
     look = np.empty(_LOOK_ENTRIES, np.int32)
@@ -210,7 +210,7 @@ def _pack(functions: Functions, frame: Frame, shape: Shape, planes: _Planes, out
     at = shape.rows_at
     for component, (rows, width) in enumerate(planes.needed):
         steps = frame.steps[component]
-        limits = np.minimum(_LARGEST // steps, _LARGEST)[SPARSE_ZIGZAG].astype(np.int16)
+        limits = np.minimum(LARGEST // steps, LARGEST)[SPARSE_ZIGZAG].astype(np.int16)
         first = planes.blocks[planes.firsts[component] :].ctypes.data
         behind = np.zeros(rows, np.int64)
         counts = (rows, width, planes.strides[component])

@@ -60,6 +60,7 @@ __all__ = [
     "TABLE_BYTES",
     "TAIL_BYTES",
     "WORKING",
+    "WORKING_OF_ZIGZAG",
     "WORKING_ZIGZAG",
     "Shape",
     "blocks_of",
@@ -99,6 +100,7 @@ def _between(wanted: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt
 SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # of each bit of a mask: the number of its coefficient in a JPEG
 WORKING_ZIGZAG = _between(WORKING, _ZIGZAG)
 SPARSE_OF_ZIGZAG = np.argsort(SPARSE_ZIGZAG)
+WORKING_OF_ZIGZAG = np.argsort(WORKING_ZIGZAG)
 SPARSE_TO_WORKING = np.argsort(WORKING)[SPARSE].astype(np.int64)
 
 

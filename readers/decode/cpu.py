@@ -7,8 +7,8 @@ No more of a JPEG is decoded than a region needs. There are three savings; the f
 where a resize hides them:
 
 - Rows below the region. The height in the frame header (T.81, B.2.2) is lowered in a copy of the bytes, so the decoder
-  stops there and skips to the end marker. Sequential JPEGs only: a progressive one has all rows in every scan. The
-  margin covers the rows that chroma upsampling looks at.
+  stops there and skips to the end marker. Sequential JPEGs only: a progressive one has all rows in every scan. Where
+  colours are stored with fewer rows, one more is decoded, at which their interpolation looks.
 - Scale. libjpeg decodes at 1/2, 1/4 or 1/8 by inverse DCTs of fewer coefficients.
 - Colour that is stored at half the size is repeated instead of interpolated: a tenth of the time.
 
@@ -42,7 +42,6 @@ __all__ = ["DECODER", "check_coding", "decode_image", "decode_unchanged", "has_c
 
 # Named in resume tokens: another decoder may give slightly different pixels.
 DECODER = "cpu"
-_MARGIN_ROWS = 16
 _BITS = 8
 _PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 _SEQUENTIAL = (0xC0, 0xC1)
@@ -58,6 +57,8 @@ def decode_image(
     region: Region | tuple[int, int, int, int, int, bool] | None = None,
     scratch: Scratch | None = None,
     size: tuple[int, int] | None = None,
+    *,
+    compiled: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """RGB pixels of an encoded image, upright, uint8 [height, width, 3]. Raises BadSampleError.
 
@@ -66,6 +67,8 @@ def decode_image(
     region: the part that is needed (None: all of it). Only JPEGs can be reduced; other images are cropped at full size.
     scratch: memory to use; the result may be a view of it, valid until its next use.
     size: the (height, width) that the index promises for the upright image.
+    compiled: decode baseline JPEGs by compiled functions (`readers.coefficients.strips`), which is quicker and gives
+        the same pixels. Raises MissingExtraError, UnsupportedCpuError.
     """
     header, frame = read_frame(data)
     check_header(header, size)
@@ -79,6 +82,12 @@ def decode_image(
     pixels = None
     if frame:
         check_coding(data, header, frame)
+    if frame and compiled and header.process in _SEQUENTIAL:
+        from readers.coefficients.strips import decode_strips  # loads crc32c
+
+        found = decode_strips(data, header, Region(*region), scratch)
+        if found is not None:
+            return found
     if frame and header.components != 4:
         bottom = top + height if header.orientation == 1 else header.height
         pixels = _decode_rows(data, header, frame, bottom, reduce, coarse, scratch or Scratch())
@@ -152,7 +161,8 @@ def _decode_rows(
     only Pillow can decode the image.
     """
     height, width = header.height, header.width
-    rows = min(height, (bottom + _MARGIN_ROWS - 1) // _MARGIN_ROWS * _MARGIN_ROWS + _MARGIN_ROWS)
+    down = data[frame + 6 : frame + 5 + 3 * header.components : 3]  # sampling factors, those of rows in the lower half
+    rows = min(height, bottom + (reduce if any(factors & 15 != 1 for factors in down) else 0))
     source: Any = data
     harmless = _BYTES_BEFORE_THE_END
     if rows < height and header.process in _SEQUENTIAL:

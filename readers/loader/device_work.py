@@ -23,6 +23,7 @@ from readers.coefficients.layout import is_coefficients
 from readers.decode.batch import routes, same_as_promised
 from readers.decode.share import Share
 from readers.feed import read_samples
+from readers.loader.strips import StripReader
 from readers.loader.timers import ThreadClock
 from readers.loader.work import Batch, EpochWork
 from readers.order.base import Int64s
@@ -57,7 +58,11 @@ class DeviceWork(EpochWork):
         return EpochWork.reader_of_images(self)
 
     def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipes[0].interpolation)
+        return _BoxRenderer(self.recipes[0].interpolation, compiled=self.compiled)
+
+    def reader_of_strips(self) -> StripReader | None:
+        """None where a device decodes."""
+        return None if self.decodes or self.finishes else EpochWork.reader_of_strips(self)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         began = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""The fields beside the images of a batch: read with them, and decoded and moved row by row by the same threads."""
+"""The other fields of the images of a batch: read with them, and decoded and moved row by row by the same threads."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from cache.errors import UnsupportedCpuError
 from cache.node import usable_cpus
 from cache.stores.ranges import BlockPool
 from readers.augment.cpu import Finish
@@ -81,8 +82,10 @@ class ImageLoader(FeedLoader):
     device: where batches are. On a CUDA device they are finished there, and `prefetch` of them wait there
         (`readers.loader.device`).
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
-        first of them that there is on a CUDA device, and the CPU elsewhere. What a cache keeps as coefficients a CUDA
-        device decodes with Triton, if it is installed, except with "cpu" (docs/gpu.md).
+        first of them that there is on a CUDA device, and the CPU elsewhere. "compiled" is the CPU, with functions that
+        are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
+        What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
+        "compiled" (docs/gpu.md).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
@@ -116,7 +119,7 @@ class ImageLoader(FeedLoader):
         prefetch: int = 3,
         pin_memory: bool | None = None,
         device: torch.device | str = "cpu",
-        decoder: DecoderName = "auto",
+        decoder: DecoderName | Literal["compiled"] = "auto",
         cpu_share: CpuShare = 0,
         exact_colours: bool = False,
     ) -> None:
@@ -136,11 +139,14 @@ class ImageLoader(FeedLoader):
             raise ValueError(f"threads and prefetch are at least 1, not {self.threads} and {prefetch}")
         self.prefetch, self.exact_colours = prefetch, exact_colours
         self.device = find_device(device)
+        self._compiled = decoder == "compiled"
+        if self._compiled:
+            check_compiled()
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         share = Share(cpu_share, self.threads)
-        given = {"reader": reader, "recipe": self.recipe}
-        self._path = device_path(self.device, decoder, share, dtype=self.dtype, planar=planar, ahead=prefetch, **given)
+        made = {"dtype": self.dtype, "planar": planar, "recipe": self.recipe, "ahead": prefetch, "reader": reader}
+        self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)
         else:
@@ -223,7 +229,7 @@ class ImageLoader(FeedLoader):
             return IndexWork(feed, fields)
         given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
         work = EpochWork(*given) if self._path is None else self._path.work(*given)
-        work.exact_colours = self.exact_colours
+        work.exact_colours, work.compiled = self.exact_colours, self._compiled
         fill = timers.fill if self._path is None else None
         crew = Crew(work, self.threads, self.prefetch, self._rows_at_once(), timers, fill)
         return crew if self._path is None else self._path.stage(crew, work, timers)
@@ -265,6 +271,15 @@ class ImageLoader(FeedLoader):
         height, width = self.recipe.out_size or (224, 224)
         rows = max(_LEAST_ROWS, min(_MOST_ROWS, _VALUES_AT_ONCE // (height * width * 3 * len(self._recipes))))
         return max(1, min(rows, -(-self.batch_size // self.threads)))
+
+
+def check_compiled() -> None:
+    """Raise MissingExtraError or UnsupportedCpuError where this machine cannot make the compiled functions."""
+    from readers.coefficients import unsupported_reason
+
+    reason = unsupported_reason()
+    if reason:
+        raise UnsupportedCpuError(f"decoder='compiled' does not work here: {reason}; use decoder='cpu'")
 
 
 def device_path(device: torch.device, decoder: DecoderName, share: Share, **options: Any) -> DevicePath | None:

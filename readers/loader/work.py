@@ -20,6 +20,7 @@ from readers.feed import BadSample, Feed, for_decoding, read_samples
 from readers.headers import ImageHeader
 from readers.items import Payloads
 from readers.loader.fields import FieldWork
+from readers.loader.strips import Jobs, StripReader, open_strips
 from readers.loader.timers import ThreadClock
 from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
@@ -91,6 +92,7 @@ class EpochWork:
     classes: of the labels, where images are mixed.
     fields: what to do for other fields, None where none is asked for.
     exact_colours: see `ImageLoader`.
+    compiled: whether JPEGs are decoded by compiled functions.
     """
 
     feed: Feed
@@ -100,35 +102,42 @@ class EpochWork:
     classes: int = 0
     fields: FieldWork | None = None
     exact_colours: bool = False
+    compiled: bool = False
     _read_seconds: float = 0.0
     _images: Reader = field(init=False, repr=False)
+    _strips: StripReader | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._images = self.reader_of_images()
+        self._strips = self.reader_of_strips()
 
     def reader_of_images(self) -> Reader:
         """Where images are read."""
         return for_decoding(self.feed.reader)
+
+    def reader_of_strips(self) -> StripReader | None:
+        """Where the rows that boxes need are read in place of whole images; None where that is not so."""
+        return open_strips(self._images) if isinstance(self._images, Reader) else None
 
     @property
     def steps(self) -> int:
         return self.feed.steps()
 
     def tools(self) -> Renderer:
-        return Renderer(self.recipes[0].interpolation, self.finish)
+        return Renderer(self.recipes[0].interpolation, self.finish, compiled=self.compiled)
 
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Which samples batch `step` holds, and what happens to each."""
         positions, indices = self.feed.rows(self._epoch, step)
         if self._read_seconds > _SLOW_READ_SECONDS and step + 1 < self.steps:
-            self._images.prefetch(self.feed.rows(self._epoch, step + 1)[1])
+            self._announce(step + 1)
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]
         jobs = [plan.jobs() for plan in plans]
         bad = {row: error for plan in plans for row, error in plan.boxes.bad.items()}
+        data = list(self._read(positions, indices, (jobs, sizes), clock))
         # A copy: substitutes change it, and what a feed has computed ahead belongs to the feed.
-        data = list(self._read(positions, indices, clock))
         batch = Batch(step, positions, indices.copy(), sizes, jobs, bad, data, images)
         if self.fields is not None:
             batch.payloads = self.fields.read(indices)
@@ -223,13 +232,27 @@ class EpochWork:
                     part.boxes.coarse[:] = False
         return plans, list(zip(heights.tolist(), widths.tolist(), strict=True))
 
+    def _announce(self, step: int) -> None:
+        """Tell the store what the batch `step` will read."""
+        positions, indices = self.feed.rows(self._epoch, step)
+        if self._strips is None:
+            self._images.prefetch(indices)
+        else:
+            self._strips.announce(indices, [plan.jobs() for plan in self._plan_samples(positions, indices)[0]])
+
     def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
         """The images, or why one could not be read."""
         return read_samples(self._images, indices)
 
-    def _read(self, positions: Int64s, indices: Int64s, clock: ThreadClock) -> Sequence[Buffer | Exception]:
+    def _read(
+        self, positions: Int64s, indices: Int64s, drawn: tuple[Jobs, list[tuple[int, int]]], clock: ThreadClock
+    ) -> Sequence[Buffer | Exception]:
+        """The images of a batch, or strips that hold their boxes: then jobs and sizes, `drawn`, are changed to fit."""
         clock.begin_read()
-        data = self._read_samples(positions, indices)
+        if self._strips is None:
+            data = self._read_samples(positions, indices)
+        else:
+            data = self._strips.read(indices, *drawn)
         seconds = clock.end_read(data) / max(1, len(indices))
         self._read_seconds += (seconds - self._read_seconds) / 8
         return data

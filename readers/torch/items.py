@@ -37,7 +37,7 @@ class ItemMaker:
             raise ValueError("target_transform makes the label of a sample: name 'label' in fields")
 
     def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
-        """The bytes of the fields beside the image."""
+        """The bytes of the fields other than the image."""
         return self.fields.read(reader, rows) if self.fields.stored else [_NOTHING] * len(rows)
 
     def make(

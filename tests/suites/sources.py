@@ -27,7 +27,7 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads"]
+__all__ = ["Found", "SourceSuite", "found", "payloads", "places", "read_damaged"]
 
 REFUSED = (SourceError, DatasetError)
 
@@ -67,6 +67,33 @@ def found(source: Any, split: str | None = None) -> Found:
         for name, part in listing.splits.items()
     }
     return Found(splits, tuple(listing.classes), tuple(listing.fields))
+
+
+def read_damaged(root: Path, files: Sequence[Path], trials: int, first: int | None = None) -> None:
+    """Read a source again and again, with a few bytes of its files changed, or without the end of one.
+
+    first: only so many bytes from the start are changed.
+
+    Each time it ends in an error of ours, or in what can be read; never in another exception.
+    """
+    draw = random.Random(len(files))
+    refused = 0
+    for _ in range(trials):
+        path = draw.choice(files)
+        good = path.read_bytes()
+        data = bytearray(good[: draw.randrange(len(good))] if draw.random() < 0.1 else good)
+        for _ in range(draw.randint(1, 4) if data else 0):
+            data[draw.randrange(min(len(data), first or len(data)))] = draw.choice(
+                (0, 1, 127, 128, 255, draw.randrange(256))
+            )
+        path.write_bytes(data)
+        try:
+            found(packer.open_source(root))
+        except (*REFUSED, BadSampleError):
+            refused += 1
+        path.write_bytes(good)
+    assert refused, "nothing was damaged"
+    print(f"{trials} trials, {refused} refused")
 
 
 class SourceSuite:

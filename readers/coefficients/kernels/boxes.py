@@ -4,7 +4,7 @@ Of each component no more is in memory than the row of blocks that a line of pix
 interpolated, so samples stay in the cache next to the core until they are pixels.
 
 Whoever wants lines of pixels makes a plan, begins, and asks for the samples of one line after another: `decode_box`
-here, `resize_box` in `kernels.resizing`.
+here, `resize_box` in `kernels.resizing`. `kernels.strips` decodes rows of blocks of a JPEG itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,20 @@ from readers.coefficients.kernels.colours import (
 from readers.coefficients.kernels.packing import copy_bytes, read_row
 from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
 
-__all__ = ["MARGIN", "aligned", "begin", "decode_box", "next_line", "plan_components", "write_pixels"]
+__all__ = [
+    "MARGIN",
+    "aligned",
+    "begin",
+    "decode_box",
+    "last_line",
+    "line_at",
+    "next_line",
+    "plan_components",
+    "repeat_edges",
+    "samples_of",
+    "write_line",
+    "write_pixels",
+]
 
 MARGIN = 64  # samples that may be read or written on both sides of a line
 _TAIL_BYTES = 32
@@ -34,8 +47,9 @@ _TABLES_AT, _TABLE_BYTES, _INDEX_BYTES, _BLOCK = 24, 128, 4, 8
 # multipliers begin, log2 of the samples that a block gives in a line, whether it is still subsampled across and down
 # (0 or 1), samples in a line, and lines
 _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
-# What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line
-_FIRST, _LAST, _NEXT, _RING, _STRIDE = range(5)
+# What changes: blocks from first to last are decoded up to row `_NEXT`, to samples at `_RING`, `_STRIDE` bytes a line;
+# of the rows of blocks the last `_MASK` + 1 are kept, a power of two
+_FIRST, _LAST, _NEXT, _RING, _STRIDE, _MASK = range(6)
 
 _number = types.int64
 _two = types.UniTuple(_number, 2)
@@ -76,18 +90,23 @@ def plan_components(shape, size):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _line(plan, state, component, line):
+def line_at(plan, state, component, line):
     """The address of the first sample that was decoded of a line."""
     bits = plan[component, _SIZE_BITS]
-    slot = (line >> bits) & plan[component, _DOWN]
+    slot = (line >> bits) & state[component, _MASK]
     inner = line & ((1 << bits) - 1)
     return state[component, _RING] + ((slot << bits) + inner) * state[component, _STRIDE]
 
 
 @njit(forceinline=True, error_model="numpy")
-def begin(plan, top, left, columns, memory):
-    """The state before the first line of a box: which blocks of each component it needs, and where their samples go."""
-    state = np.zeros((3, 5), np.int64)
+def begin(plan, top, left, columns, memory, high):
+    """The state before the first line of a box: which blocks of each component it needs, and where their samples go.
+
+    high: rows of blocks of luma that are decoded at once; where chroma is interpolated from two rows, twice as many of
+    luma are kept then.
+    """
+    state = np.zeros((3, 6), np.int64)
+    kept = 1 + plan[plan.shape[0] - 1, _DOWN]
     for component in range(plan.shape[0]):
         bits, across, down = plan[component, _SIZE_BITS], plan[component, _ACROSS], plan[component, _DOWN]
         first = max((left >> across) - across, 0)
@@ -98,7 +117,8 @@ def begin(plan, top, left, columns, memory):
         samples = (state[component, _LAST] - state[component, _FIRST]) << bits
         state[component, _STRIDE] = aligned(samples + 2 * MARGIN)
         state[component, _RING] = memory + MARGIN
-        memory += (state[component, _STRIDE] << bits) * (1 + down)
+        state[component, _MASK] = (high * kept - 1 if high > 1 else 0) if component == 0 else kept - 1
+        memory += (state[component, _STRIDE] << bits) * (1 + state[component, _MASK])
     return state
 
 
@@ -115,22 +135,28 @@ def _decode_rows(image, plan, state, component, wanted, block, places):
         begin, end = load_u32(entry), load_u32(entry + 4)
         if begin > end or end > total - _TAIL_BYTES:
             return 1
-        target = _line(plan, state, component, row << bits)
+        target = line_at(plan, state, component, row << bits)
         steps = data + plan[component, _STEPS]
         blocks, samples = (width, first, last), (target, stride)
         if read_row(data + begin, data + end, blocks, steps, 1 << bits, samples, block, places):
             return 1
-        if plan[component, _ACROSS]:
-            # the filter sees the outermost samples again beyond the edges
-            edge = plan[component, _COLUMNS] - (first << bits)
-            for _ in range(1 << bits):
-                if first == 0:
-                    store_u8(target - 1, load_u8(target))
-                if edge <= (last - first) << bits:
-                    store_u8(target + edge, load_u8(target + edge - 1))
-                target += stride
+        repeat_edges(plan, state, component, target)
         state[component, _NEXT] = row + 1
     return 0
+
+
+@njit(forceinline=True, error_model="numpy")
+def repeat_edges(plan, state, component, target):
+    """Of a row of blocks at `target`: the filter sees the outermost samples again beyond the edges."""
+    if plan[component, _ACROSS]:
+        bits, first = plan[component, _SIZE_BITS], state[component, _FIRST]
+        edge = plan[component, _COLUMNS] - (first << bits)
+        for _ in range(1 << bits):
+            if first == 0:
+                store_u8(target - 1, load_u8(target))
+            if edge <= (state[component, _LAST] - first) << bits:
+                store_u8(target + edge, load_u8(target + edge - 1))
+            target += state[component, _STRIDE]
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -138,7 +164,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     """The address of the chroma of a line from the pixel `left` on; where it is subsampled, it is made at `wide`."""
     across, down = plan[component, _ACROSS], plan[component, _DOWN]
     offset = (left >> across) - (state[component, _FIRST] << plan[component, _SIZE_BITS])
-    near = _line(plan, state, component, line >> down) + offset
+    near = line_at(plan, state, component, line >> down) + offset
     if not is_fancy or (across and plan[component, _COLUMNS] <= 2):
         if not across:
             return near
@@ -148,7 +174,7 @@ def _chroma(plan, state, component, line, left, columns, is_fancy, wide):
     if down:
         other = (line >> 1) + (1 if line & 1 else -1)
         other = min(max(other, 0), plan[component, _LINES] - 1)
-        far = _line(plan, state, component, other) + offset
+        far = line_at(plan, state, component, other) + offset
         if not across:
             for k in range(0, columns, 16):
                 blend_16(near + k, far + k, 2 if line & 1 else 1, wide + k)
@@ -177,20 +203,32 @@ def next_line(image, plan, state, line, across, memory, places):
     Lines are asked for in their order. image: its address and bytes. across: the first column, how many, and whether
     chroma is interpolated. memory: addresses for a block, and for a line of blue and of red.
     """
-    left, columns, is_fancy = across
     block, blue, red = memory
     for component in range(plan.shape[0]):
-        last = line
-        if plan[component, _DOWN]:
-            last = min((line >> 1) + 1, plan[component, _LINES] - 1)
-        wanted = (last >> plan[component, _SIZE_BITS]) + 1
+        wanted = (last_line(plan, component, line) >> plan[component, _SIZE_BITS]) + 1
         if _decode_rows(image, plan, state, component, wanted, block, places):
             return 1, 0, 0, 0
-    luma = _line(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
+    luma, cb, cr = samples_of(plan, state, line, across, blue, red)
+    return 0, luma, cb, cr
+
+
+@njit(forceinline=True, error_model="numpy")
+def last_line(plan, component, line):
+    """The last line of a component that a line of pixels needs."""
+    if plan[component, _DOWN]:
+        return min((line >> 1) + 1, plan[component, _LINES] - 1)
+    return line
+
+
+@njit(error_model="numpy")
+def samples_of(plan, state, line, across, blue, red):
+    """The addresses of the samples of Y, Cb and Cr of a line whose blocks are decoded; see `next_line`."""
+    left, columns, is_fancy = across
+    luma = line_at(plan, state, 0, line) + left - (state[0, _FIRST] << plan[0, _SIZE_BITS])
     if plan.shape[0] == 1:
-        return 0, luma, luma, luma
+        return luma, luma, luma
     cb = _chroma(plan, state, 1, line, left, columns, is_fancy, blue)
-    return 0, luma, cb, _chroma(plan, state, 2, line, left, columns, is_fancy, red)
+    return luma, cb, _chroma(plan, state, 2, line, left, columns, is_fancy, red)
 
 
 @njit(error_model="numpy")
@@ -215,6 +253,15 @@ def _write_grey(luma, columns, target, spare):
     if rest:
         grey_16(luma + columns - rest, spare)
         copy_bytes(spare, target + 3 * (columns - rest), 3 * rest)
+
+
+@njit(forceinline=True, error_model="numpy")
+def write_line(components, luma, blue, red, columns, target, spare):
+    """A line of RGB from its samples; nothing is written behind it. spare: the address of 96 bytes."""
+    if components == 1:
+        _write_grey(luma, columns, target, spare)
+    else:
+        write_pixels(luma, blue, red, columns, target, spare)
 
 
 @njit(
@@ -242,15 +289,12 @@ def decode_box(image, shape, scale, box, pixels, memory, places):
     blue = spare + 128
     red = blue + aligned(columns + 2 * MARGIN)
     plan = plan_components(shape, scale[0])
-    state = begin(plan, top, left, columns, red + aligned(columns + 2 * MARGIN))
+    state = begin(plan, top, left, columns, red + aligned(columns + 2 * MARGIN), 1)
     across = left, columns, scale[1]
     for line in range(top, top + lines):
         status, luma, cb, cr = next_line(image, plan, state, line, across, (block, blue, red), places)
         if status:
             return 1
-        if plan.shape[0] == 1:
-            _write_grey(luma, columns, target, spare)
-        else:
-            write_pixels(luma, cb, cr, columns, target, spare)
+        write_line(plan.shape[0], luma, cb, cr, columns, target, spare)
         target += stride
     return 0

@@ -15,7 +15,16 @@ from numba import njit, types
 
 from readers.coefficients.kernels.vectors import byte_swapped, load_u8, load_u64, store_u8, store_u64
 
-__all__ = ["LOOK_BITS", "MOST_BYTES", "build_table", "find_marker", "read_progressive", "read_sequential", "unstuff"]
+__all__ = [
+    "LOOK_BITS",
+    "MOST_BYTES",
+    "build_table",
+    "find_marker",
+    "has_no_ff",
+    "read_progressive",
+    "read_sequential",
+    "unstuff",
+]
 
 LOOK_BITS = 11
 MOST_BYTES = 1024
@@ -30,7 +39,7 @@ _options = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
 @njit(forceinline=True, error_model="numpy")
-def _has_no_ff(word):
+def has_no_ff(word):
     """Whether none of eight bytes is FF."""
     inverse = ~word
     return (inverse - np.uint64(0x0101010101010101)) & word & np.uint64(0x8080808080808080) == 0
@@ -40,7 +49,7 @@ def _has_no_ff(word):
 def find_marker(source, stop):
     """The address of the first marker but restarts from source to stop; `stop` where there is none."""
     while source + 1 < stop:
-        if source + 8 <= stop and _has_no_ff(load_u64(source)):
+        if source + 8 <= stop and has_no_ff(load_u64(source)):
             source += 8
             continue
         if load_u8(source) == 0xFF:
@@ -63,7 +72,7 @@ def unstuff(source, stop, target, intervals):
     out = target
     intervals[0, 0] = 0
     while source < stop:
-        while source + 8 <= stop and _has_no_ff(load_u64(source)):
+        while source + 8 <= stop and has_no_ff(load_u64(source)):
             store_u64(out, load_u64(source))
             source += 8
             out += 8

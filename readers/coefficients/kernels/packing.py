@@ -31,7 +31,7 @@ from readers.coefficients.kernels.vectors import (
     store_u64,
 )
 
-__all__ = ["copy_bytes", "pack_rows", "read_row"]
+__all__ = ["copy_bytes", "flat_block", "pack_rows", "read_row"]
 
 _number = types.int64
 _three = types.UniTuple(_number, 3)
@@ -137,7 +137,7 @@ def _count_bits(place, count):
 
 
 @njit(error_model="numpy")
-def _flat(dc, step, size, target, stride):
+def flat_block(dc, step, size, target, stride):
     """A block of one value, which all inverse DCTs make of a DC alone."""
     value = (dc * step + 4) >> 3
     if size == 1:
@@ -172,7 +172,7 @@ def read_row(row, end, blocks, steps, size, samples, block, places):
     step = load_i16(steps)
     if size == 1:
         for x in range(first, last):
-            _flat(load_i16(row + 2 * x), step, 1, target + x - first, stride)
+            flat_block(load_i16(row + 2 * x), step, 1, target + x - first, stride)
         return 0
     masks_2 = masks_1 + _count_bits(heads_1, width)
     digits_1 = masks_2 + _count_bits(heads_2, width)
@@ -193,7 +193,7 @@ def read_row(row, end, blocks, steps, size, samples, block, places):
         dc = load_i16(row + 2 * x)
         has_tops = top < end and (load_i16(top) & 0xFFFF) == x
         if head_1 | head_2 == 0 and not has_tops:
-            _flat(dc, step, size, target, stride)
+            flat_block(dc, step, size, target, stride)
         else:
             mask_1, mask_2 = spread_bytes(load_u64(masks_1), head_1), spread_bytes(load_u64(masks_2), head_2)
             masks_1 += bits_set(np.uint64(head_1))

@@ -201,7 +201,7 @@ def resize_box(image, shape, scale, box, resize, pixels, memory, places):
     is_grey = plan.shape[0] == 1
     across = box[1] + first_column, needed, scale[1]
     first_line += box[0]
-    state = begin(plan, first_line, across[0], needed, red + stride)
+    state = begin(plan, first_line, across[0], needed, red + stride, 1)
     target, target_stride, plane_stride, kind, factors = pixels
     if mirrored & 2:
         target += (height - 1) * target_stride

@@ -26,6 +26,7 @@ __all__ = [
     "load",
     "load_i16",
     "load_u8",
+    "load_u16",
     "load_u32",
     "load_u64",
     "nothing",
@@ -121,6 +122,14 @@ def load_u8(typing, address):
 def load_i16(typing, address):
     def generate(context, builder, signature, arguments):
         return builder.sext(load(builder, I16, arguments[0]), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def load_u16(typing, address):
+    def generate(context, builder, signature, arguments):
+        return builder.zext(load(builder, I16, arguments[0]), I64)
 
     return types.int64(types.int64), generate
 
