@@ -65,6 +65,7 @@ __all__ = [
     "Shape",
     "blocks_of",
     "check_sum",
+    "is_coefficients",
     "pack_header",
     "parse_coefficients",
 ]
@@ -137,6 +138,11 @@ def blocks_of(shape: Shape, component: int) -> tuple[int, int]:
     """(rows, blocks in a row) of a component."""
     across, down = (shape.across, shape.down) if component else (1, 1)
     return -(-shape.height // (8 * down)), -(-shape.width // (8 * across))
+
+
+def is_coefficients(data: Buffer) -> bool:
+    """Whether bytes that a cache gives are an image of this form; nothing else of them is looked at."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
 
 
 def pack_header(shape: Shape, summed: Buffer) -> bytes:
