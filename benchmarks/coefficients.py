@@ -1,4 +1,5 @@
-"""Images kept as DCT coefficients against libjpeg-turbo: bytes, encoding, and decoding of whole images and boxes.
+"""Images kept as DCT coefficients against libjpeg-turbo: bytes, encoding, decoding of whole images and boxes, and boxes
+resized to 224 x 224.
 
     python benchmarks/coefficients.py FOLDER [--images 200] [--rounds 5]
 
@@ -18,13 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
+import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from readers.coefficients import Refused, decode, encode_strictly, parse_coefficients
+from readers.coefficients import Refused, decode, decode_resized, encode_strictly, parse_coefficients
 from readers.decode import Region, Scratch, decode_image
 
 SEED = 1
+SIDE = 224  # of resized boxes
 
 
 class Image(NamedTuple):
@@ -65,21 +68,33 @@ def load(folder: Path, most: int) -> list[Image]:
     return found
 
 
+def resize(pixels: Any, out: Any) -> Any:
+    """As the loader does it without coefficients."""
+    given, made = (torch.from_numpy(one).permute(2, 0, 1)[None] for one in (pixels, out))
+    torch.ops.aten._upsample_bilinear2d_aa.out(given, out.shape[:2], False, None, None, out=made)
+    return out
+
+
 def compare(images: list[Image]) -> None:
     """Exit unless all pixels are the same."""
+    resized = 0
     for image in images:
         whole = decode_image(image.jpeg)
         regions = [image.box, *(Region(0, 0, image.height, image.width, n) for n in (2, 4, 8))]
         same = np.array_equal(decode(image.kept), whole)
         same &= all(np.array_equal(decode(image.kept, one), decode_image(image.jpeg, one)) for one in regions)
+        made = np.empty((SIDE, SIDE, 3), np.uint8)
+        if decode_resized(image.kept, image.box, (SIDE, SIDE), made):
+            resized += 1
+            same &= np.array_equal(made, resize(decode_image(image.jpeg, image.box), np.empty_like(made)))
         if not same:
             raise SystemExit("pixels differ")
-    print(f"{5 * len(images)} decodes (whole, a box, 1/2, 1/4, 1/8): no difference")
+    print(f"{5 * len(images)} decodes (whole, a box, 1/2, 1/4, 1/8) and {resized} resized boxes: no difference")
 
 
 def measure(images: list[Image], rounds: int) -> None:
     scratch, memory = Scratch(), bytearray(3 * max(image.height * image.width for image in images))
-    out = np.frombuffer(memory, np.uint8)
+    out, small = np.frombuffer(memory, np.uint8), np.empty((SIDE, SIDE, 3), np.uint8)
 
     def place(height: int, width: int) -> Any:
         return out[: 3 * height * width].reshape(height, width, 3)
@@ -94,6 +109,13 @@ def measure(images: list[Image], rounds: int) -> None:
         size = (image.height, image.width) if region is None else tuple(-(-n // region.reduce) for n in region[2:4])
         decode(image.kept, region, place(*size), is_checked=is_checked)
 
+    def resized(image: Image) -> None:
+        if not decode_resized(image.kept, image.box, (SIDE, SIDE), small):
+            apart(image)
+
+    def apart(image: Image) -> None:
+        resize(decode(image.kept, image.box, place(*image.box[2:4])), small)
+
     ways: dict[str, Callable[[Image], object]] = {
         "simplejpeg, whole": exactly,
         "whole": lambda image: own(image, None, False),
@@ -102,6 +124,9 @@ def measure(images: list[Image], rounds: int) -> None:
         "decode_image, box": lambda image: decode_image(image.jpeg, image.box, scratch),
         "box": lambda image: own(image, image.box, False),
         "box, checksum compared before": lambda image: own(image, image.box, True),
+        "decode_image, box, resize": lambda image: resize(decode_image(image.jpeg, image.box, scratch), small),
+        "resized box, a resize by itself": apart,
+        "resized box": resized,
         "decode_image, 1/2": lambda image: decode_image(image.jpeg, half(image), scratch),
         "1/2": lambda image: own(image, half(image), False),
     }
@@ -109,6 +134,7 @@ def measure(images: list[Image], rounds: int) -> None:
         "whole": "simplejpeg, whole",
         "encode": "simplejpeg, whole",
         "box": "decode_image, box",
+        "resized box": "decode_image, box, resize",
         "1/2": "decode_image, 1/2",
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -131,6 +157,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     images = load(arguments.folder, arguments.images)
     compare(images)
     for sampling in (None, *sorted({image.sampling for image in images})):

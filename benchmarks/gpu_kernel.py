@@ -1,7 +1,7 @@
-"""Rows of `gpu.py` without a loader: the fused kernel alone, and the memory bandwidth that bounds it.
+"""Rows of `gpu.py` without a loader: kernels alone, and the memory bandwidth that bounds them.
 
-GB/s are of the bytes that must be moved: the pixels of the boxes once, and the batch. Images are real ones, decoded
-before.
+GB/s are of the bytes that must be moved. Of the fused kernel these are the pixels of the boxes once, and the batch; its
+images are real ones, decoded before. Of coefficients they are those of the whole images, and the pixels of the boxes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from gpu_rows import MEAN, SIZE, STD, Task
 from harness import contender
 from machine import list_tree
 
-__all__ = ["COPY", "KERNEL"]
+__all__ = ["COEFFICIENTS", "COPY", "KERNEL"]
 
 KERNEL, COPY = "ours: kernel alone", "limit: copy within the GPU"
+COEFFICIENTS = "ours: coefficients to boxes alone"
 _COPIED_BYTES = 1 << 30
 _LAUNCHES = 50
 # (tile, block, warps) as `readers.augment.fused.Tiling`; the first is the default.
@@ -94,3 +95,46 @@ def kernel(task: Task) -> dict[str, Any]:
         if tiling == TILINGS[0]:
             figures["images_s"] = len(jobs) / seconds
     return figures
+
+
+@contender(
+    COEFFICIENTS,
+    imports="torch triton numba",
+    figures=True,
+    data=["tree"],
+    note="boxes of one batch, their tables and the wait for the device included; the upload apart",
+)
+def coefficients(task: Task) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from readers.augment import RandomResizedCrop, Recipe
+    from readers.coefficients import encode
+    from readers.coefficients.device.decoder import CoefficientDecoder, vetted_shape
+    from readers.decode import Region
+
+    task.cuda()
+    images = []
+    for path, _ in list_tree(task.tree):
+        with open(path, "rb") as file:
+            kept = encode(file.read())
+        if kept is not None:
+            images.append(kept)
+        if len(images) == task.batch:
+            break
+    shapes = [vetted_shape(image) for image in images]
+    sizes = np.array([shape.header.upright_size for shape in shapes])
+    jobs = Recipe([RandomResizedCrop(SIZE)]).plan(0, 0, np.arange(len(images)), sizes[:, 0], sizes[:, 1]).jobs()
+    regions = [Region(*job[0]) for job in jobs]
+    decoder = CoefficientDecoder(torch.device("cuda", 0))
+    uploaded = decoder.upload(images, shapes)
+    found = decoder.decode(uploaded, regions)
+    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in found)  # type: ignore[union-attr]
+    seconds = seconds_of(lambda: decoder.decode(uploaded, regions))
+    copying = seconds_of(lambda: decoder.upload(images, shapes))
+    return {
+        "images_s": len(images) / seconds,
+        "gb_s": moved / seconds / 1e9,
+        "images_s uploaded": len(images) / copying,
+        "gb_s uploaded": uploaded.data.numel() / copying / 1e9,
+    }

@@ -122,25 +122,29 @@ def dali_external(task: Task) -> MakeBatches:
 
 
 # --- the ladder: where the bytes come from, and who decodes them ----------------------------------------------------
-def _ladder(name: str, cached: bool, decoder: str) -> None:
-    @contender(name, imports="torch", data=[HDF5 if cached else "tree"], apart=True)
+def _ladder(name: str, keep: str, decoder: str) -> None:
+    needed = "torch numba triton" if keep == "coefficients" else "torch"
+
+    @contender(name, imports=needed, data=[HDF5 if keep else "tree"], apart=True)
     def rung(task: Task) -> MakeBatches:
         import readers
 
         if decoder == "auto":
             task.cuda()
         reader: Any = readers.open_folder(task.tree)
-        if cached:
-            reader = readers.cached(_packed(task), keep="encoded", capacity="auto")
+        if keep:
+            reader = readers.cached(_packed(task), keep=keep, capacity="auto")
             reader.prefill(threads=task.threads)
         return _ours(task, reader, decoder)
 
 
 LADDER = {
-    "ladder: files, CPU decode": (False, "cpu"),
-    "ladder: files, GPU decode": (False, "auto"),
-    "ladder: cache, CPU decode": (True, "cpu"),
-    "ladder: cache, GPU decode": (True, "auto"),
+    "ladder: files, CPU decode": ("", "cpu"),
+    "ladder: files, GPU decode": ("", "auto"),
+    "ladder: cache, CPU decode": ("encoded", "cpu"),
+    "ladder: cache, GPU decode": ("encoded", "auto"),
+    "ladder: coefficients, CPU decode": ("coefficients", "cpu"),
+    "ladder: coefficients, GPU decode": ("coefficients", "auto"),
 }
 for _name, _rung in LADDER.items():
     _ladder(_name, *_rung)

@@ -7,9 +7,10 @@ from typing import Any
 import pipeline_sets as sets
 from pipeline_job import MANY_EPOCHS, Job, MakeLoader, pipeline
 
-__all__ = ["COEFFICIENTS", "DATASET", "LOADER", "RECODED", "ops"]
+__all__ = ["COEFFICIENTS", "COMPILED", "DATASET", "LOADER", "RECODED", "ops"]
 
 LOADER = "ours: ImageLoader"
+COMPILED = "ours: ImageLoader, compiled decoder"
 RECODED = "ours: ImageLoader, set re-encoded"
 COEFFICIENTS = "ours: ImageLoader, coefficients"
 DATASET = "ours: ImageDataset + DataLoader"
@@ -26,17 +27,27 @@ def ops(job: Job) -> list[Any]:
     return [*crop, RandomHorizontalFlip(), *finish]
 
 
-def _loader(job: Job, name: str) -> MakeLoader:
+def _loader(job: Job, name: str, **options: Any) -> MakeLoader:
     import readers
     from readers.loader import ImageLoader
 
     reader = readers.open(job.output(name))
-    return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1)
+    return lambda: ImageLoader(reader, job.batch, augment=ops(job), threads=job.workers, seed=1, **options)
 
 
 @pipeline(LOADER, imports=_LOADER_IMPORTS, data=[sets.HDF5], modes=("imagenet", "celeb", "recoded"))
 def image_loader(job: Job) -> MakeLoader:
     return _loader(job, sets.HDF5)
+
+
+@pipeline(
+    COMPILED,
+    imports=f"{_LOADER_IMPORTS} numba",
+    data=[sets.HDF5],
+    note='the same bytes and pixels, with decoder="compiled"; needs AVX2',
+)
+def image_loader_compiled(job: Job) -> MakeLoader:
+    return _loader(job, sets.HDF5, decoder="compiled")
 
 
 @pipeline(f"{LOADER}, tar", kinds=["u8"], imports=_LOADER_IMPORTS, data=[sets.TAR], note="as the row above; tar shards")

@@ -20,8 +20,8 @@ SIZE, CELL = 128, 8  # pixels
 
 
 def network(outputs: int) -> nn.Module:
-    layers = [(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 32), (32, 64), (64, 128))]
-    return nn.Sequential(*(part for layer in layers for part in layer), nn.Conv2d(128, outputs, 3, 1, 1))
+    layers = [(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 16), (16, 32), (32, 64))]
+    return nn.Sequential(*(part for layer in layers for part in layer), nn.Conv2d(64, outputs, 3, 1, 1))
 
 
 def loss_of(found: torch.Tensor, boxes: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from readers.loader import FieldOptions, ImageLoader
 IGNORED = 255
 
 
-def network(classes: int, width: int = 32) -> nn.Module:
+def network(classes: int, width: int = 16) -> nn.Module:
     """Scores [n, classes, h, w] of images [n, 3, h, w]; sides are multiples of 4."""
     shapes = [(3, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2), (4 * width, 2 * width, 1)]
     layers = [(nn.Conv2d(a, b, 3, step, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b, step in shapes]

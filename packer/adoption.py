@@ -280,6 +280,7 @@ class _Commit:
         self._place, self._work, self._found = journal.place, journal.work, found
         self._old = found.there.info if found.there else None
         self._used = [split.index for split in self._old.splits.values()] if self._old else []
+        self._retired = [retired.path for retired in self._old.retired] if self._old else []
 
     def run(self, info: DatasetInfo) -> None:
         to_link = [shard for shard in self._found.shards if self._needs_link(shard, info)]
@@ -310,7 +311,7 @@ class _Commit:
         names = [name for split in splits for name in _index_names(split, 1)]
         left = [name for name in names if self._place.kind(name) == "folder" and is_index(self._place, name)]
         for name in dict.fromkeys([*self._used, *left]):
-            if name not in used:
+            if name not in used and name not in self._retired:
                 with contextlib.suppress(OSError):  # an unused index does no harm
                     remove_index(self._place, name)
 
@@ -319,12 +320,12 @@ class _Commit:
 
         Where the old set has an index of the same bytes, that is left where it is.
         """
-        names = _index_names(split, len(self._used) + 1)
+        names = _index_names(split, len(self._used) + len(self._retired) + 1)
         current = self._old.splits[split].index if self._old and split in self._old.splits else names[0]
         with contextlib.suppress(FormatError):
             if column_files(self._place.path / current, info.column_names) == info.splits[split].columns:
                 return current
-        name = next(name for name in names if name not in self._used)
+        name = next(name for name in names if name not in (*self._used, *self._retired))
         if not is_index(self._place, name):
             raise OutputError(f"{self._place.path / name}: holds other things than an index and is in the way; move it")
         remove_index(self._place, name)

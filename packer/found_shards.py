@@ -125,7 +125,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             known = _find_set(path)
             splits = known.info.splits.values() if known and known.info else ()
             yield from (path / s.path for part in splits for s in part.shards if os.path.lexists(path / s.path))
-            yield from sorted(p for p in path.iterdir() if REGISTRY.of_name(p.name) and not p.is_dir())
+            retired = {path / old.path for old in known.info.retired} if known and known.info else set()
+            found = (p for p in path.iterdir() if REGISTRY.of_name(p.name) and not p.is_dir())
+            yield from sorted(p for p in found if p not in retired)
         elif path.is_file():
             yield path
         else:

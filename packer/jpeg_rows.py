@@ -30,6 +30,7 @@ from packer.output import Result, local_output, output_errors
 from readers.coefficients.compiled import load_functions
 from readers.coefficients.strips import note_rows
 from readers.decode import Region, decode_image
+from readers.decode.cpu import has_clean_header
 from readers.decode.region import upright
 from readers.headers import ImageHeader, parse_header, sniff
 from readers.index import ROW_FILES
@@ -186,7 +187,7 @@ def _entry(data: Buffer) -> RowEntry:
     if len(data) >= _MAX_BYTES:
         raise _NoEntry("it is too large")
     header = parse_header(data)
-    notes = note_rows(data, header)
+    notes = note_rows(data, header, has_clean_header)
     if notes is None:
         raise _NoEntry("it is progressive, has restarts or unusual colours, or is damaged")
     if len(notes.head) > MAX_HEAD_BYTES:

@@ -178,12 +178,12 @@ class _Evaluation:
             if not isinstance(right, _List) or _is_constant(left):
                 raise self._refused(node, "expected a column in a list, as  label in (1, 2)")
             found = self._is_one_of(left, right.items, node)
-            return ~found if isinstance(op, ast.NotIn) else found
+            return ~found & _is_known(left) if isinstance(op, ast.NotIn) else found
         if _is_constant(left):
             left, right, op = right, left, _TURNED.get(type(op), type(op))()
         if isinstance(op, _EQUAL):
             equal = self._equal(left, right, node)
-            return ~equal if isinstance(op, ast.NotEq) else equal
+            return ~equal & _is_known(left) & _is_known(right) if isinstance(op, ast.NotEq) else equal
         order = _ORDERS.get(type(op))
         if order is None:
             raise self._refused(node, "is not a comparison that is known here: == != < <= > >= in, not in")
@@ -272,6 +272,11 @@ class _Evaluation:
         line = self._text.splitlines()[node.lineno - 1] if node.lineno > 1 else self._text
         place = len(line.encode()[: node.col_offset].decode(errors="ignore")) + 1
         return ValueError(f"{self._text!r:.200}: at character {place}: {part!r:.80} {why}")
+
+
+def _is_known(operand: _Operand) -> Any:
+    """Whether a number is known, of each sample."""
+    return ~np.isnan(operand.values) if isinstance(operand, _Number) else True
 
 
 def _is_constant(operand: _Operand) -> bool:

@@ -117,7 +117,7 @@ def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Coun
             index = source[shape.index_at : shape.rows_at].view("<u4")
             index[-1] += longer
         scale, box = (size, bool(size > 1 and trial % 5 > 1)), (top, left, lines, columns)
-        image = source.ctypes.data, shape.total_bytes + longer
+        image = np.lib.stride_tricks.as_strided(source, (shape.total_bytes + longer,))
         if trial % 3:
             out, lent = place(pixels, lines * columns * 3), place(memory, memory_bytes(columns))
             target = out.ctypes.data, 3 * columns

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
+import torch
 from cached_sources import SlowReader, images
 from coefficient_cases import exact
 from gpu_doubles import install
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import readers
 from cache.errors import BadSampleError, MissingExtraError
-from readers.augment import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
+from readers.augment import CenterCrop, Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, RandomRotation, Resize
 from readers.coefficients import unsupported_reason
 from readers.dali import Source
 from readers.decode.batch import routes
@@ -127,6 +128,23 @@ def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str
         assert batches(reader, AUGMENTS[name], 2) == batches(base, AUGMENTS[name], 2)
         stats = reader.stats()
         assert stats.present == stats.misses == len(IMAGES) <= stats.hits and stats.passed == 0
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "NCHW"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16], ids=str)
+def test_batches_of_other_kinds_are_those_without_a_cache(
+    packed_base: Any, place: dict[str, Any], dtype: torch.dtype, layout: str
+) -> None:
+    """Images that are finished in one go and those that are not share a batch."""
+    ops = [*AUGMENTS["a box, scaled"], *([] if dtype == torch.uint8 else [Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.1))])]
+    with readers.cached(packed_base, keep=KEEP, **place) as reader:
+        reader.prefill()
+        loaders = (
+            ImageLoader(each, 5, augment=ops, views=2, seed=5, dtype=dtype, layout=layout)
+            for each in (reader, packed_base)
+        )
+        for (ours, _), (theirs, _) in zip(*loaders, strict=True):
+            assert all(torch.equal(*views) for views in zip(ours, theirs, strict=True))
 
 
 def test_jpegs_become_coefficients_and_others_stay(base: Any, place: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from crc32c import crc32c
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
+from readers.augment import Normalize
+from readers.augment.cpu import Finish
 from readers.coefficients import decode, decode_resized, encode_strictly, parse_coefficients, unsupported_reason
 from readers.decode import Region
 
@@ -82,6 +84,31 @@ def test_every_pair_of_sizes_has_torchs_weights() -> None:
             out = np.empty((3, size, 3), np.uint8)
             assert decode_resized(image, Region(0, 0, 3, side), (3, size), out)
             assert np.array_equal(out, by_torch(pixels[:3, :side], (3, size))), (side, size)
+
+
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("normalize", [None, Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))], ids=str)
+def test_floats_are_those_of_a_batch(planar: bool, normalize: Normalize | None) -> None:
+    """To the last bit, at every width; nothing around the result is written."""
+    finish = Finish(torch.float32, planar, normalize)
+    scaling = finish.scaling()
+    assert scaling is not None
+    image, region = encode_strictly(made_jpeg(64, 96, "420", noise=True), 200), Region(3, 5, 60, 80)
+    for width in (*range(1, 41), 64, 95):
+        size = (21, width)
+        small = np.empty((*size, 3), np.uint8)
+        assert decode_resized(image, region, (80, 100), small, corner=(9, 2), flips=(False, True))
+        pixels = torch.from_numpy(small).permute(2, 0, 1)[None]
+        expected = torch.empty((1, 3, *size), memory_format=torch.contiguous_format if planar else torch.channels_last)
+        finish.store(pixels, (pixels,), ((region, (80, 100), (9, 2), (), (), ()),), expected)
+        around = np.full((3, 23, width + 2) if planar else (23, width + 2, 3), 7, np.float32)
+        out = around.transpose(1, 2, 0)[1:-1, 1:-1] if planar else around[1:-1, 1:-1]
+        assert decode_resized(
+            image, region, (80, 100), out, corner=(9, 2), flips=(False, True), scaling=scaling, size=(64, 96)
+        )
+        assert np.array_equal(out, expected[0].permute(1, 2, 0).numpy()), width
+        out[:] = 7
+        assert (around == 7).all(), width
 
 
 @pytest.mark.parametrize(

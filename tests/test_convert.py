@@ -100,9 +100,9 @@ def test_formats_have_other_names(tmp_path: Path, written: str, meant: str) -> N
     assert run_packer("convert", source, "--to", written, "-o", tmp_path / "out").returncode == 0
 
 
-@pytest.mark.parametrize("source", [["a", "b"], None, 3, {"train": "a"}])
+@pytest.mark.parametrize("source", [None, 3, {"train": "a"}])
 def test_other_things_than_sources_are_a_type_error(source: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"expected (one path; to pack several .* in a \.csv|a path, a Source)"):
+    with pytest.raises(TypeError, match="expected a path, a Source"):
         packer.convert(source, "tar", tmp_path / "out")
 
 

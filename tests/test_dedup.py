@@ -16,6 +16,7 @@ from suites.samples import make_image
 import packer
 import readers
 from packer.sets.hashes import BITS, difference_hash, near_pairs
+from packer.sets.relabel import LabelChange
 
 
 def encoded_again(data: bytes, size: tuple[int, int], **options: object) -> bytes:
@@ -61,7 +62,10 @@ ALIKE = ("train/b/second.jpg", "train/b/second.png", "train/b/small", "val/b/lar
 def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) -> None:
     before = content(packed)
     planned = packer.dedup(packed, dry_run=True)
-    assert groups_of(planned) == [SAME] and planned.across_splits == 1 and planned.saved is not None
+    assert groups_of(planned) == [SAME] and planned.saved is not None
+    assert (planned.across_splits, planned.across_classes) == (1, 0)
+    packer.relabel(packed, labels=LabelChange.of({"a/same": "b"}), output=tmp_path / "other")
+    assert packer.dedup(tmp_path / "other", dry_run=True).across_classes == 1
     assert content(packed) == before
     result = packer.dedup(packed, tmp_path / "out")
     assert (result.duplicates, result.unread) == (2, 0) and content(packed) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from readers.augment import (
 from readers.decode import decode_image
 from readers.loader import FieldOptions, ImageLoader
 from readers.order import Shuffled
+from readers.rocal.loader import RocalLoader
 from readers.torch import EpochSampler, ImageDataset, ImageStream
 
 COUNT = 24
@@ -454,3 +456,9 @@ def test_prefetch_of_a_selection_announces_its_own_samples(reader: readers.Reade
     few = reader.select(indices=[20, 21])
     few.prefetch([0, 1])
     few.prefetch([1], "mask")
+
+
+def test_rocal_refuses_what_could_not_follow_its_draws(reader: readers.Reader) -> None:
+    source: Any = SimpleNamespace(reader=reader)
+    with pytest.raises(ValueError, match="rocAL draws by itself what happens to an image, and boxes would not follow"):
+        RocalLoader(None, source, fields=("image", "boxes"))

@@ -75,6 +75,7 @@ ON_TORCH = (
     "readers.augment.cpu",
     "readers.augment.fused",
     "readers.augment.kernel",
+    "readers.coefficients.device",
     "readers.collate",
     "readers.decode.batch",
     "readers.decode.device",
@@ -89,6 +90,10 @@ ON_TORCH = (
     "readers.diagnosis.tiers",
     "readers.diagnosis.workers",
     "readers.parity",
+)
+KERNELS = (
+    "readers.augment.kernel",
+    *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
 )
 # What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
 LAZY = {
@@ -207,7 +212,7 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
         assert "h5py" not in at_import, f"{path} imports h5py"
     if name.startswith(ON_TORCH):
         at_import.discard("torch")
-    if name == "readers.augment.kernel":  # a kernel is compiled from the text of its module
+    if name in KERNELS:  # a kernel is compiled from the text of its module
         at_import.discard("triton")
     if name.startswith("readers.coefficients.kernels"):  # so are these functions
         at_import -= {"numba", "llvmlite"}

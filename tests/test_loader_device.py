@@ -32,6 +32,7 @@ from readers.augment import (
     RandomResizedCrop,
     Resize,
 )
+from readers.augment.cpu import Renderer
 from readers.decode.batch import routes
 from readers.headers import sniff
 from readers.loader import ImageLoader, device
@@ -201,14 +202,14 @@ def test_images_that_neither_can_decode(
     """They pass the check of the header and fail on the device; the error is that of the CPU."""
     bad = bytes(reader.read(0))
     double.refuse = {bad}
-    render = device.Renderer.render
+    render = Renderer.render
 
     def failing(tools: Any, data: Any, *rest: Any) -> None:
         if bytes(data) == bad:
             raise BadSampleError("jpeg image: no decoder reads it")
         render(tools, data, *rest)
 
-    monkeypatch.setattr(device.Renderer, "render", failing)
+    monkeypatch.setattr(Renderer, "render", failing)
     options: dict[str, Any] = {"augment": CROP, "order": Sequential(COUNT), "decoder": name_of(double)}
     cases: tuple[tuple[Any, int], ...] = (("skip", 7), ("substitute", 8))
     for on_error, first in cases:

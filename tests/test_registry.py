@@ -153,7 +153,7 @@ def test_a_package_adds_a_format_and_a_source(tmp_path: Path, installed: Path) -
     done = python(installed, "-c", SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "shade can be given for a file of colours only, and this is an image folder" in done.stdout
-    assert "path_column can be given for a manifest only" in done.stdout
+    assert "path_column can be given for a list of addresses of images or a manifest only" in done.stdout
 
 
 def test_the_command_line_takes_it(tmp_path: Path, installed: Path) -> None:

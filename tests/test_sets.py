@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from conftest import make_jpeg, tree_of
 from set_cases import Held, check, content, pack_tree, shards, wrong
 
 import packer
 import readers
+from cache.checksums import crc32c
 from packer.cli import main
 from readers.fields import encode_field
 from readers.layout import read_dataset_info
@@ -300,6 +302,13 @@ def test_bad_tables_of_labels(one: Path, tmp_path: Path, text: str, message: str
     assert (one / "dataset.json").read_bytes() == state
 
 
+def test_a_class_that_is_called_a_number(one: Path, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("key,label\ndog/dog0t1,1\n")
+    packer.relabel(one, names={"cat": "1"})
+    packer.relabel(one, labels=tmp_path / "labels.csv")
+    assert content(one)["train/dog/dog0t1"].label == "1" == read_dataset_info(one).classes[0]
+
+
 def test_joined_classes(one: Path) -> None:
     expected = {key: labelled(held, "dog") for key, held in content(one).items()}
     packer.relabel(one, names={"cat": "dog"})
@@ -372,12 +381,54 @@ def test_damage_of_a_changed_set_is_found(one: Path, tmp_path: Path) -> None:
     assert wrong(one) == []
 
 
+WRONG_COLUMNS: dict[str, tuple[Callable[[npt.NDArray[Any]], npt.NDArray[Any]], str]] = {
+    "label": (lambda column: 1 - column, "the shard says the label"),
+    "image.offset": (lambda column: column + 512, "the shard has none at"),
+    "image.length": (lambda column: column - 1, "the shard has none at"),
+    "mask.offset": (
+        lambda column: np.where(column < 1 << 60, column + 512, column),
+        "field mask: the shard has none at",
+    ),
+    "key": (lambda column: column[::-1], "the shard says the key"),
+    "image.name": (lambda column: np.where(column == ord("j"), ord("k"), column), "the shard says the file name"),
+}
+
+
+@pytest.mark.parametrize("column", WRONG_COLUMNS)
+def test_a_wrong_index_of_a_changed_set_is_found_by_its_shards(one: Path, tmp_path: Path, column: str) -> None:
+    """Also where dataset.json has the checksum of the wrong column."""
+    masks_for(tmp_path / "masks", ["cat/cat0t0", "dog/dog0t3"])
+    packer.add_field(one, tmp_path / "masks", "mask", workers=1)
+    packer.drop(one, keys=["cat/cat0t1"])
+    change, message = WRONG_COLUMNS[column]
+    path = one / read_dataset_info(one).splits["train"].index / f"{column}.npy"
+    values = np.load(path)
+    np.save(path, change(values).astype(values.dtype))
+    text = json.loads((one / "dataset.json").read_text())
+    text["splits"]["train"]["columns"][path.name]["crc32c"] = f"{crc32c(path.read_bytes()):08x}"
+    (one / "dataset.json").write_text(json.dumps(text))
+    assert any(message in line for line in wrong(one)), wrong(one)
+
+
+def test_a_set_with_a_damaged_shard_is_not_linked(one: Path, two: Path, tmp_path: Path) -> None:
+    os.truncate(one / "train-000001.tar", 1000)
+    for change in (
+        lambda: packer.subset(one, tmp_path / "out", lambda whole: whole.every(2)),
+        lambda: packer.merge([two, one], tmp_path / "out"),
+    ):
+        with pytest.raises(readers.StaleIndexError, match=r"train-000001.tar: has 1000 bytes, .* were indexed"):
+            change()
+        assert not (tmp_path / "out").exists()
+
+
 def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
     packer.drop(one, where='class_name == "dog"')
     expected, before = content(one), sum(state[1] for state in shards(one).values())
     packer.reshard(one, workers=1)
     check(one, expected)
     assert read_dataset_info(one).edited == ()
+    packer.index([one], workers=1)  # which leaves the old shards alone
+    check(one, expected)
     pruned = packer.prune(one)
     assert pruned.bytes > before and sum(state[1] for state in shards(one).values()) < before
     assert sorted(path.suffix for path in one.iterdir()).count(".index") == 0

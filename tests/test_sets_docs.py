@@ -44,7 +44,7 @@ def test_commands(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
             main(line[1:])
         assert not ended.value.code, (line, capsys.readouterr().err)
     assert all(wrong(place / name) == [] for name in ("imagenet", "flowers", "both", "large", "both-hdf5"))
-    assert "merge: sets imagenet, flowers; 24 samples, then 32" in capsys.readouterr().out
+    assert "merge: sets imagenet, flowers; 25 samples, then 33" in capsys.readouterr().out
     assert content(place / "both") == content(place / "both-hdf5")
 
 

@@ -19,6 +19,8 @@ from suites.sources import Found, SourceSuite, found
 import packer
 import readers
 from cache.errors import BadSampleError, SourceError
+from packer.sources.json_parts import json_parts
+from packer.sources.objects import Grid, outline_pixels
 from readers.fields import decode_field, encode_field
 
 WIDTH, HEIGHT = 40, 24
@@ -413,3 +415,26 @@ def test_a_large_file_is_listed_part_by_part(tmp_path: Path) -> None:
         its = [item for item in notes if item["image_id"] == number]
         assert read[f"{number:05d}"]["boxes"][:, 0].tolist() == [item["bbox"][0] for item in its]
         assert read[f"{number:05d}"]["json"]["instances"] == its
+
+
+@pytest.mark.parametrize("before", range(0, 60, 7))
+def test_numbers_across_the_pieces_of_a_file_are_whole(tmp_path: Path, before: int) -> None:
+    head = b'{"pad": "'
+    text = head + b"x" * ((1 << 20) - len(head) - before) + b'", "number": 123456789012345678, "list": [12345678, 2]}'
+    (tmp_path / "large.json").write_bytes(text)
+    parts = list(json_parts(tmp_path / "large.json"))
+    assert [part.value for part in parts[1:]] == [123456789012345678, 12345678, 2]
+    assert all(json.loads(text[part.offset : part.offset + part.length]) == part.value for part in parts)
+
+
+def test_a_pixel_is_inside_an_outline_by_the_even_odd_rule() -> None:
+    """Outlines that cross themselves and leave the image, against a count of crossings for each pixel."""
+    rng = np.random.default_rng(7)
+    columns, rows = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
+    for _ in range(20):
+        outline = rng.uniform((-10, -10), (WIDTH + 10, HEIGHT + 10), (int(rng.integers(3, 9)), 2))
+        inside = np.zeros((HEIGHT, WIDTH), np.bool_)
+        for (x0, y0), (x1, y1) in zip(outline, np.roll(outline, -1, 0), strict=True):
+            crosses = (y0 > rows) != (y1 > rows)
+            inside ^= crosses & (columns >= x0 + (rows - y0) * (x1 - x0) / (y1 - y0))
+        assert (outline_pixels(outline, Grid(HEIGHT, WIDTH, 1)) == inside).all()

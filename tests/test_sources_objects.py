@@ -116,6 +116,20 @@ def test_voc_s_classes_are_the_twenty_and_a_mask_has_the_class_and_one(tmp_path:
     assert values(source, "val")["2007_000003"]["boxes"] is None, "without an annotation nothing is known"
 
 
+@pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
+def test_voc_s_images_and_masks_come_back_as_they_were(tmp_path: Path, to: str) -> None:
+    root = voc_of(tmp_path / "VOC")
+    packer.convert(root, to, tmp_path / "set", workers=1)
+    packer.extract(tmp_path / "set", tmp_path / "out")
+    for name in (
+        "JPEGImages/2007_000000.jpg",
+        "SegmentationClass/2007_000000.png",
+        "SegmentationObject/2007_000000.png",
+    ):
+        back = tmp_path / "out" / name.removeprefix("JPEGImages/")
+        assert back.read_bytes() == (root / name).read_bytes()
+
+
 def test_voc_of_other_classes_and_lists(tmp_path: Path) -> None:
     root = voc_of(tmp_path / "VOC", **{"Annotations/2007_000003.xml": xml(("zebra", 1, 1, 2, 2))})
     listing = packer.open_source(root).list(None)

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from coefficient_cases import Compiled, exact, made_jpeg
 from image_cases import encoded, picture
 from PIL import Image
+from remote_servers import Proxy
+from remote_suite import BUCKET, put_files
 
 import packer
 import readers
@@ -27,10 +29,12 @@ from packer.jpeg_rows import row_entry
 from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from readers.coefficients.strips import decode_strips
 from readers.decode import Region, decode_image
+from readers.decode.cpu import has_clean_header
 from readers.headers import read_header
 from readers.index import ROW_FILES
 from readers.loader import ImageLoader
 from readers.rows.entries import RowEntry
+from readers.rows.reading import Span, announce_strips, read_strips
 from readers.rows.strips import Strip, find_strip, make_strip
 
 SAMPLINGS = ("444", "422", "440", "420", "gray")
@@ -90,7 +94,7 @@ def test_compiled_boxes_are_those_of_libjpeg(sampling: str, quality: int) -> Non
     for size, noise in ((WIDE, False), ((64, 65), True), ((81, 640), False)):
         data = made_jpeg(*size, sampling, quality, noise)
         for region in boxes(*size, 40):
-            found = decode_strips(data, read_header(data), region)
+            found = decode_strips(data, read_header(data), region, has_clean_header)
             assert found is not None, "it was left to libjpeg"
             assert np.array_equal(found, decode_image(data, region)), region
 
@@ -111,7 +115,7 @@ def test_tables_of_their_own_and_noise() -> None:
     for image, quality in itertools.product((noise, mixed, picture(130, 140)), (100, 75, 5)):
         data = encoded(image, "JPEG", quality=quality, optimize=True, subsampling=0)
         for region in boxes(130, 140, 10):
-            found = decode_strips(data, read_header(data), region)
+            found = decode_strips(data, read_header(data), region, has_clean_header)
             assert found is not None and np.array_equal(found, decode_image(data, region)), (quality, region)
 
 
@@ -123,13 +127,15 @@ def test_tables_of_their_own_and_noise() -> None:
         encoded(picture(100, 120).convert("CMYK"), "JPEG"),
         encoded(picture(40, 120), "JPEG"),
         made_jpeg(100, 120, "411"),
+        made_jpeg(100, 120).replace(b"\xff\xdb", b"\xff\xe2\0\x12ICC_PROFILE\0\2\1??\xff\xdb", 1),
+        made_jpeg(100, 120).replace(b"JFIF\0\x01", b"JFIF\0\x07"),
     ],
-    ids=["progressive", "restarts", "CMYK", "small", "4:1:1"],
+    ids=["progressive", "restarts", "CMYK", "small", "4:1:1", "half a profile", "JFIF 7"],
 )
 def test_what_is_left_to_libjpeg(data: bytes) -> None:
     header = read_header(data)
     region = Region(8, 16, 24, 40)
-    assert decode_strips(data, header, region) is None
+    assert decode_strips(data, header, region, has_clean_header) is None
     assert np.array_equal(decode_image(data, region, compiled=True), decode_image(data, region))
 
 
@@ -147,7 +153,7 @@ def test_damaged_jpegs_end_as_with_libjpeg() -> None:
         region = boxes(*WIDE, 5, number)[0]
         wanted, found = by_libjpeg(bytes(spoiled), region), compiled_pixels(bytes(spoiled), region)
         assert np.array_equal(wanted, found), (number, region)
-        left += decode_strips(bytes(spoiled), read_header(bytes(spoiled)), region) is None
+        left += decode_strips(bytes(spoiled), read_header(bytes(spoiled)), region, has_clean_header) is None
     assert 0 < left < 150
 
 
@@ -364,6 +370,32 @@ def test_the_loader_makes_the_same_batches(noted: Path, ops: list[Any]) -> None:
                 assert all(torch.equal(found[i][0], wanted[i]) for i in range(len(wanted)))  # type: ignore[call-overload]
             else:
                 assert all(map(torch.equal, found, wanted))
+
+
+def test_a_remote_reader_fetches_the_rows_alone(noted: Path, proxy: Proxy) -> None:
+    """By one range a strip, announced or not; the loader's batches are the same."""
+    url = f"s3://{BUCKET}/rows/set"
+    put_files(noted, url)
+    local = readers.open(noted)
+    with readers.open(url) as remote:
+        check_rows(remote, parts=True)
+        proxy.log.clear()
+        strip = remote.read_rows(7, 150, 170)
+        first, last = (int(byte) for byte in proxy.gets()[0].rpartition("bytes=")[2].split("-"))
+        assert len(proxy.gets()) == 1 and last + 1 - first < len(strip.data) < len(local.read(7)) // 2
+        assert strip == local.read_rows(7, 150, 170)
+        indices, spans = np.array([2, 9, 14, 20]), [Span(100, 120)] * 4
+        announce_strips(remote.table, remote.store, indices, spans)
+        found = read_strips(remote.table, remote.store, indices, spans, remote.read_many)
+        assert found == [local.read_rows(int(i), 100, 120) for i in indices]
+        before = len(proxy.gets())
+        announce_strips(remote.table, remote.store, indices, spans)
+        read_strips(remote.table, remote.store, indices, spans, remote.read_many)
+        announced = len(proxy.gets()) - before
+        read_strips(remote.table, remote.store, indices, spans, remote.read_many)
+        assert len(proxy.gets()) - before == 2 * announced, "what is announced is fetched once"
+        ops = [RandomResizedCrop(64), RandomHorizontalFlip()]
+        assert all(map(torch.equal, batches(remote, ops), batches(local, ops)))
 
 
 def test_commands(noted: Path, tmp_path: Path) -> None:

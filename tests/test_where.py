@@ -161,6 +161,8 @@ def test_what_is_not_known_compares_false(tmp_path: Path) -> None:
     with readers.open_folder(tmp_path) as folder:
         assert list(folder.select(where="width < 64").keys) == ["good"]
         assert list(folder.select(where="not width < 64").keys) == ["bad"]
+        for text in ("width != 3", "3 != width", "width not in (3, 4)", "width != max_side or width == 40"):
+            assert list(folder.select(where=text).keys) == ["good"]
         assert list(folder.select(where="aspect > 1 or width == 0").keys) == ["good"]
 
 

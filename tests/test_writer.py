@@ -273,7 +273,7 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
         (7, {}, TypeError, "the source is a int"),
         ({"a": 1}, {}, TypeError, "the source is a dict"),
         ("there", {"fields": {}}, ValueError, "are for samples of a program"),
-        (["a", "b"], {}, TypeError, "the source is a list of paths"),
+        (["a", "b"], {}, SourceError, "a: no such file or directory"),
     ],
 )
 def test_what_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error: Any, message: str) -> None:

@@ -18,6 +18,7 @@ from packer.cli.text import (
     human_bytes,
     human_seconds,
     json_option,
+    pairs,
     show_result,
     split_name,
     split_option,
@@ -63,6 +64,10 @@ def _field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str
     return found
 
 
+def _names(ctx: click.Context, param: click.Parameter, given: str | None) -> list[str] | None:
+    return None if given is None else given.split(",")
+
+
 class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
@@ -80,7 +85,7 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("convert")
-@click.argument("source", type=SetPlace(local=True))
+@click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
               "address. Default: <source name>-<format>.")  # fmt: skip
@@ -88,6 +93,12 @@ class Container(click.ParamType):  # type: ignore[type-arg]
               "first, and stays. Default: a hidden directory here, removed after the upload.")  # fmt: skip
 @click.option("--split", callback=split_name, metavar="NAME", help="Take this split only; or the "
               "name of a source without splits.")  # fmt: skip
+@click.option("--split-fractions", callback=pairs(float), metavar="NAME=SHARE,…", help="Deal the samples of one split "
+              "at random to new ones, as train=0.9,val=0.1.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of --split-fractions.")
+@click.option("--stratify", is_flag=True, help="Every class in the shares of --split-fractions.")
+@click.option("--classes", callback=_names, metavar="NAME,…", help="Take these classes only; they get the labels 0, 1, "
+              "… in this order.")  # fmt: skip
 @click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
@@ -146,7 +157,7 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--dry-run", is_flag=True, help="List and plan only.")
 @json_option
 def command(
-    source: str,
+    sources: tuple[str, ...],
     to: str,
     output: str | None,
     as_json: bool,
@@ -154,7 +165,7 @@ def command(
     source_label_offset: int,
     **options: Any,
 ) -> None:
-    """Pack SOURCE into HDF5, TFRecord or tar shards with an index.
+    """Pack SOURCE into HDF5, TFRecord or tar shards with an index; several of them as one set.
 
     SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
     ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
@@ -164,7 +175,7 @@ def command(
     The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
     """
     how = {name: options.pop(name) for name in OF_THE_SOURCE}
-    opened = open_source(source, label_offset=source_label_offset, **how)
+    opened = [open_source(source, label_offset=source_label_offset, **how) for source in sources]
     changes = {name: options.pop(name) for name in ("max_side", "resize_short", "quality")}
     smaller = Reencode(reencode or "keep", **changes) if reencode or any(changes.values()) else None
     result = convert(opened, to, output, reencode=smaller, watcher=watcher(as_json), **options)

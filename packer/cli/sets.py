@@ -15,6 +15,7 @@ from packer.cli.text import (
     Size,
     human_bytes,
     json_option,
+    pairs,
     show_result,
     split_name,
     split_option,
@@ -57,24 +58,6 @@ _keys = click.option("--keys", type=click.Path(exists=True, dir_okay=False), met
                      "keys, one a line.")  # fmt: skip
 
 
-def _pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
-    """A callback of click for NAME=VALUE, several of them separated by commas or given in turn."""
-
-    def parse(ctx: click.Context, param: click.Parameter, given: Any) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
-        for text in given.split(",") if isinstance(given, str) else given or ():
-            name, equals, value = text.partition("=")
-            try:
-                if not name or not equals or name in found:
-                    raise ValueError
-                found[name] = kind(value)
-            except ValueError:
-                raise click.BadParameter(f"{text!r} is not NAME=VALUE, each name once") from None
-        return found or None
-
-    return parse
-
-
 @click.command("append")
 @_set
 @click.argument("source", type=SetPlace(local=True))
@@ -109,7 +92,7 @@ def merge_command(sets: tuple[str, ...], output: str, as_json: bool, **options: 
 
 @click.command("split")
 @_set
-@click.option("--fractions", required=True, callback=_pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
+@click.option("--fractions", required=True, callback=pairs(float), metavar="NAME=SHARE,…", help="The new splits, as "
               "train=0.9,val=0.1.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--stratify", is_flag=True, help="Every class in these shares.")
@@ -168,7 +151,7 @@ def drop_command(path: str, where: str | None, keys: str | None, as_json: bool, 
 @click.command("relabel")
 @_set
 @click.argument("labels", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--map", "names", multiple=True, callback=_pairs(str), metavar="OLD=NEW", help="Another name of a "
+@click.option("--map", "names", multiple=True, callback=pairs(str), metavar="OLD=NEW", help="Another name of a "
               "class; one that is there joins the two. Repeatable.")  # fmt: skip
 @click.option("--classes", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Names by label, one a "
               "line, for a set without.")  # fmt: skip
@@ -212,8 +195,8 @@ def _groups(result: DedupResult) -> list[str]:
     if len(result.groups) > _GROUPS_SHOWN:
         lines.append(f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them")
     found = f"{result.path}: {plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
-    if result.across_splits:
-        found += f", {result.across_splits:,} across splits"
+    for count, what in ((result.across_splits, "splits"), (result.across_classes, "classes")):
+        found += f", {count:,} across {what}" if count else ""
     lines.insert(0, found)
     if result.unread:
         lines.append(
@@ -274,9 +257,9 @@ def _show(result: SaveResult, as_json: bool) -> None:
 def _summary(result: SaveResult) -> list[str]:
     """The result in a few lines."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
-    what = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
+    samples = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}"
     done = "would hold" if result.dry_run else "holds"
-    lines = [f"{result.output}: {done} {what}, from {result.samples_before:,}"]
+    lines = [f"{result.output}: {done} {samples}, from {result.samples_before:,}"]
     shards = f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
     if result.written_bytes:
         shards += f", {human_bytes(result.written_bytes)} of them written"
@@ -285,12 +268,12 @@ def _summary(result: SaveResult) -> list[str]:
     lines.append(shards)
     if result.with_field:
         lines.append(f"  {plural(result.with_field, 'sample')} with the new field")
-    for count, why in (
-        (result.skipped, "samples were in the set already"),
-        (result.left_out, "files of the source left out"),
-        (result.unmatched, "files are of no sample"),
-        (result.symbolic, "links are symbolic: the sets that they lead to must stay"),
+    for count, noun, what in (
+        (result.skipped, "sample", "in the set already"),
+        (result.left_out, "file", "of the source left out"),
+        (result.unmatched, "file", "of no sample"),
+        (result.symbolic, "symbolic link", "to sets that must stay where they are"),
     ):
         if count:
-            lines.append(Emphasis(f"  {count:,} {why}"))
+            lines.append(Emphasis(f"  {plural(count, noun)} {what}"))
     return lines

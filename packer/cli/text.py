@@ -42,6 +42,7 @@ __all__ = [
     "human_bytes",
     "human_seconds",
     "json_option",
+    "pairs",
     "print_json",
     "show",
     "show_result",
@@ -256,3 +257,21 @@ def progress_line(
         filled = round(share * width)
         line = "█" * filled + "░" * (width - filled) + f"  {line}"
     return line[: max(0, columns - 1)]
+
+
+def pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
+    """A callback of click for NAME=VALUE, several of them separated by commas or given in turn."""
+
+    def parse(ctx: click.Context, param: click.Parameter, given: Any) -> dict[str, Any] | None:
+        found: dict[str, Any] = {}
+        for text in given.split(",") if isinstance(given, str) else given or ():
+            name, equals, value = text.partition("=")
+            try:
+                if not name or not equals or name in found:
+                    raise ValueError
+                found[name] = kind(value)
+            except ValueError:
+                raise click.BadParameter(f"{text!r} is not NAME=VALUE, each name once") from None
+        return found or None
+
+    return parse

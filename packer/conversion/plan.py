@@ -154,8 +154,8 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
     if options.shuffle is not None and not listing.shuffles:
         raise SourceError(
-            "a source that is compressed as one stream cannot be read in shuffled order; convert it as it is, and then "
-            "convert the result with shuffle=SEED (or uncompress it first, where gunzip, unzstd or unxz does that)"
+            "a source that unpacks from front to back cannot be read in shuffled order; convert it as it is, and then "
+            "convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
         )
     _check_words(listing)
     shards, specs = [], {}

@@ -18,6 +18,7 @@ from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
 from packer.columns import PartMeta
+from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
@@ -26,9 +27,10 @@ from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
 from packer.formats import format_named
 from packer.output import Result, local_output
-from packer.sources import Source, default_output_name, open_source
+from packer.sources import Source, default_output_name, open_source, plain_name
 from packer.sources.base import SomeSamples, SourceListing
 from packer.sources.dataset import DatasetSource, class_names, encoded_images
+from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
 from packer.workers import run_shards, without_gc
 from packer.writing import SetWriter, convert_stream
@@ -65,13 +67,16 @@ class ConvertResult(Result):
 
 
 def convert(
-    source: str | os.PathLike[str] | Source | Iterable[Any],
+    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source] | Iterable[Any],
     to: str,
     output: str | os.PathLike[str] | None = None,
     *,
     fields: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     split: str | None = None,
+    split_fractions: Mapping[str, float] | None = None,
+    seed: int = 0,
+    stratify: bool = False,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
@@ -92,11 +97,16 @@ def convert(
     Parquet), an archive (tar, zip), a packed set, shards made elsewhere or a folder of them, a data set of Hugging
     Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything that has a length
     and hands out samples by number (torch, torchvision, Hugging Face, a list), which workers read in parallel; or an
-    iterable of samples, which this process reads. `packer.sources.samples` says what a sample may be.
+    iterable of samples, which this process reads. `packer.sources.samples` says what a sample may be. Or a list of
+    paths and Sources, which become one set (`packer.sources.several`).
     to: "hdf5", "tfrecord" or "tar" (or "h5", "webdataset").
     output: a directory, or an address at s3://, gs:// or az://; default `<source name>-<to>`.
-    fields, classes: of a program's samples: member -> kind, by default by what they are, and the names of the classes.
+    fields: of a program's samples: member -> kind, by default by what they are.
+    classes: of a program's samples: the names of the labels. Of files: the only classes to take, in the order of their
+    new labels.
     split: the only split to take, or the name for a source without splits.
+    split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
+    stratify: every class in these shares.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
     workers: processes; default the CPUs this process may use.
@@ -125,14 +135,16 @@ def convert(
         reencode=reencode,
         label_offset=label_offset,
     )
+    from_files = _is_files(source)
+    choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, not {workers}")
-    opened, watcher = _as_source(source, fields, classes), watcher or Silent()
+    opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, _Stream):
-            return opened.convert(out, options, overwrite, dry_run, watcher)
-        return _Conversion(opened, out, options, workers or usable_cpus(), watcher).run(overwrite, dry_run)
+            return opened.convert(out, options, choice, overwrite, dry_run, watcher)
+        return _Conversion(opened, out, options, choice, workers or usable_cpus(), watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
         return convert_to_address(
@@ -141,21 +153,20 @@ def convert(
     if work is not None:
         raise ValueError("work is for an output at an address; a local output is made in its own directory")
     if output is None and not hasattr(opened, "root"):
-        raise ValueError("a program's samples have no name that the output could have: give output=")
+        raise ValueError("several sources, or a program's samples, have no name for the output: give output=")
     out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
     return convert_to(out, overwrite)
 
 
 def _as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[str] | None) -> Source | _Stream:
-    if isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE):
-        if fields is not None or classes is not None:
-            raise ValueError("fields= and classes= are for samples of a program; for files, see packer.open_source")
-        return open_source(source) if isinstance(source, (str, os.PathLike)) else source
-    if isinstance(source, list | tuple) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
-        raise TypeError(
-            f"the source is a {type(source).__name__} of paths, expected one path; to pack several folders or files as "
-            f"one set, name their images in a .csv"
-        )
+    if _is_files(source):
+        if fields is not None:
+            raise ValueError("fields= is for samples of a program; for files, see packer.open_source")
+        if not isinstance(source, list | tuple):
+            return open_source(source) if isinstance(source, (str, os.PathLike)) else source
+        sources = [open_source(one) if isinstance(one, (str, os.PathLike)) else one for one in source]
+        names = [plain_name(Path(str(getattr(one, "root", "source")))) for one in sources]
+        return SeveralSources(sources, names) if len(sources) > 1 else sources[0]
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (bytes, Mapping)):
         return DatasetSource(source, fields, classes)
     if isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
@@ -164,6 +175,13 @@ def _as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[
         f"the source is a {type(source).__name__}, expected a path, a Source as packer.open_source gives, a data set "
         f"with a length, or an iterable of samples"
     )
+
+
+def _is_files(source: Any) -> bool:
+    """Whether it is a path, a Source, or a list of these."""
+    if isinstance(source, list | tuple):
+        return bool(source) and all(map(_is_files, source)) and not any(isinstance(one, list | tuple) for one in source)
+    return isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE)
 
 
 @dataclass(frozen=True)
@@ -175,10 +193,10 @@ class _Stream:
     classes: Sequence[str] | None
 
     def convert(
-        self, out: Path, options: ConvertOptions, overwrite: bool, dry_run: bool, watcher: Watcher
+        self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
     ) -> ConvertResult:
-        if options.shuffle is not None or dry_run or options.on_error == "quarantine":
-            raise ValueError("samples that come one after the other cannot be shuffled, planned ahead, or set aside")
+        if choice != Choice() or options.shuffle is not None or dry_run or options.on_error == "quarantine":
+            raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
         started, title = time.perf_counter(), type(self.samples).__name__
         classes = class_names(self.samples) if self.classes is None else self.classes
         with SetWriter(out, options, self.fields, classes, overwrite=overwrite, made={"source": title}) as writer:
@@ -201,8 +219,10 @@ class _Stream:
 
 
 class _Conversion:
-    def __init__(self, source: Source, out: Path, options: ConvertOptions, workers: int, watcher: Watcher) -> None:
-        self._source, self._out, self._options = source, out, options
+    def __init__(
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: int, watcher: Watcher
+    ) -> None:
+        self._source, self._out, self._options, self._choice = source, out, options, choice
         self._workers, self._watcher = workers, watcher
         self._started = time.perf_counter()
 
@@ -211,7 +231,7 @@ class _Conversion:
         self._watcher.note(f"listing {self._source.title}")
         try:
             with without_gc():
-                listing = self._source.list(self._options.split)
+                listing = self._choice.of(self._source.list(self._options.split))
         except MemoryError as error:
             raise SourceError(
                 f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "

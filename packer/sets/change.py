@@ -97,7 +97,7 @@ class Change:
         for name, new in moves.items():
             self._make_folder(new)
             self.work.rename(name, new, self.place)
-        for folder in {name.rpartition("/")[0] for name in names} - {""}:
+        for folder in {above for name in names for above in _above(name)}:
             with self.place.folder(folder) as opened:
                 opened.sync()
         self.place.sync()

@@ -50,6 +50,7 @@ class Duplicate:
 class DedupResult(Result):
     """What was found. duplicates: samples that are not kept; unread: images that could not be decoded.
 
+    across_splits, across_classes: groups whose samples are in several splits, or have several labels.
     saved: the change of the set; None where nothing was to change.
     """
 
@@ -58,13 +59,16 @@ class DedupResult(Result):
     groups: tuple[tuple[Duplicate, ...], ...]
     duplicates: int
     across_splits: int
+    across_classes: int
     unread: int
     saved: SaveResult | None
 
     def to_dict(self) -> dict[str, Any]:
         groups = [[{"split": d.split, "key": d.key, "kept": d.kept} for d in group] for group in self.groups]
         saved = None if self.saved is None else self.saved.to_dict()
-        plain = {name: getattr(self, name) for name in ("samples", "duplicates", "across_splits", "unread")}
+        plain = {
+            name: getattr(self, name) for name in ("samples", "duplicates", "across_splits", "across_classes", "unread")
+        }
         return {"path": str(self.path), **plain, "groups": groups, "saved": saved}
 
 
@@ -113,8 +117,17 @@ def dedup(
         tuple(Duplicate(*search.name(i), kept=i == k) for i in group.tolist())
         for group, k in zip(members, kept, strict=True)
     )
-    across = sum(len({duplicate.split for duplicate in group}) > 1 for group in groups)
-    return DedupResult(root, len(opened), groups, len(dropped), across, search.unread, saved)
+    labels = np.concatenate([opened.labels(name) for name in opened.splits])
+    return DedupResult(
+        path=root,
+        samples=len(opened),
+        groups=groups,
+        duplicates=len(dropped),
+        across_splits=sum(len({duplicate.split for duplicate in group}) > 1 for group in groups),
+        across_classes=sum(len(set(labels[group].tolist())) > 1 for group in members),
+        unread=search.unread,
+        saved=saved,
+    )
 
 
 class _Search:

@@ -27,7 +27,7 @@ from packer.formats.base import Arena
 from packer.output import output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
-from packer.sets.save import SaveResult, made_of, operation
+from packer.sets.save import SaveResult, operation, origin_of
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sources.base import ListingBuilder, SourceListing, SplitListing, check_names
 from packer.sources.manifest import ManifestReader
@@ -211,7 +211,7 @@ class _Addition:
         samples = sum(split.samples for split in splits.values())
         arguments = {"name": self._field, "kind": self._files.kind, "source": str(self._files.root)}
         added = sum(meta.payload_bytes for meta in new.metas)
-        made = made_of(self._before, payload_bytes=int(self._before.made.get("payload_bytes", 0)) + added)
+        made = origin_of(self._before, payload_bytes=int(self._before.made.get("payload_bytes", 0)) + added)
         history = (*self._before.history, operation("add-field", arguments, (samples, samples)))
         self.info = replace(self.info, splits=splits, made=made, history=history)
         return self.info

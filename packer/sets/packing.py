@@ -19,7 +19,7 @@ from packer.formats import format_named, writable_formats
 from packer.output import local_output, output_errors
 from packer.sets.change import Change
 from packer.sets.pieces import open_pieces
-from packer.sets.save import SaveResult, made_of, operation, write_table
+from packer.sets.save import SaveResult, operation, origin_of, write_table
 from packer.sets.shards import Indexes, NewShards, options_like, pack, result_of
 from packer.sets.table import SetTable, Step, table
 from packer.sets.unify import check_alike, decode_of, renumbering, unified_classes, unified_fields
@@ -129,8 +129,9 @@ def reshard(
             name: indexes.write(name, None, *new.of_split(change, name), root=part.root)
             for name, part in listing.splits.items()
         }
-        made = made_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
+        made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
+        made["options"] = made["options"] | {"to": options.to}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
         changed = DatasetInfo(options.to, listing.fields, listing.classes, splits, 0, made, AdoptedKeys())
@@ -166,7 +167,7 @@ def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watch
 
     def joined() -> tuple[SetTable | None, int]:
         mine, there = table(root), {}
-        for name in mine.splits.keys() & other.splits.keys():
+        for name in [name for name in mine.splits if name in other.splits]:
             known = frozenset(mine.keys(name))
             there[name] = np.flatnonzero([key in known for key in other.keys(name)])
             if len(there[name]) and existing == "raise":
@@ -256,7 +257,7 @@ class _Append:
                 splits[name] = indexes.write(name, self._pieces[name], shards, parts, known=known, root=root)
             elif parts:
                 splits[name] = indexes.write(name, None, shards, parts, root=self._listing.splits[name].root)
-        made = made_of(info, payload_bytes=self._payload_bytes(new))
+        made = origin_of(info, payload_bytes=self._payload_bytes(new))
         arguments = {"source": self._title}
         changed = replace(info, fields=self._fields, classes=self._classes, splits=splits, made=made)
         history = (*info.history, operation("append", arguments, (self._before, self._before + added)))

@@ -22,7 +22,7 @@ from readers.layout import DatasetInfo, ShardInfo, SplitInfo
 if TYPE_CHECKING:
     from packer.sets.table import SetTable
 
-__all__ = ["SaveResult", "free_index", "made_of", "operation", "save", "write_table"]
+__all__ = ["SaveResult", "free_index", "operation", "origin_of", "save", "write_table"]
 
 _KEPT = ("by", "indexed_by", "source", "options")
 
@@ -35,7 +35,7 @@ class SaveResult(Result):
     shards: how many the set uses; written_bytes: of them, this operation has written.
     linked: shards of other sets; symbolic: those of them that are symbolic links, on another file system.
     payload_bytes: of the samples; shard_bytes: of the shards, with what they have of other samples.
-    left_out: files of a source that are no samples; skipped: samples that the set had already.
+    left_out: files of a source that are not samples; skipped: samples that the set had already.
     with_field: samples that have the field that was added; unmatched: files for it that are of no sample.
     """
 
@@ -108,8 +108,8 @@ def operation(name: str, arguments: Mapping[str, Any], samples: tuple[int, int])
     return Operation(name, arguments, now(), f"packer {__version__}", samples)
 
 
-def made_of(*infos: DatasetInfo, payload_bytes: int) -> dict[str, Any]:
-    """`made` of a set that is made of others: as the first, from the sources of all; it is no conversion's any more."""
+def origin_of(*infos: DatasetInfo, payload_bytes: int) -> dict[str, Any]:
+    """`made` of a set that is made of others: as the first, from the sources of all of them."""
     made = {name: infos[0].made[name] for name in _KEPT if name in infos[0].made}
     sources = dict.fromkeys(str(info.made["source"]) for info in infos if "source" in info.made)
     options = dict(made.get("options", {})) | {"decode": decode_of(*infos)}
@@ -141,7 +141,7 @@ class _Writing:
             fields=self._fields,
             classes=table.classes,
             splits=splits,
-            made=made_of(*infos, payload_bytes=self._payload_bytes()),
+            made=origin_of(*infos, payload_bytes=self._payload_bytes()),
             edited=tuple(sorted(edited)),
             separate=self._separate,
             history=(*table.info.history, *(operation(s.operation, s.arguments, s.samples) for s in table.steps)),

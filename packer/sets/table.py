@@ -122,11 +122,11 @@ class SetTable:
 
         Raises ValueError, and UnknownNameError for classes and fields that there are not. See `readers.where`.
         """
-        return self._kept(self._mask_where(text), split, "subset", {"where": text})
+        return self._filtered(self._mask_where(text), split, "subset", {"where": text})
 
     def select(self, keys: Iterable[str], *, split: str | None = None) -> SetTable:
         """The samples with these keys. Raises UnknownNameError for a key that no sample has."""
-        return self._kept(self._mask_keys(keys, split), split, "subset", {"keys": "listed"})
+        return self._filtered(self._mask_keys(keys, split), split, "subset", {"keys": "listed"})
 
     def drop(
         self, where: str | None = None, *, keys: Iterable[str] | None = None, split: str | None = None
@@ -139,14 +139,14 @@ class SetTable:
             raise ValueError("give either an expression (where=…) or keys (keys=…) of samples to drop")
         mask = self._mask_where(where) if where is not None else self._mask_keys(keys or (), split)
         arguments = {"where": where} if where is not None else {"keys": "listed"}
-        return self._kept(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
+        return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
 
     def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
         """Without some samples: their numbers in each split, which rise; named so in the history."""
         masks = {name: np.ones(count, np.bool_) for name, count in self.counts.items()}
         for name, numbers in samples.items():
             masks[self._name(name)][numbers] = False
-        return self._kept(self._mask_of(masks), None, operation, arguments)
+        return self._filtered(self._mask_of(masks), None, operation, arguments)
 
     def every(self, step: int, *, split: str | None = None) -> SetTable:
         """Each `step`-th sample of each split, from the first on."""
@@ -159,12 +159,12 @@ class SetTable:
         if count < 1:
             raise ValueError(f"limit is {count}, expected at least 1")
 
-        def chosen(total: int) -> Int64s:
+        def selected(total: int) -> Int64s:
             if seed is None or total <= count:
                 return np.arange(min(count, total))
             return np.sort(np.random.RandomState(seed).permutation(total)[:count].astype(np.int64))
 
-        return self._counted(chosen, split, {"limit": count} | ({} if seed is None else {"seed": seed}))
+        return self._counted(selected, split, {"limit": count} | ({} if seed is None else {"seed": seed}))
 
     # --- splits, labels, other sets -----------------------------------------------------------------------------
     def split(
@@ -192,7 +192,9 @@ class SetTable:
         new: dict[str, tuple[Piece, ...]] = {}
         for number, name in enumerate(names):
             rows = [np.flatnonzero(part[a:b] == number) for a, b in itertools.pairwise(starts)]
-            new[name] = tuple(piece.take(chosen) for piece, chosen in zip(pieces, rows, strict=True) if len(chosen))
+            new[name] = tuple(
+                piece.take(selected) for piece, selected in zip(pieces, rows, strict=True) if len(selected)
+            )
             if not new[name]:
                 raise SourceError(f"{self.root}: no sample of {len(labels):,} would be in {name!r}")
         kept = {name: parts for name, parts in self.splits.items() if name not in dealt}
@@ -271,7 +273,7 @@ class SetTable:
         splits = {name: pieces for name, pieces in splits.items() if any(map(len, pieces))}
         return replace(self, splits=splits, steps=(*self.steps, step), changed=self.changed | set(changed))
 
-    def _kept(
+    def _filtered(
         self,
         mask: Callable[[str, Piece], npt.NDArray[np.bool_]],
         split: str | None,
@@ -279,10 +281,10 @@ class SetTable:
         arguments: Mapping[str, Any],
         others_stay: bool = False,
     ) -> SetTable:
-        chosen = None if split is None else self._name(split)
+        selected = None if split is None else self._name(split)
         splits: dict[str, tuple[Piece, ...]] = {}
         for name, pieces in self.splits.items():
-            if chosen in (None, name):
+            if selected in (None, name):
                 kept = (piece.take(np.flatnonzero(mask(name, piece))) for piece in pieces)
                 splits[name] = tuple(piece for piece in kept if len(piece))
             elif others_stay:
@@ -292,11 +294,11 @@ class SetTable:
         return self._next(splits, operation, arguments, *(("samples",) if after < before else ()))
 
     def _counted(self, choose: Callable[[int], Int64s], split: str | None, arguments: Mapping[str, Any]) -> SetTable:
-        chosen: dict[str, npt.NDArray[np.bool_]] = {}
+        selected: dict[str, npt.NDArray[np.bool_]] = {}
         for name, count in self.counts.items():
-            chosen[name] = np.zeros(count, np.bool_)
-            chosen[name][choose(count)] = True
-        return self._kept(self._mask_of(chosen), split, "subset", arguments)
+            selected[name] = np.zeros(count, np.bool_)
+            selected[name][choose(count)] = True
+        return self._filtered(self._mask_of(selected), split, "subset", arguments)
 
     def _mask_of(self, masks: Mapping[str, npt.NDArray[np.bool_]]) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
         starts = {id(piece): start for pieces in self.splits.values() for piece, start in _starts(pieces)}

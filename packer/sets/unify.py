@@ -43,12 +43,12 @@ def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
         ):
             if one != other and not (what == "decode" and "none" in (one, other)):
                 raise SourceError(
-                    f"{first_title} and {title} cannot be one set: {what} is {_shown(one)} in the first and "
-                    f"{_shown(other)} in the second; make them alike with  {remedy}"
+                    f"{first_title} and {title} cannot be one set: {what} is {_quoted(one)} in the first and "
+                    f"{_quoted(other)} in the second; make them alike with  {remedy}"
                 )
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     return f"{value!r:.80}"
 
 

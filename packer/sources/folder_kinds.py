@@ -125,7 +125,8 @@ def splits_of_arrays(names: Iterator[str] | list[str]) -> dict[str, tuple[str, s
         for kind, known in (("images", _ARRAY_IMAGES), ("labels", _ARRAY_LABELS)):
             if rest in known:
                 found.setdefault(split, {}).setdefault(kind, name)
-    return {split: (its["images"], its.get("labels", "")) for split, its in found.items() if "images" in its}
+    order = [split for split in ("", *dict.fromkeys(_ARRAY_SPLITS.values())) if "images" in found.get(split, ())]
+    return {split: (found[split]["images"], found[split].get("labels", "")) for split in order}
 
 
 def is_arrays(root: Path) -> bool:

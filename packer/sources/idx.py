@@ -61,7 +61,7 @@ class IdxSource(PixelSource):
             part = idx_name(name)
             if part is not None and part.prefix == prefix and part.is_images and self._is_first(name, names):
                 splits[_SPLITS[part.split]] = self._split(name, names)
-        found.splits = splits
+        found.splits = dict(sorted(splits.items(), reverse=True))  # train first
         self._leave_out(found, names, prefix)
         found.classes = self._classes(prefix, found)
         return found

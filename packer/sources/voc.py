@@ -177,7 +177,8 @@ class VocSource:
         names = [files[0] or "", *([""] * (len(self._fields) - 1))]
         for i, field in enumerate(self._fields):
             if field in _MASKS:
-                names[i] = files[2 + list(_MASKS).index(field)] or ""
+                name = files[2 + list(_MASKS).index(field)]
+                names[i] = f"{_MASKS[field]}/{name}" if name is not None else ""
         builder.add(names, tuple(place), total, mark)
 
     def open(self) -> AbstractContextManager[VocReader]:

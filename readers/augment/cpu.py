@@ -229,9 +229,8 @@ class Renderer:
             return False  # black there
         target = self._memory((height, width)) if steps else out
         pixels = target[0].permute(1, 2, 0).numpy()
-        mirrored = 2 in flips, 3 in flips
-        how: dict[str, Any] = {"corner": corner, "flips": mirrored, "scaling": scaling, "size": size}
-        if not decode_resized(data, Region(*region), resized, pixels, **how):
+        given = data, Region(*region), resized, pixels
+        if not decode_resized(*given, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
             return False
         if self.lap is not None:
             self.lap("decode")

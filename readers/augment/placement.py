@@ -13,8 +13,8 @@ upright image; the centre of its first pixel is at (0.5, 0.5).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from readers.augment.ops.base import Matrix, mirror
 __all__ = ["Placement"]
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
+_Point: TypeAlias = tuple[float, float]
 _IDENTITY: Matrix = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
@@ -40,11 +41,6 @@ class _Step(NamedTuple):
     backward: Matrix
     size: tuple[int, int]
 
-    @property
-    def is_upright(self) -> bool:
-        """Whether rows stay rows."""
-        return not self.forward[1] and not self.forward[3]
-
 
 class Placement:
     """What happens to where things are in one image.
@@ -54,14 +50,13 @@ class Placement:
     """
 
     def __init__(self, size: tuple[int, int], passes: Iterable[Pass]) -> None:
-        self.size = size
-        sides, steps = size, list[_Step]()
+        self.size = self._result = size
+        self._steps: list[_Step] = []
         for step in (step for some in passes for step in _steps(some)):
-            if step.forward != _IDENTITY or step.size != sides:
-                steps.append(step)
-            sides = step.size
-        self._steps, self._result = tuple(steps), sides
-        self._is_upright = all(step.is_upright for step in self._steps)
+            if step.forward != _IDENTITY or step.size != self._result:
+                self._steps.append(step)
+            self._result = step.size
+        self._is_upright = not any(step.forward[1] or step.forward[3] for step in self._steps)
 
     @classmethod
     def of_job(cls, size: tuple[int, int], job: Job, result: tuple[int, int], before: Sequence[Pass] = ()) -> Placement:
@@ -70,10 +65,9 @@ class Placement:
 
     def points(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Points, [..., 2], at their new places, which may be outside."""
-        moved = points.astype(np.float64)
-        for step in self._steps:
-            moved = _map(step.forward, moved)
-        return moved.astype(np.float32)
+        a, b, c, d, e, f = self._forward()
+        x, y = points[..., 0].astype(np.float64), points[..., 1].astype(np.float64)
+        return np.stack((a * x + b * y + c, d * x + e * y + f), axis=-1).astype(np.float32)
 
     def boxes(self, boxes: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], _Floats]:
         """(boxes, shares): boxes [k, 4] around what can be seen of the given ones, and which share of its area that is.
@@ -92,26 +86,35 @@ class Placement:
         self._check(mask.shape)
         if not self._steps and mask.shape == self._result:
             return mask
-        ys, xs = (np.arange(side) + 0.5 for side in self._result)
-        if not self._is_upright:
-            ys, xs = np.meshgrid(ys, xs, indexing="ij")
-        inside_y, inside_x = np.ones(ys.shape, np.bool_), np.ones(xs.shape, np.bool_)
-        sizes = [self.size, *(step.size for step in self._steps)]
-        for step, (height, width) in zip(reversed(self._steps), reversed(sizes[:-1]), strict=True):
-            a, b, c, d, e, f = step.backward
-            xs, ys = (a * xs + c, e * ys + f) if self._is_upright else (a * xs + b * ys + c, d * xs + e * ys + f)
-            inside_x &= (xs >= 0) & (xs < width)
-            inside_y &= (ys >= 0) & (ys < height)
+        ys, xs = (np.arange(side, dtype=np.float64) + 0.5 for side in self._result)
+        ys, xs = ys[:, None], xs[None]
+        inside: npt.NDArray[np.bool_] | None = None
+        x, y = xs, ys
+        for matrix, (height, width) in self._frames():
+            x, y = _sources(matrix, xs, ys)
+            if min(x.min(), y.min()) < 0 or x.max() >= width or y.max() >= height:
+                here = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+                inside = here if inside is None else inside & here
         rows, columns = (
-            np.clip(np.floor(places * (held / side)), 0, held - 1).astype(np.intp)
-            for places, held, side in zip((ys, xs), mask.shape, self.size, strict=True)
+            np.clip((places * (held / side)).astype(np.intp), 0, held - 1)
+            for places, held, side in zip((y, x), mask.shape, self.size, strict=True)
         )
-        if self._is_upright:
-            taken = mask[rows[:, None], columns]
-            inside = True if inside_x.all() and inside_y.all() else inside_y[:, None] & inside_x
-        else:
-            taken, inside = mask[rows, columns], inside_x & inside_y
-        return taken if inside is True else np.where(inside, taken, np.asarray(fill, mask.dtype))
+        taken = mask[rows, columns]
+        return taken if inside is None else np.where(inside, taken, np.asarray(fill, mask.dtype))
+
+    def _forward(self) -> Matrix:
+        """From the image to the result."""
+        return functools.reduce(_after, (step.forward for step in self._steps), _IDENTITY)
+
+    def _frames(self) -> Iterator[tuple[Matrix, tuple[int, int]]]:
+        """From the result to the image before each step, and (height, width) of that; the original comes last."""
+        matrix = _IDENTITY
+        sizes = [self.size, *(step.size for step in self._steps)]
+        for step, size in zip(reversed(self._steps), reversed(sizes[:-1]), strict=True):
+            matrix = _after(matrix, step.backward)
+            yield matrix, size
+        if not self._steps:
+            yield matrix, self.size
 
     def _check(self, shape: tuple[int, ...]) -> None:
         (rows, columns), (height, width) = shape, self.size
@@ -122,30 +125,44 @@ class Placement:
             )
 
     def _upright_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
-        """The two sides apart: each is an interval, mapped and cut."""
-        low, high = boxes[:, :2].copy(), boxes[:, 2:].copy()
-        length, shares = high - low, np.ones_like(low)
-        _cut(low, high, shares, self.size)
+        """Cut to the window of the original that can be seen, which is a box as well, and mapped at once."""
+        left, top, right, bottom = self._window()
+        window = np.array((left, top)), np.array((right, bottom))
+        low, high = boxes[:, :2], boxes[:, 2:]
+        cut_low, cut_high = (np.minimum(np.maximum(ends, window[0]), window[1]) for ends in (low, high))
+        length, is_out = high - low, (high < window[0]) | (low > window[1])
+        shares = np.where(length > 0, (cut_high - cut_low) / np.where(length > 0, length, 1), ~is_out)
+        a, _, c, _, e, f = self._forward()
+        scale, shift = np.array((a, e)), np.array((c, f))
+        ends = cut_low * scale + shift, cut_high * scale + shift
+        moved = np.concatenate((np.minimum(*ends), np.maximum(*ends)), axis=1)
+        return np.clip(moved, 0, np.tile(self._result[::-1], 2)), shares.prod(axis=1)
+
+    def _window(self) -> tuple[float, float, float, float]:
+        """(left, top, right, bottom) of what can be seen of the original; nothing where right is left."""
+        left, top, right, bottom = 0.0, 0.0, float(self.size[1]), float(self.size[0])
+        backward = _IDENTITY
         for step in self._steps:
-            scale, shift = np.array(step.forward)[[0, 4]], np.array(step.forward)[[2, 5]]
-            ends = low * scale + shift, high * scale + shift
-            low, high, length = np.minimum(*ends), np.maximum(*ends), length * np.abs(scale)
-            _cut(low, high, shares, step.size)
-        shares *= np.where(length > 0, (high - low) / np.where(length > 0, length, 1), 1)
-        return np.concatenate((low, high), axis=1), np.minimum(shares, 1).prod(axis=1)
+            backward = _after(step.backward, backward)
+            a, _, c, _, e, f = backward
+            xs, ys = sorted((c, a * step.size[1] + c)), sorted((f, e * step.size[0] + f))
+            left, right = max(left, xs[0]), min(right, xs[1])
+            top, bottom = max(top, ys[0]), min(bottom, ys[1])
+        return left, top, max(left, right), max(top, bottom)
 
     def _turned_boxes(self, boxes: _Floats) -> tuple[_Floats, _Floats]:
         """As polygons: the bounds of a box that was turned and cut are less than those of its bounds."""
         found, shares = np.zeros_like(boxes), np.zeros(len(boxes))
-        maps = (step.forward for step in self._steps)
-        growth = math.prod(abs(a * e - b * d) for a, b, _, d, e, _ in maps)
+        a, b, _, d, e, _ = self._forward()
+        growth = abs(a * e - b * d)
         for row, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
-            polygon = _inside(np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)]), self.size)
+            polygon = _inside([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], self.size)
             for step in self._steps:
-                polygon = _inside(_map(step.forward, polygon), step.size)
-            if len(polygon):
-                area = (x1 - x0) * (y1 - y0) * growth
-                found[row] = np.clip((polygon.min(axis=0), polygon.max(axis=0)), 0, self._result[::-1]).ravel()
+                polygon = _inside([_mapped(step.forward, *corner) for corner in polygon], step.size)
+            if polygon:
+                area, xs, ys = (x1 - x0) * (y1 - y0) * growth, *zip(*polygon, strict=True)
+                bounds = (min(xs), min(ys), max(xs), max(ys))
+                found[row] = np.clip(bounds, 0, np.tile(self._result[::-1], 2))
                 shares[row] = min(1.0, _area(polygon) / area) if area else 1.0
         return found, shares
 
@@ -184,39 +201,45 @@ def _inverse(matrix: Matrix) -> Matrix:
     return e / size, -b / size, (b * f - c * e) / size, -d / size, a / size, (c * d - a * f) / size
 
 
-def _map(matrix: Matrix, points: _Floats) -> _Floats:
-    """points: [..., 2]."""
+def _after(first: Matrix, second: Matrix) -> Matrix:
+    """The map that does `first`, and then `second`."""
+    a, b, c, d, e, f = first
+    k, m, n, p, q, r = second
+    return k * a + m * d, k * b + m * e, k * c + m * f + n, p * a + q * d, p * b + q * e, p * c + q * f + r
+
+
+def _mapped(matrix: Matrix, x: float, y: float) -> _Point:
     a, b, c, d, e, f = matrix
-    x, y = points[..., 0], points[..., 1]
-    return np.stack((a * x + b * y + c, d * x + e * y + f), axis=-1)
+    return a * x + b * y + c, d * x + e * y + f
 
 
-def _cut(low: _Floats, high: _Floats, shares: _Floats, size: tuple[int, int]) -> None:
-    """Cut intervals, [k, 2] for x and y, to the image; those that are outside have a share of 0 from then on."""
-    sides = np.array((size[1], size[0]), np.float64)
-    shares[(high < 0) | (low > sides)] = 0
-    np.clip(low, 0, sides, out=low)
-    np.clip(high, 0, sides, out=high)
+def _sources(matrix: Matrix, xs: _Floats, ys: _Floats) -> tuple[_Floats, _Floats]:
+    """Where the pixels of columns xs [1, w] and rows ys [h, 1] come from: x and y, of the least shapes."""
+    a, b, c, d, e, f = matrix
+    x = a * xs + c
+    y = e * ys + f
+    return (x + b * ys if b else x), (y + d * xs if d else y)
 
 
-def _inside(polygon: _Floats, size: tuple[int, int]) -> _Floats:
-    """The part of a convex polygon, [k, 2], that is in the image: cut by one edge after the other (Sutherland and
-    Hodgman, 1974)."""
+def _inside(polygon: list[_Point], size: tuple[int, int]) -> list[_Point]:
+    """The part of a convex polygon that is in the image: cut by one edge after the other (Sutherland and Hodgman,
+    1974)."""
     for axis, edge, sign in ((0, 0.0, 1.0), (0, float(size[1]), -1.0), (1, 0.0, 1.0), (1, float(size[0]), -1.0)):
-        depth = sign * (polygon[:, axis] - edge)
-        if not len(polygon) or (depth >= 0).all():
+        depth = [sign * (corner[axis] - edge) for corner in polygon]
+        if not polygon or min(depth) >= 0:
             continue
-        corners: list[_Floats] = []
-        for i in range(len(polygon)):
+        corners: list[_Point] = []
+        for i, corner in enumerate(polygon):
             if (depth[i - 1] >= 0) != (depth[i] >= 0):
                 share = depth[i - 1] / (depth[i - 1] - depth[i])
-                corners.append(polygon[i - 1] + share * (polygon[i] - polygon[i - 1]))
+                (x, y), (to_x, to_y) = polygon[i - 1], corner
+                corners.append((x + share * (to_x - x), y + share * (to_y - y)))
             if depth[i] >= 0:
-                corners.append(polygon[i])
-        polygon = np.array(corners).reshape(-1, 2)
+                corners.append(corner)
+        polygon = corners
     return polygon
 
 
-def _area(polygon: _Floats) -> float:
-    x, y = polygon.T
-    return float(abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2)
+def _area(polygon: list[_Point]) -> float:
+    pairs = zip(polygon, (*polygon[1:], polygon[0]), strict=True)
+    return abs(sum(x * to_y - to_x * y for (x, y), (to_x, to_y) in pairs)) / 2

@@ -75,7 +75,7 @@ class _Loader:
 
 
 def load_functions() -> Functions:
-    """The compiled functions, compiled first where that has not been done: about 20 s, which is logged.
+    """The compiled functions, compiled first where that has not been done: about 30 s, which is logged.
 
     Raises MissingExtraError without numba, UnsupportedCpuError where `unsupported_reason` has something to say.
     """
@@ -118,7 +118,7 @@ def _load() -> Functions:
                 _log.warning("%s; compiling without a lock", error)
             if not done.is_file():
                 _log.warning(
-                    "compiling the decoder of DCT coefficients for this machine, once, in about 20 s (%s)", folder
+                    "compiling the decoder of DCT coefficients for this machine, once, in about 30 s (%s)", folder
                 )
         functions = _import_functions(folder)
         if not done.is_file():

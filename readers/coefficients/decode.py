@@ -134,9 +134,8 @@ def decode_resized(
     resize = *resized, top, left, height, width, 2 * flips[0] + flips[1]
     memory = working_memory.address(resize_bytes(box[3], height, width))
     scale = 8 // reduce, reduce < 8 and not region.coarse
-    source = np.frombuffer(data, np.uint8)
-    image = address_of(source), shape.total_bytes
-    if load_functions().resize_box(image, shape[:5], scale, box, resize, pixels, memory, SPARSE_TO_WORKING):
+    source = np.frombuffer(data, np.uint8, shape.total_bytes)
+    if load_functions().resize_box(source, shape[:5], scale, box, resize, pixels, memory, SPARSE_TO_WORKING):
         raise _damaged(shape)
     return True
 
@@ -157,7 +156,7 @@ def _target(out: npt.NDArray[Any], scaling: Scaling | None) -> tuple[int, int, i
 
 def stored_box(shape: Shape, region: Region | None) -> tuple[int, tuple[int, int, int, int]]:
     """The scale, and (top, left, height, width) in the pixels as stored, at that scale. Raises ValueError."""
-    height, width = shape.header.upright_size
+    height, width = shape.upright_size
     if region is None:
         region = Region(0, 0, height, width)
     reduce = region.reduce
@@ -188,10 +187,10 @@ def _decoded(
     out: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.uint8]:
     """Decode a box into `out`, whose lines are not interrupted. Raises BadSampleError."""
-    source, memory = np.frombuffer(data, np.uint8), working_memory.address(memory_bytes(box[3]))
-    image, lines = (address_of(source), shape.total_bytes), (address_of(out), out.strides[0])
+    source, memory = np.frombuffer(data, np.uint8, shape.total_bytes), working_memory.address(memory_bytes(box[3]))
+    lines = address_of(out), out.strides[0]
     scale = 8 // reduce, is_fancy and reduce < 8
-    if load_functions().decode_box(image, shape[:5], scale, box, lines, memory, SPARSE_TO_WORKING):
+    if load_functions().decode_box(source, shape[:5], scale, box, lines, memory, SPARSE_TO_WORKING):
         raise _damaged(shape)
     return out
 

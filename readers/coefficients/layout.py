@@ -43,7 +43,7 @@ from crc32c import crc32c
 
 from cache.errors import BadSampleError
 from readers.headers import ImageHeader
-from readers.headers.base import Buffer, bad, truncated
+from readers.headers.base import Buffer, bad, truncated, upright_size
 from readers.headers.coefficients import HEADER, MAGIC, MEDIUM, VERSION, parse_coefficients_header
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "Shape",
     "blocks_of",
     "check_sum",
+    "is_coefficients",
     "pack_header",
     "parse_coefficients",
 ]
@@ -119,12 +120,17 @@ class Shape(NamedTuple):
         return ImageHeader(MEDIUM, self.height, self.width, self.components, 0, self.orientation)
 
     @property
+    def upright_size(self) -> tuple[int, int]:
+        """(height, width) of the upright image."""
+        return upright_size(self.height, self.width, self.orientation)
+
+    @property
     def index_at(self) -> int:
         return TABLES_AT + TABLE_BYTES * self.components
 
     @property
     def rows_at(self) -> int:
-        rows = sum(blocks_of(self, component)[0] for component in range(self.components))
+        rows = blocks_of(self, 0)[0] + (self.components - 1) * blocks_of(self, 1)[0]
         return self.index_at + INDEX_BYTES * (rows + 1)
 
 
@@ -132,6 +138,11 @@ def blocks_of(shape: Shape, component: int) -> tuple[int, int]:
     """(rows, blocks in a row) of a component."""
     across, down = (shape.across, shape.down) if component else (1, 1)
     return -(-shape.height // (8 * down)), -(-shape.width // (8 * across))
+
+
+def is_coefficients(data: Buffer) -> bool:
+    """Whether bytes that a cache gives are an image of this form; nothing else of them is looked at."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
 
 
 def pack_header(shape: Shape, summed: Buffer) -> bytes:

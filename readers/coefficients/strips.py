@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +31,11 @@ from readers.headers.base import Buffer
 
 __all__ = ["RowNotes", "decode_strips", "note_rows"]
 
-_SCAN, _ADOBE = 0xFFDA, 0xFFEE
+_SCAN, _ADOBE, _COLOURS = 0xFFDA, 0xFFEE, 0xFFE2
 _FRAMES = (0xFFC0, 0xFFC1)
 # Quantisation, Huffman codes, restart interval, JFIF, Adobe: they decide what the coefficients mean.
 _TELLING = frozenset((0xFFDB, 0xFFC4, 0xFFDD, 0xFFE0, _ADOBE))
-_SILENT = frozenset((*range(0xFFE1, 0xFFF0), 0xFFFE)) - {_ADOBE}
+_SILENT = frozenset((*range(0xFFE1, 0xFFF0), 0xFFFE)) - {_ADOBE, _COLOURS}
 _MOST_HEAD_BYTES = 2048
 _LEAST_SIDE = 64
 _KEPT_CODINGS, _KEPT_TABLES = 1024, 64
@@ -72,16 +73,20 @@ class _Coding(NamedTuple):
 
 
 def decode_strips(
-    data: Buffer, header: ImageHeader, region: Region, scratch: Scratch | None = None
+    data: Buffer,
+    header: ImageHeader,
+    region: Region,
+    is_clean: Callable[[Any], bool],
+    scratch: Scratch | None = None,
 ) -> npt.NDArray[np.uint8] | None:
     """RGB pixels of a box of a JPEG, upright, uint8 [height, width, 3]; None where libjpeg is to decode it.
 
-    header: of `data`. The result may be a view of `scratch`. Raises ValueError for a region that is not inside the
-    image, MissingExtraError, UnsupportedCpuError.
+    header: of `data`. is_clean: whether libjpeg reports nothing for the segments of a JPEG. The result may be a view of
+    `scratch`. Raises ValueError for a region that is not inside the image, MissingExtraError, UnsupportedCpuError.
     """
     if min(header.height, header.width) < _LEAST_SIDE:
         return None  # nothing to gain, and TurboJPEG takes other scales for a few pixels
-    coding, _, start = _find_coding(data)
+    coding, _, start = _find_coding(data, is_clean)
     if coding is None:
         return None
     shape = Shape(
@@ -93,6 +98,8 @@ def decode_strips(
     source = address_of(np.frombuffer(data, np.uint8))
     clean = address_of(np.frombuffer(scratch.encoded(len(data) - start + _SPARE_BYTES), np.uint8))
     count = functions.copy_clean(source + start, source + len(data), clean)
+    if count < 0:
+        return None
     size = (box[2], box[3], 3)
     pixels = np.frombuffer(scratch.pixels(math.prod(size)), np.uint8, math.prod(size)).reshape(size)
     scale = 8 // reduce, not region.coarse and reduce < 8
@@ -106,11 +113,11 @@ def decode_strips(
     return turned
 
 
-def note_rows(data: Buffer, header: ImageHeader) -> RowNotes | None:
+def note_rows(data: Buffer, header: ImageHeader, is_clean: Callable[[Any], bool]) -> RowNotes | None:
     """Where the rows of MCUs of a JPEG begin; None for one that `decode_strips` leaves to libjpeg, and where something
     other than the end marker follows its last row. Raises MissingExtraError, UnsupportedCpuError.
     """
-    coding, head, start = _find_coding(data)
+    coding, head, start = _find_coding(data, is_clean)
     if coding is None:
         return None
     functions = load_functions()
@@ -119,14 +126,11 @@ def note_rows(data: Buffer, header: ImageHeader) -> RowNotes | None:
     count = functions.copy_clean(source + start, source + len(data), clean.ctypes.data)
     rows, across = -(-header.height // (8 * coding.down)), -(-header.width // (8 * coding.across))
     notes = np.empty((rows + 1, 1 + coding.components), np.int64)
-    if functions.note_rows((clean.ctypes.data, count), coding.scan, (rows, across), notes):
+    if count < 0 or functions.note_rows((clean.ctypes.data, count), coding.scan, (rows, across), notes):
         return None
     stuffed = np.flatnonzero(clean[:count] == 0xFF)
     byte, inner = np.divmod(notes[:, 0], 8)
     bits = 8 * (start + byte + np.searchsorted(stuffed, byte)) + inner
-    end = start + count + len(stuffed)
-    if bytes(data[end : end + 2]) != _END:
-        return None
     return RowNotes(head, bits, notes[:-1, 1:])
 
 
@@ -135,9 +139,9 @@ _codings: OrderedDict[bytes, _Coding | None] = OrderedDict()
 _tables: OrderedDict[tuple[tuple[bool, HuffmanTable], ...], npt.NDArray[np.uint8]] = OrderedDict()
 
 
-def _find_coding(data: Buffer) -> tuple[_Coding | None, bytes, int]:
+def _find_coding(data: Buffer, is_clean: Callable[[Any], bool]) -> tuple[_Coding | None, bytes, int]:
     """The coding of a JPEG, or None; its head; and the byte at which its entropy-coded data begin."""
-    telling, at = [_START], 2
+    telling, at, has_colours = [_START], 2, False
     try:
         code, size = _segment(data, at)
         while code != _SCAN:
@@ -145,6 +149,8 @@ def _find_coding(data: Buffer) -> tuple[_Coding | None, bytes, int]:
                 telling.append(bytes(data[at : at + 2 + size]))
             elif code in _FRAMES:
                 telling.append(bytes(data[at : at + 5]) + bytes(4) + bytes(data[at + 9 : at + 2 + size]))
+            elif code == _COLOURS:
+                has_colours = True
             elif code not in _SILENT:
                 return None, b"", 0
             at += 2 + size
@@ -154,10 +160,12 @@ def _find_coding(data: Buffer) -> tuple[_Coding | None, bytes, int]:
     start = at + 2 + size
     telling.append(bytes(data[at:start]))
     head = b"".join(telling)
+    if has_colours and not is_clean(data):  # TurboJPEG looks at colour profiles, too
+        return None, head, start
     try:
         return _codings[head], head, start
     except KeyError:
-        coding = _make_coding(bytes(data[:start]))
+        coding = _make_coding(bytes(data[:start])) if is_clean(data) else None
     if len(head) <= _MOST_HEAD_BYTES:
         _codings[head] = coding
         if len(_codings) > _KEPT_CODINGS:

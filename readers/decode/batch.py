@@ -140,10 +140,12 @@ class CpuDecoder:
         return Picture(torch.from_numpy(lent(pixels)).permute(2, 0, 1).to(self.device, non_blocking=True))
 
 
-def open_decoder(name: DecoderName, device: torch.device) -> Decoder:
+def open_decoder(name: DecoderName, device: torch.device, images: str = "images") -> Decoder:
     """The decoder called `name`. "auto" is, on a CUDA device, the first that is installed of torchcodec and
     torchvision, or else the CPU, with a warning; elsewhere it is the CPU. Raises MissingExtraError for one that is
     named and not installed.
+
+    images: what the warning says is decoded on the CPU.
     """
     if name not in DECODERS:
         raise ValueError(f"decoder is one of {', '.join(DECODERS)}, not {name!r}")
@@ -159,7 +161,7 @@ def open_decoder(name: DecoderName, device: torch.device) -> Decoder:
             return _open(installed, device)
         except MissingExtraError as error:
             reasons.append(str(error))
-    warnings.warn(f"images are decoded on the CPU: {'; '.join(reasons)}", stacklevel=2)
+    warnings.warn(f"{images} are decoded on the CPU: {'; '.join(reasons)}", stacklevel=2)
     return CpuDecoder(device)
 
 

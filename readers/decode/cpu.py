@@ -85,7 +85,7 @@ def decode_image(
     if frame and compiled and header.process in _SEQUENTIAL:
         from readers.coefficients.strips import decode_strips  # loads crc32c
 
-        found = decode_strips(data, header, Region(*region), scratch)
+        found = decode_strips(data, header, Region(*region), has_clean_header, scratch)
         if found is not None:
             return found
     if frame and header.components != 4:

@@ -4,7 +4,8 @@
     ──► consumer
           (`prefetch` batches ahead)                         stream of its own (`readers.decode.device`)   (prefetch)
 
-Of the images that the device could decode the crew decodes a share (`readers.decode.share`).
+Of the images that the device could decode the crew decodes a share (`readers.decode.share`). What a cache keeps as
+coefficients goes to a decoder of its own (`readers.coefficients.device`), which makes the box of each view alone.
 
 The crew works on later batches meanwhile, so reading and decoding on the CPU, decoding on the device, and training
 overlap. Images that the CPU decodes are cropped and resized there as well, by the same code as without a device, and
@@ -15,157 +16,66 @@ the device cannot decode is tried on the CPU, and is a bad sample if that fails 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-import numpy as np
 import torch
 
-from readers.augment.cpu import Finish, Renderer
-from readers.augment.fused import BatchRenderer
+from readers.augment.cpu import Finish
+from readers.augment.fused import BatchRenderer, triton_runs
 from readers.augment.recipe import Job, Recipe
-from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder, routes, same_as_promised
+from readers.coefficients.device.decoder import CoefficientDecoder
+from readers.decode.batch import CpuDecoder, Decoder, DecoderName, open_decoder
 from readers.decode.device import DecodeStream, Picture, Ready
+from readers.decode.region import Region
 from readers.decode.share import Share, Spent
-from readers.feed import Feed, read_samples
+from readers.feed import Feed, for_decoding
 from readers.loader.crew import Crew
+from readers.loader.device_work import DeviceWork
 from readers.loader.fields import FieldWork
-from readers.loader.strips import StripReader
-from readers.loader.timers import LoopTimers, ThreadClock
+from readers.loader.timers import LoopTimers
 from readers.loader.work import Allocate, Batch, EpochWork
 from readers.loop import Ahead
-from readers.order.base import Int64s
 from readers.reader import Reader
-from readers.sample import Buffer
 
-__all__ = ["DevicePath", "DeviceStage", "DeviceWork", "open_path"]
+__all__ = ["DevicePath", "DeviceStage", "open_path"]
 
 # By the host's clock, in nanoseconds, and in the stream of the device.
 _Moment: TypeAlias = tuple[int, Ready]
-
-
-@dataclass(slots=True)
-class DeviceWork(EpochWork):
-    """The crew's part of a batch that a device finishes.
-
-    decodes: whether the device decodes at all. share: what the crew decodes of that.
-    """
-
-    decodes: bool = True
-    share: Share = field(default_factory=Share)
-    _kept: Reader = field(init=False, repr=False)
-    _routes: tuple[list[bool], dict[int, int]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        EpochWork.__post_init__(self)
-        self._kept = EpochWork.reader_of_images(self)  # what the crew decodes itself may be coefficients
-
-    def reader_of_images(self) -> Reader:
-        return self.feed.reader if self.decodes else EpochWork.reader_of_images(self)  # devices decode JPEGs
-
-    def tools(self) -> Renderer:
-        return _BoxRenderer(self.recipes[0].interpolation, compiled=self.compiled)
-
-    def reader_of_strips(self) -> StripReader | None:
-        """None where a device decodes whole images."""
-        return None if self.decodes else EpochWork.reader_of_strips(self)
-
-    def plan(self, step: int, clock: ThreadClock) -> Batch:
-        began = time.perf_counter_ns()
-        batch = EpochWork.plan(self, step, clock)
-        if self.decodes:
-            batch.routed, batch.shared = self._routes
-        batch.spent.append((time.perf_counter_ns() - began, 0, 0))
-        return batch
-
-    def _read_samples(self, positions: Int64s, indices: Int64s) -> Sequence[Buffer | Exception]:
-        """JPEGs for the device; for the crew what a cache keeps of them."""
-        if not self.decodes:
-            return EpochWork._read_samples(self, positions, indices)
-        able = routes(self.feed.reader.image_info(indices))
-        shared = able & self.share.choose(self.feed.seed, self._epoch, positions)
-        routed, rows = able & ~shared, np.flatnonzero(shared)
-        if self._kept is self._images:
-            data = EpochWork._read_samples(self, positions, indices)
-            samples = [data[row] for row in rows.tolist()]
-            sizes = [0 if isinstance(sample, Exception) else len(sample) for sample in samples]
-        else:
-            found: dict[int, Buffer | Exception] = {}
-            for reader, chosen in ((self._images, routed), (self._kept, ~routed)):
-                some = np.flatnonzero(chosen)
-                found.update(zip(some.tolist(), read_samples(reader, indices[some]), strict=True))
-            data = [found[row] for row in range(len(indices))]
-            sizes = self._images.table.extents(indices[rows]).length.tolist()
-        self._routes = routed.tolist(), dict(zip(rows.tolist(), sizes, strict=True))
-        return data
-
-    def fill(self, batch: Batch, start: int, stop: int, tools: Renderer) -> None:
-        """Decode the CPU's images, unflipped; of the others, check that the header is what the index says."""
-        self.fill_fields(batch, start, stop, tools)
-        some = slice(start, stop)
-        alone = not batch.routed and not batch.bad_boxes
-        if alone and all(
-            tools.render_alike(batch.data[some], jobs[some], batch.sizes[some], images[some])
-            for jobs, images in zip(batch.jobs, batch.images, strict=True)
-        ):
-            return
-        began, shared_ns, shared_bytes = time.perf_counter_ns(), 0, 0
-        for row in range(start, stop):
-            data = batch.data[row]
-            if batch.routed and batch.routed[row] and row not in batch.bad_boxes and not isinstance(data, Exception):
-                header = same_as_promised(data, batch.sizes[row])
-                if header is not None:
-                    batch.headers[row] = header
-                    continue
-            row_began = time.perf_counter_ns()
-            places = [images[row : row + 1] for images in batch.images]
-            self.render_row(batch, row, places, places, tools)
-            if row in batch.shared and not isinstance(data, Exception):
-                shared_ns += time.perf_counter_ns() - row_began
-                shared_bytes += batch.shared[row]
-        batch.spent.append((time.perf_counter_ns() - began, shared_ns, shared_bytes))
-
-    def complete(self, batch: Batch) -> None:
-        """The device has still to decode: see `DeviceStage`."""
-
-
-class _BoxRenderer(Renderer):
-    """Makes the boxes only; the device does the rest of a job."""
-
-    def render(
-        self, data: Buffer, job: Job, size: tuple[int, int], out: torch.Tensor, whole: torch.Tensor | None = None
-    ) -> Job | None:
-        return Renderer.render(self, data, _box_of(job), size, out)
-
-    def render_alike(
-        self,
-        data: Sequence[Buffer | Exception],
-        jobs: Sequence[Job],
-        sizes: Sequence[tuple[int, int]],
-        out: torch.Tensor,
-    ) -> bool:
-        return Renderer.render_alike(self, data, [_box_of(job) for job in jobs], sizes, out)
+# Of a view, by row: a picture on the device, and what is to be done to it.
+_Made: TypeAlias = dict[int, tuple[Picture, Job]]
 
 
 @dataclass(frozen=True)
 class DevicePath:
-    """How a loader makes batches on its device."""
+    """How a loader makes batches on its device. coefficients: what decodes those; None where the crew does, or where
+    the JPEGs they were made from are decoded."""
 
     decoder: Decoder
     renderer: BatchRenderer
     ahead: int
     share: Share = field(default_factory=Share)
+    coefficients: CoefficientDecoder | None = None
 
     @property
     def decodes(self) -> bool:
+        """Whether the device decodes JPEGs."""
         return not isinstance(self.decoder, CpuDecoder)
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the device decodes coefficients."""
+        return self.coefficients is not None
 
     @property
     def name(self) -> str:
         """What decodes the images, as resume tokens name it."""
-        shares = self.decodes and self.share.wanted != 0
-        return f"{self.decoder.name}, cpu_share={self.share.wanted}" if shares else self.decoder.name
+        names = [self.decoder.name]
+        if self.coefficients is not None:
+            names.append(self.coefficients.name)
+        if (self.decodes or self.finishes) and self.share.wanted != 0:
+            names.append(f"cpu_share={self.share.wanted}")
+        return ", ".join(names)
 
     def unmeasured(self, threads: int) -> DevicePath:
         """The same for so many threads, with nothing measured yet."""
@@ -181,7 +91,8 @@ class DevicePath:
         fields: FieldWork | None,
     ) -> DeviceWork:
         """What the crew does."""
-        return DeviceWork(feed, recipes, finish, allocate, classes, fields, decodes=self.decodes, share=self.share)
+        options = {"decodes": self.decodes, "finishes": self.finishes}
+        return DeviceWork(feed, recipes, finish, allocate, classes, fields, share=self.share, **options)
 
     def stage(self, crew: Crew, work: EpochWork, timers: LoopTimers) -> DeviceStage:
         """What takes the crew's batches and finishes them."""
@@ -197,12 +108,17 @@ def open_path(
     recipe: Recipe,
     ahead: int,
     share: Share,
+    reader: Reader,
 ) -> DevicePath:
-    """How batches are made on this device. Raises MissingExtraError where the decoder is not installed, ValueError."""
+    """How batches of a reader are made on this device. Raises MissingExtraError where the decoder is not installed,
+    ValueError."""
     renderer = BatchRenderer(
         device, dtype=dtype, planar=planar, normalize=recipe.normalize, interpolation=recipe.interpolation
     )
-    return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
+    if decoder == "cpu" or for_decoding(reader) is reader or not triton_runs(device):
+        return DevicePath(open_decoder(decoder, device), renderer, ahead, share)
+    opened = open_decoder(decoder, device, "images that the cache does not keep as coefficients")
+    return DevicePath(opened, renderer, ahead, share, CoefficientDecoder(device))
 
 
 class DeviceStage(Ahead[Batch]):
@@ -240,9 +156,9 @@ class DeviceStage(Ahead[Batch]):
             with self._stream.decoding():
                 self._look_back()
                 began = self._moment()
-                whole = self._decode(batch)
+                made = self._decode(batch)
                 decoded = self._moment()
-                self._render(batch, whole)
+                self._render(batch, made)
                 self._work.combine(batch)
                 batch.ready = self._stream.mark()
                 self._before = _spent(batch), began, decoded, self._moment()
@@ -264,25 +180,47 @@ class DeviceStage(Ahead[Batch]):
     def _moment(self) -> _Moment:
         return time.perf_counter_ns(), self._stream.tick()
 
-    def _decode(self, batch: Batch) -> dict[int, Picture]:
-        """The images that the device decodes, by row, except those that it cannot."""
+    def _decode(self, batch: Batch) -> list[_Made]:
+        """The images that the device decodes, by view and row, except those that it cannot."""
+        whole = self._decode_whole(batch)
+        boxes = self._decode_boxes(batch)
+        self._clock.lap("decode")
+        if self._path.decodes or self._path.finishes:
+            self._timers.count_decoded(len(whole) + len(boxes[0]), len(batch.shared), self._path.share.value)
+        return [
+            {row: (picture, jobs[row]) for row, picture in whole.items()}
+            | {row: (picture, _job_of_box(jobs[row], picture)) for row, picture in some.items()}
+            for jobs, some in zip(batch.jobs, boxes, strict=True)
+        ]
+
+    def _decode_whole(self, batch: Batch) -> dict[int, Picture]:
+        """JPEGs by row, the same for all views."""
         rows = sorted(batch.headers)
         decoded = self._path.decoder.decode(
             [batch.data[row] for row in rows],  # type: ignore[misc]  # those with a header are bytes
             [batch.headers[row] for row in rows],
         )
-        self._clock.lap("decode")
-        whole = {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
-        if self._path.decodes:
-            self._timers.count_decoded(len(whole), len(batch.shared), self._path.share.value)
-        return whole
+        return {row: found for row, found in zip(rows, decoded, strict=True) if isinstance(found, Picture)}
 
-    def _render(self, batch: Batch, whole: dict[int, Picture]) -> None:
+    def _decode_boxes(self, batch: Batch) -> list[dict[int, Picture]]:
+        """Boxes of coefficients, by view and row: of the images that have one in every view."""
+        decoder, rows = self._path.coefficients, sorted(batch.shapes)
+        if decoder is None or not rows:
+            return [{} for _ in batch.jobs]
+        uploaded = decoder.upload(
+            [batch.data[row] for row in rows],  # type: ignore[misc]  # as above
+            [batch.shapes[row] for row in rows],
+        )
+        views = [decoder.decode(uploaded, [_region_of(jobs[row]) for row in rows]) for jobs in batch.jobs]
+        good = [k for k in range(len(rows)) if all(isinstance(view[k], Picture) for view in views)]
+        return [{rows[k]: view[k] for k in good} for view in views]  # type: ignore[misc]  # they are pictures
+
+    def _render(self, batch: Batch, made: list[_Made]) -> None:
         """Turn the rows that the CPU decoded and those that it did not into the images of the batch."""
-        rows, device = sorted(batch.headers), self._path.renderer.device
+        rows, device = sorted({*batch.headers, *batch.shapes}), self._path.renderer.device
         boxes: dict[int, list[torch.Tensor]] = {}  # of what the device could not decode, by view
         for row in rows:
-            if row in whole:
+            if row in made[0]:
                 continue
             shapes = [(1, *images.shape[2:], 3) for images in batch.images]
             places = [torch.zeros(shape, dtype=torch.uint8).permute(0, 3, 1, 2) for shape in shapes]
@@ -301,23 +239,26 @@ class DeviceStage(Ahead[Batch]):
             uploaded = self._upload(images, batch)
             self._uploads.append((begun, self._stream.tick()))
             self._clock.lap("copy")
-            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()} | whole
-            jobs = [job if row in whole else _rest_of(job, size) for row, job in enumerate(jobs)]
-            batch.images[view] = self._path.renderer.render([pictures[row] for row in range(len(jobs))], jobs, size)
+            pictures = uploaded | {row: Picture(some[view]) for row, some in boxes.items()}
+            todo = [made[view].get(row) or (pictures[row], _rest_of(job, size)) for row, job in enumerate(jobs)]
+            batch.images[view] = self._path.renderer.render(
+                [picture for picture, _ in todo], [job for _, job in todo], size
+            )
 
     def _upload(self, images: torch.Tensor, batch: Batch) -> dict[int, Picture]:
         """The rows of a view that the CPU decoded, on the device; in one copy if those are all rows."""
         device = self._path.renderer.device
-        if not batch.headers:
+        if not batch.headers and not batch.shapes:
             return {row: Picture(image) for row, image in enumerate(images.to(device, non_blocking=True))}
-        rows = [row for row in range(len(images)) if row not in batch.headers]
+        rows = [row for row in range(len(images)) if row not in batch.headers and row not in batch.shapes]
         return {row: Picture(images[row].to(device, non_blocking=True)) for row in rows}
 
 
 def _spent(batch: Batch) -> Spent:
     """What the threads have spent on a batch, and nothing yet on the device."""
     cpu, shared, shared_bytes = (sum(column) for column in zip(*batch.spent, strict=True))
-    device_bytes = sum(len(batch.data[row]) for row in batch.headers)  # type: ignore[arg-type, misc]  # see _decode
+    rows = (*batch.headers, *batch.shapes)
+    device_bytes = sum(len(batch.data[row]) for row in rows)  # type: ignore[arg-type, misc]  # see _decode_whole
     return Spent(len(batch.positions), cpu, shared, shared_bytes, 0, 0, device_bytes)
 
 
@@ -326,8 +267,16 @@ def _between(start: _Moment, end: _Moment) -> int:
     return max(end[0] - start[0], DecodeStream.elapsed(start[1], end[1]))
 
 
-def _box_of(job: Job) -> Job:
-    return *job[:3], (), (), job[5]
+def _region_of(job: Job) -> Region:
+    """What is decoded for a job: the region of its first part."""
+    return Region(*(job[5][0][0] if job[5] else job[0]))
+
+
+def _job_of_box(job: Job, box: Picture) -> Job:
+    """What is to be done to the region of the first part, when nothing else was decoded."""
+    whole = (0, 0, *box.size, 1, False)
+    earlier = job[5]
+    return (*job[:5], ((whole, *earlier[0][1:]), *earlier[1:])) if earlier else (whole, *job[1:])
 
 
 def _rest_of(job: Job, size: tuple[int, int]) -> Job:

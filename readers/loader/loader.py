@@ -85,6 +85,8 @@ class ImageLoader(FeedLoader):
     decoder: "torchcodec" or "torchvision" decode what they are good at and leave the rest to the CPU; "auto" takes the
         first of them that there is on a CUDA device, and the CPU elsewhere. "compiled" is the CPU, with functions that
         are compiled on the first use on a machine and decode less of a JPEG, to the same pixels (docs/performance.md).
+        What a cache keeps as coefficients a CUDA device decodes with Triton, if it is installed, except with "cpu" and
+        "compiled" (docs/gpu.md).
     exact_colours: interpolate colours that a JPEG stores at half the size also where the box is made half as large or
         less; otherwise they are repeated there, which is a tenth quicker on the CPU. `packer parity` shows the
         difference.
@@ -144,7 +146,7 @@ class ImageLoader(FeedLoader):
         pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         planar, normalize = layout == "NCHW", self.recipe.normalize
         share = Share(cpu_share, self.threads)
-        made = {"dtype": self.dtype, "planar": planar, "recipe": self.recipe, "ahead": prefetch}
+        made = {"dtype": self.dtype, "planar": planar, "recipe": self.recipe, "ahead": prefetch, "reader": reader}
         self._path = device_path(self.device, "cpu" if decoder == "compiled" else decoder, share, **made)
         if self._path is not None:
             stored: tuple[torch.dtype, bool, Normalize | None] = (torch.uint8, False, None)

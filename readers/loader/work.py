@@ -27,6 +27,7 @@ from readers.reader import SAMPLE_ERRORS, Reader
 from readers.sample import Buffer, upright_sides
 
 if TYPE_CHECKING:
+    from readers.coefficients.layout import Shape
     from readers.decode.device import Ready
 
 __all__ = ["Allocate", "Batch", "EpochWork", "IndexWork"]
@@ -48,8 +49,9 @@ class Batch:
     payloads, values: of the other fields, by row: their bytes, and what they hold; columns: the latter, of the batch.
     images: by view, [n, 3, height, width].
     labels: float32 [n, classes], where images have been mixed.
-    routed: which images a device is to decode; headers: of those that it will decode, by row.
-    shared: the bytes of the images that the CPU decodes though the device could, as they are stored, by row.
+    routed: which images a device is to decode; headers: of those that it will decode, by row; shapes: of those of them
+        that are coefficients.
+    shared: the bytes of the images that the CPU decodes though the device could, as they are read or stored, by row.
     spent: nanoseconds by task of the threads, of them for images of `shared`, and the bytes of those.
     ready: on a device, what to wait for before the images are used.
     pending: tasks that are not done yet.
@@ -69,6 +71,7 @@ class Batch:
     labels: torch.Tensor | None = None
     routed: list[bool] = field(default_factory=list)
     headers: dict[int, ImageHeader] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
     shared: Mapping[int, int] = field(default_factory=dict)
     spent: list[tuple[int, int, int]] = field(default_factory=list)
     ready: Ready = None

@@ -27,6 +27,7 @@ from readers.coefficients.kernels.vectors import load_u8, load_u32, store_u8
 
 __all__ = [
     "MARGIN",
+    "SOURCE",
     "aligned",
     "begin",
     "decode_box",
@@ -51,6 +52,8 @@ _INDEX, _WIDTH, _STEPS, _SIZE_BITS, _ACROSS, _DOWN, _COLUMNS, _LINES = range(8)
 # of the rows of blocks the last `_MASK` + 1 are kept, a power of two
 _FIRST, _LAST, _NEXT, _RING, _STRIDE, _MASK = range(6)
 
+# What the bytes of an image are given as
+SOURCE = types.Array(types.uint8, 1, "C", readonly=True)
 _number = types.int64
 _two = types.UniTuple(_number, 2)
 
@@ -266,22 +269,23 @@ def write_line(components, luma, blue, red, columns, target, spare):
 
 @njit(
     _number(
-        *(_two, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
+        *(SOURCE, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
         *(_two, _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def decode_box(image, shape, scale, box, pixels, memory, places):
+def decode_box(source, shape, scale, box, pixels, memory, places):
     """RGB of a box.
 
-    image: its address and bytes; its header was checked. shape: see `plan_components`. scale: samples of a block of
+    source: the bytes of an image, whose header was checked. shape: see `plan_components`. scale: samples of a block of
     luma in a line, and whether chroma is interpolated. box: top, left, height and width, at that scale. pixels: the
     address for them, and the bytes from line to line. memory: the address of as many bytes as `memory_bytes` says.
     places: SPARSE to WORKING. Returns 0, or 1 where the bytes are damaged; then nothing outside of them was read, and
     the pixels are not valid.
     """
+    image = source.ctypes.data, len(source)
     top, left, lines, columns = box
     target, stride = pixels
     block = aligned(memory)

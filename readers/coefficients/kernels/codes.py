@@ -46,6 +46,7 @@ CODES_BYTES = _SKIPS_AT + (2 << SKIP_BITS)
 # Coefficients that the end of a block stands for, and what ends one that is damaged
 WHOLE_BLOCK, _FAULT = 128, 80
 _SIXTEEN_ZEROS = 0xF0
+_END_OF_IMAGE = 0xD9
 
 _number = types.int64
 _options = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -60,9 +61,8 @@ def _has_no_ff(word):
 
 @njit(_number(_number, _number, _number), **_options)
 def copy_clean(source, stop, target):
-    """Copy entropy-coded bytes from source to the first marker, at most to `stop`; returns how many there are.
-
-    `target` has room for all and 8 more. A restart is a marker.
+    """Copy entropy-coded bytes from source to the end marker; returns how many there are, -1 where another one comes
+    first, or none before `stop`. `target` has room for all and 8 more.
     """
     out = target
     while source < stop:
@@ -75,12 +75,14 @@ def copy_clean(source, stop, target):
         byte = load_u8(source)
         source += 1
         if byte == 0xFF:
+            if source < stop and load_u8(source) == _END_OF_IMAGE:
+                return out - target
             if source == stop or load_u8(source) != 0:
                 break
             source += 1
         store_u8(out, byte)
         out += 1
-    return out - target
+    return -1
 
 
 @njit(forceinline=True, error_model="numpy")

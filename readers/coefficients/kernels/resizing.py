@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from readers.coefficients.kernels.boxes import MARGIN, aligned, begin, next_line, plan_components
+from readers.coefficients.kernels.boxes import MARGIN, SOURCE, aligned, begin, next_line, plan_components
 from readers.coefficients.kernels.colours import planes_32
 from readers.coefficients.kernels.filters import (
     COLUMN_BYTES,
@@ -35,7 +35,6 @@ _NOTHING = 0x80  # in an order of bytes: 0
 _MOST_BITS = 22
 
 _number = types.int64
-_two = types.UniTuple(_number, 2)
 
 
 @njit(error_model="numpy")
@@ -159,22 +158,23 @@ def _combine(ring, strides, last_slot, table, bits, columns, target, spare):
 
 @njit(
     _number(
-        *(_two, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
+        *(SOURCE, types.UniTuple(_number, 5), types.Tuple((_number, types.boolean)), types.UniTuple(_number, 4)),
         *(types.UniTuple(_number, 7), types.UniTuple(_number, 5), _number, types.int64[::1]),
     ),
     nogil=True,
     cache=True,
     error_model="numpy",
 )
-def resize_box(image, shape, scale, box, resize, pixels, memory, places):
+def resize_box(source, shape, scale, box, resize, pixels, memory, places):
     """RGB of a box that is resized, cropped and mirrored.
 
-    image, shape, scale, box, places: as of `decode_box`. resize: height and width of the whole box when it is resized,
+    source, shape, scale, box, places: as of `decode_box`. resize: height and width of the whole box when it is resized,
     each a quarter of the box or more; top, left, height and width of the part of that which is wanted; and how it is
     mirrored: 1 left to right, 2 upside down, 3 both. pixels: the address for the first line; the bytes from line to
     line, and from colour to colour; as what they are written, and by which factors (`kernels.floats`). memory: the
     address of as many bytes as `resize_bytes` says. Returns 0, or 1 where the bytes are damaged.
     """
+    image = source.ctypes.data, len(source)
     rows, columns, top, left, height, width, mirrored = resize
     line_table = aligned(memory)
     chosen = left, width, mirrored & 1

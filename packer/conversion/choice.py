@@ -1,0 +1,83 @@
+"""Which samples of a source are packed, and into which splits: by class, and dealt by shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+import numpy as np
+
+from cache.errors import SourceError
+from packer.sets.deal import deal
+from packer.sources.base import SourceListing
+from readers.names import SplitName
+from readers.sample import NO_LABEL
+
+__all__ = ["Choice"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """classes: only those of these names, whose labels are then 0, 1, … in this order; None for all.
+
+    fractions: the share of each new split, which sum to 1; None leaves the splits as they are.
+    seed: of the draw.
+    stratify: every class in these shares.
+
+    Raises ValueError and BadNameError.
+    """
+
+    classes: Sequence[str] | None = None
+    fractions: Mapping[str, float] | None = None
+    seed: int = 0
+    stratify: bool = False
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and (not self.classes or len({*self.classes}) < len(self.classes)):
+            raise ValueError(f"classes are one or more names, each once, not {list(self.classes)!r:.200}")
+        if self.fractions is None:
+            if self.stratify or self.seed:
+                raise ValueError("seed and stratify say how samples are dealt by fractions: give fractions, too")
+            return
+        for name in self.fractions:
+            SplitName(name)
+        deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
+
+    def of(self, listing: SourceListing) -> SourceListing:
+        """The listing of what is chosen. Raises SourceError where nothing is."""
+        if self.classes is not None:
+            listing = self._of_classes(listing, self.classes)
+        return listing if self.fractions is None else self._dealt(listing, self.fractions)
+
+    def _of_classes(self, listing: SourceListing, classes: Sequence[str]) -> SourceListing:
+        for name in classes:
+            if name not in listing.classes:
+                near = get_close_matches(name, listing.classes, 3)
+                meant = f"did you mean {' or '.join(near)}?" if near else f"it has {len(listing.classes)} classes"
+                raise SourceError(f"the source has no class {name!r}; {meant}")
+        numbers = {name: number for number, name in enumerate(classes)}
+        new = np.array([*(numbers.get(name, NO_LABEL) for name in listing.classes), NO_LABEL], np.int64)
+        splits = {}
+        for name, part in listing.splits.items():
+            chosen = part.take(np.flatnonzero(new[part.labels] != NO_LABEL))
+            chosen.labels = new[chosen.labels]
+            if len(chosen):
+                splits[name] = chosen
+        if not splits:
+            raise SourceError(f"the source has no sample of {', '.join(classes)}")
+        return replace(listing, splits=splits, classes=tuple(classes))
+
+    def _dealt(self, listing: SourceListing, fractions: Mapping[str, float]) -> SourceListing:
+        if len(listing.splits) != 1:
+            raise SourceError(
+                f"the source has the splits {', '.join(listing.splits)}; name the one to deal by its shares with split="
+            )
+        (part,) = listing.splits.values()
+        labels = np.asarray(part.labels, np.int64)
+        of = deal(labels if self.stratify else np.zeros(len(part), np.int64), list(fractions.values()), self.seed)
+        splits = {name: part.take(np.flatnonzero(of == number)) for number, name in enumerate(fractions)}
+        empty = [name for name, chosen in splits.items() if not len(chosen)]
+        if empty:
+            raise SourceError(f"no sample of {len(part):,} would be in {empty[0]!r}")
+        return replace(listing, splits=splits)

@@ -1,0 +1,217 @@
+"""Several sources as one: their splits joined by name, their classes unified by name, the fields of all.
+
+A key that two sources have in a split is ambiguous: then all keys of that split begin with the names of their sources,
+which are those of the folders or files, with a number where these are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cache.errors import SourceError
+from cache.messages import listed
+from packer.formats.base import Arena
+from packer.registry import HEAD_BYTES
+from packer.sources.base import (
+    AheadReader,
+    FieldNames,
+    LabellingReader,
+    Source,
+    SourceListing,
+    SourceReader,
+    SplitListing,
+)
+from packer.sources.places import Places
+from readers.sample import NO_LABEL, Buffer
+from readers.strings import NamesBuilder, repeated
+
+__all__ = ["SeveralSources"]
+
+_MOST_TITLES = 3
+_Ints = npt.NDArray[np.int64]
+
+
+class SeveralSources:
+    """sources: two or more, in the order of their samples. names: what their keys begin with where they must."""
+
+    def __init__(self, sources: Sequence[Source], names: Sequence[str]) -> None:
+        self._sources = tuple(sources)
+        self._names = [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
+        self._listings: list[SourceListing] = []
+        self._fields: list[list[int]] = []  # of each source: its field at each place, or -1
+
+    @property
+    def title(self) -> str:
+        return listed([source.title for source in self._sources], _MOST_TITLES)
+
+    def list(self, split: str | None) -> SourceListing:
+        listings = self._listings = [source.list(split) for source in self._sources]
+        fields: dict[str, str] = {}
+        for source, listing in zip(self._sources, listings, strict=True):
+            for name, kind in listing.fields.items():
+                if fields.setdefault(name, kind) != kind:
+                    raise SourceError(
+                        f"{source.title}: the field {name!r} is {kind}, that of the sources before is {fields[name]}; "
+                        f"name it otherwise"
+                    )
+        self._fields = [
+            [list(listing.fields).index(name) if name in listing.fields else -1 for name in fields]
+            for listing in listings
+        ]
+        classes = self._unify(listings)
+        numbers = {name: number for number, name in enumerate(classes)}
+        parts: dict[str, list[tuple[int, SplitListing]]] = {}
+        for i, listing in enumerate(listings):
+            for name, part in listing.splits.items():
+                parts.setdefault(name, []).append((i, part))
+        joined = SourceListing(
+            {},
+            fields,
+            classes,
+            [(f"{self._names[i]}/{name}", reason) for i, one in enumerate(listings) for name, reason in one.left_out],
+            list(chain.from_iterable(listing.warnings for listing in listings)),
+            skip_strays=any(listing.skip_strays for listing in listings),
+            shuffles=all(listing.shuffles for listing in listings),
+            estimated=any(listing.estimated for listing in listings),
+            max_workers=min((one.max_workers for one in listings if one.max_workers is not None), default=None),
+        )
+        for name, found in parts.items():
+            joined.splits[name] = self._join(found, numbers, len(fields))
+        return joined
+
+    def _unify(self, listings: Sequence[SourceListing]) -> tuple[str, ...]:
+        """The names of all classes. Raises SourceError where one source has names, and another numbers alone."""
+        labelled = [
+            any(len(part) and int(part.labels.max()) > NO_LABEL for part in listing.splits.values())
+            for listing in listings
+        ]
+        if any(listing.classes for listing in listings):
+            for source, listing, has_labels in zip(self._sources, listings, labelled, strict=True):
+                if has_labels and not listing.classes:
+                    raise SourceError(
+                        f"{source.title}: its labels are numbers, those of another source have names, so that the "
+                        f"classes cannot be unified; give it names first, as in a .csv"
+                    )
+        return tuple(dict.fromkeys(chain.from_iterable(listing.classes for listing in listings)))
+
+    def _join(self, parts: Sequence[tuple[int, SplitListing]], numbers: dict[str, int], fields: int) -> SplitListing:
+        def all_keys() -> Iterator[str]:
+            return chain.from_iterable(part.keys for _, part in parts)
+
+        total = sum(len(part) for _, part in parts)
+        prefixed = len(parts) > 1 and bool(len(repeated(all_keys, total)))
+        keys, names, labels = NamesBuilder(), [NamesBuilder() for _ in range(fields)], []
+        for i, part in parts:
+            prefix = f"{self._names[i]}/" if prefixed else ""
+            classes = self._listings[i].classes
+            new = np.array([*(numbers[name] for name in classes), NO_LABEL], np.int64)
+            labels.append(new[part.labels] if classes else part.labels.astype(np.int64))
+            for key in part.keys:
+                keys.append(prefix + key)
+            for column, number in zip(names, self._fields[i], strict=True):
+                if number < 0:
+                    column.extend([""] * len(part))
+                    continue
+                for name in part.names.columns[number]:
+                    column.append(prefix + name if name else "")
+        roots = {part.root for _, part in parts}
+        return SplitListing(
+            roots.pop() if len(roots) == 1 else "",
+            keys.build(),
+            np.concatenate(labels),
+            FieldNames(*(column.build() for column in names)),
+            np.concatenate([part.bytes for _, part in parts]),
+            _JoinedPlaces(
+                [(i, part.places) for i, part in parts],
+                np.repeat(np.arange(len(parts)), [len(part) for _, part in parts]),
+                np.concatenate([np.arange(len(part), dtype=np.int64) for _, part in parts]),
+            ),
+            np.concatenate([part.stamps for _, part in parts]),
+        )
+
+    @contextmanager
+    def open(self) -> Iterator[_Reader]:
+        with ExitStack() as opened:
+            yield _Reader(self._sources, self._fields, opened)
+
+    def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
+        for source, own in zip(self._sources, self._listings, strict=True):
+            yield from source.paths(own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_listings": []}
+
+
+class _JoinedPlaces(Sequence[Any]):
+    """Places of several sources, each with the number of its source. which, inside: the part of a place, and where."""
+
+    def __init__(self, parts: Sequence[tuple[int, Places]], which: _Ints, inside: _Ints) -> None:
+        self._parts, self._which, self._inside = parts, which, inside
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            source, places = self._parts[int(self._which[index])]
+            return source, places[int(self._inside[index])]
+        return [self[i] for i in range(*index.indices(len(self)))]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, indices: _Ints) -> _JoinedPlaces:
+        """The places at `indices`, without those of the others, so that little is sent to a worker."""
+        which, inside = self._which[indices], self._inside[indices].copy()
+        parts = []
+        for number, (source, places) in enumerate(self._parts):
+            mine = np.flatnonzero(which == number)
+            parts.append((source, places.take(inside[mine])))
+            inside[mine] = np.arange(len(mine))
+        return _JoinedPlaces(parts, which, inside)
+
+
+class _Reader:
+    """Reads samples of any source, each opened when its first sample is read."""
+
+    def __init__(self, sources: Sequence[Source], fields: Sequence[Sequence[int]], opened: ExitStack) -> None:
+        self._sources, self._fields, self._opened = sources, fields, opened
+        self._readers: dict[int, SourceReader] = {}
+
+    def read(self, place: tuple[int, Any], arena: Arena) -> Sequence[Buffer | None]:
+        number, inner = place
+        payloads = self._reader(number).read(inner, arena)
+        return [payloads[i] if i >= 0 else None for i in self._fields[number]]
+
+    def head(self, place: tuple[int, Any]) -> bytes:
+        """The first bytes of a file; of a source that has no strays those of its image."""
+        number, inner = place
+        reader = self._reader(number)
+        head = getattr(reader, "head", None)
+        if head is not None:
+            return bytes(head(inner))
+        payload = reader.read(inner, Arena(lambda: None))[0]
+        return b"" if payload is None else bytes(payload[:HEAD_BYTES])
+
+    def expect(self, places: Sequence[tuple[int, Any]]) -> None:
+        """Tell the readers that get samples ahead of time which of theirs come next."""
+        for number in {number for number, _ in places}:
+            reader = self._reader(number)
+            if isinstance(reader, AheadReader):
+                reader.expect([inner for of, inner in places if of == number])
+
+    def _reader(self, number: int) -> SourceReader:
+        reader = self._readers.get(number)
+        if reader is None:
+            source = self._sources[number]
+            reader = self._readers[number] = self._opened.enter_context(source.open())
+            if isinstance(reader, LabellingReader):
+                raise SourceError(f"{source.title}: hands out its labels with its samples; convert it by itself")
+        return reader
