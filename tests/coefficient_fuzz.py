@@ -1,6 +1,6 @@
-"""Decode damaged coefficients, and encode damaged JPEGs, in memory between pages that no one may touch.
+"""Decode damaged coefficients, encode damaged JPEGs and decode boxes of them, in memory between pages that no one may touch.
 
-    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|beyond TRIALS SEED
+    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips|beyond TRIALS SEED
 
 An access outside of the bytes, the pixels or the memory to work in ends the process with SIGSEGV. `beyond` shows that
 it does: it says that the image is longer than it is. Prints how many trials ended how.
@@ -19,11 +19,14 @@ from coefficient_cases import SAMPLINGS, made_jpeg
 from image_cases import encoded, picture
 
 from cache.errors import BadSampleError
-from readers.coefficients import Refused, encode_strictly, parse_coefficients
+from readers.coefficients import Refused, encode_strictly, parse_coefficients, strips
 from readers.coefficients.compiled import load_functions
 from readers.coefficients.decode import memory_bytes, resize_bytes
 from readers.coefficients.encode import Memory
 from readers.coefficients.layout import SPARSE_TO_WORKING, Shape
+from readers.decode.cpu import has_clean_header
+from readers.decode.region import Region, Scratch
+from readers.headers import read_header
 
 PAGE = mmap.PAGESIZE
 MOST_PAGES = 512
@@ -60,6 +63,22 @@ class GuardedMemory(Memory):
         if name not in self.parts:
             self.parts[name] = Guarded()
         return self.parts[name].at_end(size)
+
+
+class GuardedScratch(Scratch):
+    """Memory of exactly the sizes that the decoder asks for, also that in which it works."""
+
+    def __init__(self) -> None:
+        self.parts = [Guarded(), Guarded(), Guarded()]
+
+    def encoded(self, size: int) -> memoryview:  # type: ignore[override]
+        return memoryview(self.parts[0].at_end(size))
+
+    def pixels(self, size: int) -> memoryview:
+        return memoryview(self.parts[1].at_end(size))
+
+    def address(self, size: int) -> int:
+        return int(self.parts[2].at_end(size).ctypes.data)
 
 
 def images() -> list[bytes]:
@@ -137,6 +156,52 @@ def fuzz_decoder(trials: int, rng: np.random.Generator, longer: int = 0) -> Coun
     return counts
 
 
+def spoiled_jpeg(rng: np.random.Generator, data: bytes, trial: int) -> bytearray:
+    """Changed bytes, of the data alone or of all, and sometimes a part left out."""
+    found = bytearray(data)
+    start = 0 if trial % 3 == 0 else found.index(b"\xff\xda") - 4
+    for _ in range(rng.integers(1, 5)):
+        found[rng.integers(start, len(found))] = rng.choice([0, 255, rng.integers(256)])
+    if trial % 5 == 0:
+        cut = int(rng.integers(4, len(found)))
+        del found[cut : int(rng.integers(cut, len(found) + 1))]
+    return found
+
+
+def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
+    """Boxes of damaged JPEGs, and where their rows begin."""
+    counts, data, scratch = Counter[str](), Guarded(), GuardedScratch()
+    strips.working_memory = scratch  # type: ignore[assignment]
+    sizes = ((64, 80), (97, 130), (200, 66))
+    kinds = (*SAMPLINGS, "gray")
+    sources = [made_jpeg(*size, kind, 90, seed=n) for n, size in enumerate(sizes) for kind in kinds]
+    for trial in range(trials):
+        found = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
+        source = data.at_end(len(found))
+        source[:] = found
+        try:
+            header = read_header(memoryview(source))
+        except BadSampleError:
+            counts["refused by its header"] += 1
+            continue
+        if header.height * header.width > 200 * 200 or header.components not in (1, 3):
+            counts["other images"] += 1
+            continue
+        reduce = int(rng.choice([1, 2, 4, 8]))
+        height, width = header.upright_size
+        top, left = (int(rng.integers(-(-side // reduce))) * reduce for side in (height, width))
+        box = top, left, int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
+        if reduce > 1:  # to the grid, or the edge
+            ends = (min(-(-(box[i] + box[i + 2]) // reduce) * reduce, (height, width)[i]) for i in (0, 1))
+            box = top, left, *(end - begin for end, begin in zip(ends, (top, left), strict=True))
+        pixels = strips.decode_strips(
+            memoryview(source), header, Region(*box, reduce, trial % 2 > 0), has_clean_header, scratch
+        )
+        strips.note_rows(memoryview(source), header, has_clean_header)
+        counts["left to libjpeg" if pixels is None else "decoded"] += 1
+    return counts
+
+
 def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
     counts, data, memory = Counter[str](), Guarded(), GuardedMemory()
     sources = images()[::3]
@@ -148,13 +213,7 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
         ):
             sources.append(encoded(picture(*size), "JPEG", quality=85, **options))
     for trial in range(trials):
-        found = bytearray(sources[trial % len(sources)])
-        start = 0 if trial % 3 == 0 else found.index(b"\xff\xda") - 4
-        for _ in range(rng.integers(1, 5)):
-            found[rng.integers(start, len(found))] = rng.choice([0, 255, rng.integers(256)])
-        if trial % 5 == 0:
-            cut = int(rng.integers(4, len(found)))
-            del found[cut : int(rng.integers(cut, len(found) + 1))]
+        found = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
         source = data.at_end(len(found))
         source[:] = found
         try:
@@ -168,7 +227,7 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
 if __name__ == "__main__":
     what, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     generator = np.random.default_rng(seed)
-    if what == "encode":
-        print(dict(fuzz_encoder(count, generator)))
+    if what in ("encode", "strips"):
+        print(dict({"encode": fuzz_encoder, "strips": fuzz_strips}[what](count, generator)))
     else:
         print(dict(fuzz_decoder(count, generator, longer=4 * PAGE if what == "beyond" else 0)))
