@@ -182,10 +182,10 @@ def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
     decode_image = cpu.decode_image
     bad = bytes(reader.read(0))
 
-    def failing(data: Any, *more: Any) -> Any:
+    def failing(data: Any, *more: Any, **named: Any) -> Any:
         if bytes(data) == bad:
             raise BadSampleError("planted")
-        return decode_image(data, *more)
+        return decode_image(data, *more, **named)
 
     monkeypatch.setattr(cpu, "decode_image", failing)
     loader = ImageLoader(reader, 12, cpu_share=1, on_error="substitute", **OPTIONS)
@@ -329,9 +329,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, double: Double, rates: dict[str, int]
         header = parse_any(data)
         return header.height * header.width
 
-    def decode_on_cpu(data: Any, *more: Any) -> Any:
+    def decode_on_cpu(data: Any, *more: Any, **named: Any) -> Any:
         clock.advance(rates["cpu"] * pixels(data))
-        return decode_image(data, *more)
+        return decode_image(data, *more, **named)
 
     monkeypatch.setattr(time, "perf_counter_ns", clock)
     monkeypatch.setattr(cpu, "decode_image", decode_on_cpu)
