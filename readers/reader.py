@@ -210,7 +210,7 @@ class Reader:
 
     def read_rows(self, index: int, top: int, bottom: int) -> Strip:
         """A JPEG with some rows of an image; see `readers.rows.reading.read_rows`."""
-        from readers.rows.reading import read_rows
+        from readers.rows.reading import read_rows  # which needs numba
 
         return read_rows(self.table, self.store, checked_indices([index], self), (top, bottom), self.read_many)
 
@@ -393,10 +393,8 @@ def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Bu
     """Payloads; None for those that cannot be read: reading such a sample alone raises its error."""
     with suppress(*SAMPLE_ERRORS):
         return list(reader.read_many(indices, field))
-    found: list[Buffer | None] = []
-    for index in indices:
-        try:
-            found.append(reader.read(index, field))
-        except SAMPLE_ERRORS:
-            found.append(None)
+    found: list[Buffer | None] = [None] * len(indices)
+    for i, index in enumerate(indices):
+        with suppress(*SAMPLE_ERRORS):
+            found[i] = reader.read(index, field)
     return found

@@ -104,7 +104,7 @@ def test_what_the_partition_lacks_is_left_out(root: Path) -> None:
 
 def test_the_folders_can_be_taken_for_classes(root: Path) -> None:
     assert packer.open_source(root, layout="tree").list(None).classes == ("img_align_celeba",)
-    with pytest.raises(SourceError, match="not for layout"):
+    with pytest.raises(SourceError, match="label_column can be given for CelebA's folder"):
         packer.open_source(root, layout="tree", label_column="identity")
     (root / "list_eval_partition.txt").unlink()
     assert packer.open_source(root).list(None).warnings  # of a single class

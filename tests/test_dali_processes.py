@@ -116,10 +116,11 @@ print("the end")
 
 
 def test_a_killed_worker_raises_instead_of_hanging(reader: readers.Reader) -> None:
+    others = {child.pid for child in multiprocessing.active_children()}
     loader = DaliLoader(reader, 2, augment=CROPS, options=PipelineOptions(workers=2, start_method="fork"))
     batches = iter(loader)
     next(batches)
-    child = multiprocessing.active_children()[0]
+    child = next(child for child in multiprocessing.active_children() if child.pid not in others)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     child.join(10)

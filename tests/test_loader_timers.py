@@ -93,9 +93,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, clock: Any, decode: int, augment: int
     """A decoder and a blur that take so many nanoseconds an image, by a clock that nothing else moves."""
     real_decode, real_blur = cpu.decode_image, GaussianBlur.apply
 
-    def decode_image(*args: Any) -> Any:
+    def decode_image(*args: Any, **named: Any) -> Any:
         clock.advance(decode)
-        return real_decode(*args)
+        return real_decode(*args, **named)
 
     def apply(*args: Any) -> Any:
         clock.advance(augment)
@@ -164,10 +164,10 @@ def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.Mo
     plant(monkeypatch, clock, 0)
     planted = cpu.decode_image
 
-    def decode_image(*args: Any) -> Any:
+    def decode_image(*args: Any, **named: Any) -> Any:
         assert asked.wait(60)
         clock.advance(10 * MS)
-        return planted(*args)
+        return planted(*args, **named)
 
     monkeypatch.setattr(cpu, "decode_image", decode_image)
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=1, prefetch=1, tail="exact")
@@ -258,10 +258,10 @@ def test_a_loop_that_is_left_and_a_reset(reader: readers.Reader) -> None:
 def test_bad_samples(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, on_error: Any) -> None:
     whole, bad = cpu.decode_image, bytes(reader.read(11))
 
-    def decode_image(data: Buffer, *more: Any) -> Any:
+    def decode_image(data: Buffer, *more: Any, **named: Any) -> Any:
         if bytes(data) == bad:
             raise BadSampleError("planted")
-        return whole(data, *more)
+        return whole(data, *more, **named)
 
     monkeypatch.setattr(cpu, "decode_image", decode_image)
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, on_error=on_error, shuffle=False)

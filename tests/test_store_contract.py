@@ -17,7 +17,8 @@ from cache.stores.copied import Copied
 from cache.stores.remote import RemoteFiles
 from readers.caching.budget import EVERYTHING, Slots, Subset
 from readers.caching.form import Encoded
-from readers.caching.store import Cached, Terms
+from readers.caching.store import Cached
+from readers.caching.terms import Terms
 from readers.index import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)

@@ -272,7 +272,7 @@ def test_a_stream_of_samples(tmp_path: Path) -> None:
         (iter([JPEGS[0]]), {"shuffle": 1}, ValueError, "cannot be shuffled"),
         (7, {}, TypeError, "the source is a int"),
         ({"a": 1}, {}, TypeError, "the source is a dict"),
-        ("there", {"fields": {}}, ValueError, "are for samples of a program"),
+        ("there", {"fields": {}}, ValueError, "is for samples of a program"),
         (["a", "b"], {}, SourceError, "a: no such file or directory"),
     ],
 )

@@ -21,7 +21,8 @@ from cache.stores import Buffer
 from readers.caching.budget import Capacity, Slots, Subset, budget, measure
 from readers.caching.fill import FillAhead, prefill
 from readers.caching.form import Coefficients, Decoded, Encoded, Form, KeepLike, Recoded, as_form, rate_of, with_rate
-from readers.caching.store import CHECKS, Cached, CachedStats, Check, Originals, Terms, agree
+from readers.caching.store import CHECKS, Cached, CachedStats, Check, Originals
+from readers.caching.terms import Terms, agree
 from readers.order import NodeLocal, Order
 from readers.reader import Indices, Reader
 from readers.table import Table, checked_indices

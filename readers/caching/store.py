@@ -6,13 +6,12 @@ through. Views stay valid as long as they are referenced: nothing is evicted or 
 
 The shared memory has numbered slots:
 
-    0                      what all users agree on (`Terms`), as JSON
+    0                      what all users agree on (`readers.caching.terms`), as JSON
     then, field by field   one slot for each row of the subset
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
@@ -26,49 +25,15 @@ from cache.stores import Buffer, Extents, Int64s, Store, StoreOver
 from cache.stores.tiers import TIERS
 from readers.caching.budget import Slots
 from readers.caching.form import Form, compress, decompress
+from readers.caching.terms import Terms
 from readers.index import Columns
 
-__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "Originals", "Terms", "agree"]
+__all__ = ["CHECKS", "Cached", "CachedStats", "Check", "Originals"]
 
 Check: TypeAlias = Literal["never", "first", "always"]
 CHECKS = ("never", "first", "always")
 _COUNTED_TOGETHER = 64
 _LEAST_BYTES = 64  # what the shortest payload takes
-_AGREE_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What the users of a cache must agree on.
-
-    threshold: see `Subset`.
-    packed: the fields that are compressed.
-    rate: of a form that has one, as measured; else 0.
-    """
-
-    threshold: int
-    packed: tuple[str, ...] = ()
-    rate: float = 0.0
-
-    def to_json(self) -> bytes:
-        return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
-
-
-def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
-    """The terms of the process that came first; None where they cannot be read."""
-    until = time.monotonic() + _AGREE_SECONDS
-    while True:
-        text = shared.get(0)
-        if text is not None:
-            try:
-                found = json.loads(bytes(text))
-                return Terms(int(found["threshold"]), tuple(map(str, found["packed"])), float(found["rate"]))
-            except (ValueError, KeyError, TypeError):
-                return None
-        # Refused while another process writes its terms.
-        if not shared.put(0, mine.to_json()) and time.monotonic() > until:
-            return None
-        time.sleep(0.001)
 
 
 class Cached(StoreOver):

@@ -163,13 +163,8 @@ def _import_functions(folder: Path) -> Functions:
         from readers.coefficients.kernels.boxes import decode_box
         from readers.coefficients.kernels.codes import build_codes, copy_clean
         from readers.coefficients.kernels.encoding import encode_lines
-        from readers.coefficients.kernels.entropy import (
-            build_table,
-            find_marker,
-            read_progressive,
-            read_sequential,
-            unstuff,
-        )
+        from readers.coefficients.kernels.entropy import build_table, find_marker, read_sequential, unstuff
+        from readers.coefficients.kernels.progressive import read_progressive
         from readers.coefficients.kernels.resizing import resize_box
         from readers.coefficients.kernels.strips import decode_strips, note_rows
 

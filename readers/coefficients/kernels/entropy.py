@@ -2,8 +2,8 @@
 
 `find_marker` finds the end of a scan; `unstuff` copies its bytes without what markers need, cut at restarts;
 `build_table` makes a table with which one look finds most codes; `read_line` decodes one line of MCUs of a sequential
-scan, `read_sequential` all of them, `read_progressive` a progressive scan. `unstuff` and the last three return 0, or
-the number of a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
+scan, `read_sequential` all of them; progressive scans are those of `kernels.progressive`. `unstuff` and all that read
+return 0, or the number of a reason why the JPEG keeps its bytes: what libjpeg would warn of is such a reason.
 
 Reading is bounded: a block takes fewer than 300 bytes, and after each block what was read is compared with the end.
 
@@ -26,13 +26,11 @@ from numba import njit, types
 
 from readers.coefficients.kernels.digits import clear_block
 from readers.coefficients.kernels.vectors import (
-    add_i16,
     byte_swapped,
     bytes_of_ff,
     copy_32,
     first_bit,
     item_i16,
-    load_i16,
     load_u8,
     load_u64,
     store_i16,
@@ -41,16 +39,28 @@ from readers.coefficients.kernels.vectors import (
 )
 
 __all__ = [
+    "AC",
+    "BLOCK_BYTES",
+    "DC",
+    "FIRST",
+    "HIGH",
+    "RUN",
+    "SIZE",
     "STATE",
+    "STRIDE",
     "TABLE_BYTES",
+    "USED",
+    "WIDE",
     "build_table",
+    "find_entry",
     "find_marker",
     "has_ended",
     "read_line",
-    "read_progressive",
     "read_sequential",
+    "refilled",
     "start_scan",
     "unstuff",
+    "value_of",
 ]
 
 _LOOK_BITS, _LONGEST_CODE = 12, 16
@@ -58,14 +68,14 @@ _LARGEST_AT = 2 << _LOOK_BITS
 _OFFSETS_AT = _LARGEST_AT + 8 * 18
 _SYMBOLS_AT = _OFFSETS_AT + 8 * 18
 TABLE_BYTES = _SYMBOLS_AT + 256
-_RUN, _SIZE, _USED = 9, 5, 31  # the parts of an entry: shifts, and a mask
-_SIZES = 15 << _SIZE
+RUN, SIZE, USED = 9, 5, 31  # the parts of an entry: shifts, and a mask
+_SIZES = 15 << SIZE
 # Where a sequential scan is: what is not decoded yet, and the DC before in each component.
 _PLACE, _STOP, _WORD, _BITS, _LEFT, _INTERVAL, _PREVIOUS = range(7)
 STATE = 10
 # Of a component in a scan: its first block, blocks from row to row, blocks of an MCU across and down, its tables
-_FIRST, _STRIDE, _WIDE, _HIGH, _DC, _AC = range(6)
-_BLOCK_BYTES = 128
+FIRST, STRIDE, WIDE, HIGH, DC, AC = range(6)
+BLOCK_BYTES = 128
 
 _number, _numbers = types.int64, types.int64[::1]
 _three = types.UniTuple(_number, 3)
@@ -138,7 +148,7 @@ def unstuff(source, stop, target, intervals):
 @njit(forceinline=True, error_model="numpy")
 def _entry_of(symbol, bits):
     size = symbol & 15
-    return (symbol >> 4) << _RUN | size << _SIZE | bits + size
+    return (symbol >> 4) << RUN | size << SIZE | bits + size
 
 
 @njit(types.void(types.Array(types.uint8, 1, "C", readonly=True), _number), **_options)
@@ -165,7 +175,7 @@ def build_table(codes, table):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _refilled(word, bits, place):
+def refilled(word, bits, place):
     """At least 56 bits, left-aligned in an uint64, how many they are, and the address of the byte behind them.
 
     The address of the next load does not depend on the codes that are decoded meanwhile.
@@ -188,7 +198,7 @@ def _long_entry(word, table):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _entry(word, table):
+def find_entry(word, table):
     """What the next code stands for; 0 where it stands for nothing."""
     entry = item_i16(table, word >> np.uint64(64 - _LOOK_BITS))
     if entry == 0:
@@ -197,9 +207,9 @@ def _entry(word, table):
 
 
 @njit(forceinline=True, error_model="numpy")
-def _value(word, entry):
+def value_of(word, entry):
     """The number behind a code: one that begins with 0 is less than nothing, and stored one too small."""
-    used, size = entry & _USED, (entry >> _SIZE) & 15
+    used, size = entry & USED, (entry >> SIZE) & 15
     rest = np.int64(word << np.uint64(used - size))
     below = ~(rest >> 63)  # -1 for a negative number, else 0
     return (np.int64((np.uint64(rest ^ below) >> np.uint64(1)) >> np.uint64(63 - size)) ^ below) - below
@@ -242,34 +252,34 @@ def read_line(state, data, intervals, counts, plan, blocks, line, places):
             state[_PREVIOUS:] = 0
         left -= 1
         for component in range(plan.shape[0]):
-            wide, dc, ac = plan[component, _WIDE], plan[component, _DC], plan[component, _AC]
-            high, stride = plan[component, _HIGH], plan[component, _STRIDE]
-            first = plan[component, _FIRST] + line * high * stride + column * wide
+            wide, dc, ac = plan[component, WIDE], plan[component, DC], plan[component, AC]
+            high, stride = plan[component, HIGH], plan[component, STRIDE]
+            first = plan[component, FIRST] + line * high * stride + column * wide
             previous = state[_PREVIOUS + component]
             for row in range(high):
-                block = blocks + _BLOCK_BYTES * (first + row * stride)
+                block = blocks + BLOCK_BYTES * (first + row * stride)
                 for _ in range(wide):
                     clear_block(block)
-                    word, bits, place = _refilled(word, bits, place)
-                    entry = _entry(word, dc)
+                    word, bits, place = refilled(word, bits, place)
+                    entry = find_entry(word, dc)
                     if entry == 0:
                         return 5
-                    previous += _value(word, entry)
-                    word <<= np.uint64(entry & _USED)
-                    bits -= entry & _USED
+                    previous += value_of(word, entry)
+                    word <<= np.uint64(entry & USED)
+                    bits -= entry & USED
                     store_i16(block, previous)
                     k = 0
                     while k < 63:
-                        word, bits, place = _refilled(word, bits, place)
-                        entry = _entry(word, ac)
+                        word, bits, place = refilled(word, bits, place)
+                        entry = find_entry(word, ac)
                         if entry == 0:
                             return 5
-                        value = _value(word, entry)
-                        word <<= np.uint64(entry & _USED)
-                        bits -= entry & _USED
-                        k += (entry >> _RUN) + 1
+                        value = value_of(word, entry)
+                        word <<= np.uint64(entry & USED)
+                        bits -= entry & USED
+                        k += (entry >> RUN) + 1
                         if entry & _SIZES == 0:
-                            if entry >> _RUN != 15:
+                            if entry >> RUN != 15:
                                 break
                             continue
                         if k > 63:
@@ -277,7 +287,7 @@ def read_line(state, data, intervals, counts, plan, blocks, line, places):
                         store_i16(block + load_u8(places + k), value)
                     if place - (bits >> 3) > stop:
                         return 7
-                    block += _BLOCK_BYTES
+                    block += BLOCK_BYTES
             state[_PREVIOUS + component] = previous
     state[_PLACE], state[_STOP], state[_BITS], state[_LEFT] = place, stop, bits, left
     state[_WORD] = np.int64(word)
@@ -298,116 +308,3 @@ def read_sequential(data, intervals, counts, plan, blocks, places):
         if status:
             return status
     return 0 if has_ended(state) else 4
-
-
-@njit(forceinline=True, error_model="numpy")
-def _corrected(coefficient, step, word, bits, place):
-    """A bit more of a coefficient that is known not to be 0."""
-    word, bits, place = _refilled(word, bits, place)
-    value = load_i16(coefficient)
-    if word >> np.uint64(63) and value & step == 0:
-        add_i16(coefficient, step if value >= 0 else -step)
-    return word << np.uint64(1), bits - 1, place
-
-
-@njit(_number(_number, _plan, _three, _plan, _number, _number, _numbers), **_options)
-def read_progressive(data, intervals, counts, plan, blocks, places, band):
-    """Decode one scan of several into blocks, which are 0 before the first one.
-
-    band: first and last coefficient of the scan, and the bits above and below, see `markers.Scan`.
-    The other arguments are those of `read_sequential`.
-    """
-    first, last, above, low = band[0], band[1], band[2], band[3]
-    lines, across, restart = counts
-    previous = np.zeros(4, np.int64)
-    interval = 0
-    place, stop = data + intervals[0, 0], data + intervals[1, 0]
-    word, bits, left = np.uint64(0), 0, restart
-    line = column = 0
-    step = 1 << low
-    run = 0  # blocks whose band ends with nothing new
-    for _ in range(lines * across):
-        if restart and left == 0:
-            if place - (bits >> 3) != stop:
-                return 4
-            interval += 1
-            place, stop = data + intervals[0, interval], data + intervals[1, interval]
-            word, bits, left = np.uint64(0), 0, restart
-            previous[:] = 0
-            run = 0
-        left -= 1
-        for component in range(plan.shape[0]):
-            wide, high = plan[component, _WIDE], plan[component, _HIGH]
-            for inner in range(wide * high):
-                row, rest = line * high + (inner >> (wide - 1)), inner & (wide - 1)  # wide is 1 or 2
-                number = plan[component, _FIRST] + row * plan[component, _STRIDE] + column * wide + rest
-                block = blocks + _BLOCK_BYTES * number
-                word, bits, place = _refilled(word, bits, place)
-                if first == 0:
-                    if above:
-                        if word >> np.uint64(63):
-                            add_i16(block, step)
-                        used = 1
-                    else:
-                        entry = _entry(word, plan[component, _DC])
-                        if entry == 0:
-                            return 5
-                        used = entry & _USED
-                        previous[component] += _value(word, entry)
-                        store_i16(block, previous[component] << low)
-                    word <<= np.uint64(used)
-                    bits -= used
-                else:
-                    k = first
-                    if run == 0:
-                        while k <= last:
-                            word, bits, place = _refilled(word, bits, place)
-                            entry = _entry(word, plan[component, _AC])
-                            if entry == 0:
-                                return 5
-                            value = _value(word, entry)
-                            word <<= np.uint64(entry & _USED)
-                            bits -= entry & _USED
-                            zeros, size = entry >> _RUN, (entry >> _SIZE) & 15
-                            if size == 0 and zeros < 15:
-                                run = 1 << zeros
-                                if zeros:
-                                    word, bits, place = _refilled(word, bits, place)
-                                    run += np.int64(word >> np.uint64(64 - zeros))
-                                    word <<= np.uint64(zeros)
-                                    bits -= zeros
-                                break
-                            if above:
-                                if size > 1:
-                                    return 8
-                                while k <= last:
-                                    coefficient = block + load_u8(places + k)
-                                    if load_i16(coefficient) != 0:
-                                        word, bits, place = _corrected(coefficient, step, word, bits, place)
-                                    elif zeros == 0:
-                                        break
-                                    else:
-                                        zeros -= 1
-                                    k += 1
-                            else:
-                                k += zeros
-                            if size:
-                                if k > last:
-                                    return 6
-                                store_i16(block + load_u8(places + k), value << low)
-                            k += 1
-                    if run > 0:
-                        if above:
-                            while k <= last:
-                                coefficient = block + load_u8(places + k)
-                                if load_i16(coefficient) != 0:
-                                    word, bits, place = _corrected(coefficient, step, word, bits, place)
-                                k += 1
-                        run -= 1
-                if place - (bits >> 3) > stop:
-                    return 7
-        column += 1
-        if column == across:
-            column = 0
-            line += 1
-    return 0 if place - (bits >> 3) == stop else 4

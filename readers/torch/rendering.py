@@ -1,0 +1,114 @@
+"""The ops of an `ImageDataset`, carried out for single samples by their places in an epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cache.errors import BadSampleError
+from readers.augment.cpu import Finish, Renderer
+from readers.augment.recipe import Job, Recipe
+from readers.headers import read_header
+from readers.headers.base import upright_size
+from readers.sample import Buffer
+
+__all__ = ["OpRenderer", "PerThread", "Place", "Task"]
+
+
+class Place(int):
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+
+    seed: int
+    epoch: int
+    position: int
+
+    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+        place = super().__new__(cls, index)
+        place.seed, place.epoch, place.position = seed, epoch, position
+        return place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (int(self), self.seed, self.epoch, self.position)
+
+
+class PerThread(threading.local):
+    """What each thread keeps to itself; a copy in another process has nothing of it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerThread, ()
+
+
+class Task(NamedTuple):
+    """What happens to one sample. size: of the upright image; shape: of the result; both (height, width)."""
+
+    job: Job
+    size: tuple[int, int]
+    shape: tuple[int, int]
+
+
+class OpRenderer:
+    """Encoded images to tensors [3, height, width]: uint8, or float32 where the ops end in Normalize."""
+
+    def __init__(self, recipe: Recipe, exact_colours: bool) -> None:
+        for op in recipe.batch_ops:
+            name = type(op).__name__
+            raise ValueError(
+                f"ImageDataset makes single samples, and {name} is for batches: use ImageLoader, or mix in the "
+                f"collate_fn of the DataLoader"
+            )
+        self._recipe, self.out_size, self.exact_colours = recipe, recipe.out_size, exact_colours
+        self._finish = Finish(torch.uint8 if recipe.normalize is None else torch.float32, True, recipe.normalize)
+        self._local = PerThread()
+
+    def tasks(self, indices: Sequence[int], data: Sequence[Buffer | Exception]) -> list[Task | Exception]:
+        """One for each sample, or why there is none."""
+        sizes = [_upright_size(image) for image in data]
+        known = [size if isinstance(size, tuple) else (1, 1) for size in sizes]
+        tasks: dict[int, Task | Exception] = {
+            row: size for row, size in enumerate(sizes) if isinstance(size, Exception)
+        }
+        places, epochs = _with_positions(indices), defaultdict(list)
+        for row, place in enumerate(places):
+            epochs[place.seed, place.epoch].append(row)
+        for (seed, epoch), rows in epochs.items():  # one plan serves an epoch
+            positions = np.array([places[row].position for row in rows], np.int64)
+            heights, widths = np.array([known[row] for row in rows], np.int64).T
+            plan = self._recipe.plan(seed, epoch, positions, heights, widths)
+            if self.exact_colours:
+                plan.interpolate_colours()
+            shapes = zip(plan.boxes.out_height.tolist(), plan.boxes.out_width.tolist(), strict=True)
+            for i, (row, job, shape) in enumerate(zip(rows, plan.jobs(), shapes, strict=True)):
+                tasks.setdefault(row, plan.boxes.bad.get(i) or Task(job, known[row], shape))
+        return [tasks[row] for row in range(len(sizes))]
+
+    def render(self, data: Buffer, task: Task) -> torch.Tensor:
+        """Raises BadSampleError."""
+        renderer: Renderer | None = getattr(self._local, "renderer", None)
+        if renderer is None:
+            renderer = self._local.renderer = Renderer(self._recipe.interpolation, self._finish)
+        pixels = renderer.chunk(1, *task.shape)
+        out = torch.empty((1, 3, *task.shape), dtype=self._finish.dtype)
+        left = renderer.render(data, task.job, task.size, pixels, out)
+        self._finish.store(pixels, (pixels,), (left,), out)
+        return out[0]
+
+
+def _upright_size(data: Buffer | Exception) -> tuple[int, int] | Exception:
+    if isinstance(data, Exception):
+        return data
+    try:
+        header = read_header(data)
+    except BadSampleError as error:
+        return error
+    return upright_size(header.height, header.width, header.orientation)
+
+
+def _with_positions(indices: Sequence[int]) -> list[Place]:
+    """Plain numbers get an epoch from torch's generator, which seeds other transforms, too."""
+    epoch = 0 if all(isinstance(index, Place) for index in indices) else int(torch.randint(1 << 62, ()))
+    return [index if isinstance(index, Place) else Place(index, 0, epoch, row) for row, index in enumerate(indices)]
