@@ -1,4 +1,4 @@
-"""Decode damaged coefficients, encode damaged JPEGs, decode boxes of them, in memory between pages that no one may touch.
+"""Decode damaged coefficients, encode damaged JPEGs and decode boxes of them, between pages that no one may touch.
 
     PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips|beyond TRIALS SEED
 
