@@ -220,7 +220,7 @@ class SetWriter:
             listed[split] = ListingBuilder().build()
         metas = [meta for split in specs for meta in self._splits[split].whole]
         plan = Plan(tuple(shards), specs, self._fingerprint)
-        self._journal.begin(plan, start_over=False)  # which names the splits, for whoever cleans up after a kill
+        self._journal.begin(plan, start_over=False)  # names the splits, for cleaning up after a kill
         old = replaced_set(self._journal)
         if old is not None:
             old.check(plan, ())

@@ -325,7 +325,7 @@ class Originals(StoreOver):
 
 
 def _owned(converted: Buffer, data: Buffer) -> Buffer:
-    """What a form has made of `data`, for those who keep it: `data` itself and bytes nobody overwrites."""
+    """What a form has made of `data`, to be kept: `data` itself, and bytes that are not overwritten."""
     return converted if converted is data else bytes(converted)
 
 

@@ -11,9 +11,9 @@ permutation it begins.
     position p ─► step s, by the bounds of the steps ─► bucket b, and place q in it ─► sample P_b(q)
 
 A step has batch_size x world_size samples, so those numbers are part of the order. An epoch that is resumed with others
-keeps what was dealt, and cuts what is left of each bucket anew: since a bucket's samples are dealt by rising q, what is
-left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of the order lists from which
-cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
+keeps what was dealt, and cuts what is left of each bucket into new steps: since a bucket's samples are dealt by rising
+q, what is left is the rest of its permutation, and nothing is lost and nothing comes twice. The spec of the order lists
+from which cursor on which sizes held ("0:32*8;8192:32*6"), so this may be repeated.
 
 What does not fill a step at the end of a bucket, fewer samples than a step has:
 
