@@ -3,8 +3,8 @@
 Of each component no more is in memory than the row of blocks that a line of pixels needs, or two where lines are
 interpolated, so samples stay in the cache next to the core until they are pixels.
 
-A caller that wants lines of pixels makes a plan, begins, and asks for the samples of one line after another: `decode_box`
-here, `resize_box` in `kernels.resizing`. `kernels.strips` decodes rows of blocks of a JPEG itself.
+A caller that wants lines of pixels makes a plan, begins, and asks for the samples of one line after another:
+`decode_box` here, `resize_box` in `kernels.resizing`. `kernels.strips` decodes rows of blocks of a JPEG itself.
 """
 
 from __future__ import annotations
