@@ -36,6 +36,7 @@ from cache.errors import (
     PipelineError,
     RemoteError,
     ResumeError,
+    ServingError,
     SourceError,
     StagingError,
     StaleIndexError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.joined import concat
+    from readers.sharing import Shared, ShareOptions, share
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
 
@@ -79,6 +81,9 @@ __all__ = [
     "RemoteError",
     "ResumeError",
     "Sample",
+    "ServingError",
+    "ShareOptions",
+    "Shared",
     "SourceError",
     "StageOptions",
     "Staged",
@@ -93,6 +98,7 @@ __all__ = [
     "monitor",
     "open",
     "open_folder",
+    "share",
     "stage",
 ]
 
@@ -105,6 +111,8 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
+    "ShareOptions": "readers.sharing",
+    "Shared": "readers.sharing",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
@@ -113,6 +121,7 @@ _LAZY = {
     "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
+    "share": "readers.sharing",
     "stage": "readers.staging",
 }
 

@@ -45,6 +45,7 @@ _COMMANDS = {
     "extract": ("Write the original files back.", "verify", "extract_command"),
     "export-index": ("Write the index files of other readers.", "convert", "export_command"),
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
+    "serve": ("Serve what this node holds of a set to the other nodes of a job.", "serve", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
     "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
     "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
