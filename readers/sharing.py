@@ -135,13 +135,12 @@ class Shared:
         self._url = ""
 
     def __enter__(self) -> Reader:
-        self.close()
         if self.nodes == 1:
             return self.reader
         if importlib.util.find_spec("obstore") is None:
             raise MissingExtraError("obstore", "remote", "reading from other nodes")
         try:
-            if self._serves:
+            if self._serves and self._server is None:
                 self.serve(ServerProcess)
             return self._open()
         except BaseException:

@@ -111,6 +111,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     _say(answers, {"port": server.port})
     requests.read()
     server.close()
+    ranges.close()  # the last user of a cache removes it
     os._exit(0)  # reads under way are not waited for
 
 

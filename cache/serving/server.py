@@ -65,7 +65,7 @@ class Ranges(Protocol):
         """Bytes [start, stop) of an object, which are inside it, in pieces. Raises PackerError or OSError."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close what is open; for those who opened it, as a server does not."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,6 @@ class Server:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
-            self.ranges.close()
 
     def __enter__(self) -> Server:
         return self
