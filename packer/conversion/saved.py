@@ -43,7 +43,7 @@ from packer.formats.base import ShardSpec
 from packer.sources.base import FieldNames, Slice, SomeSamples, Source, SourceListing, SplitListing
 from packer.sources.blocks import can_save, decode_rows, encode_rows
 from packer.sources.places import NumberPlaces
-from readers.names import WORK_FOLDER
+from readers.names import WORK_FOLDER, FieldName, SplitName
 from readers.strings import Strings
 
 __all__ = ["LISTING_FILE", "Prepared", "SavedSamples", "load", "question_of", "save"]
@@ -197,13 +197,13 @@ def _load(
     table = np.frombuffer(_read(file, *head["shards"]), "<i8").reshape(-1, 5)
     left_out = [(str(path), str(reason)) for path, reason in json.loads(_read(file, *head["left_out"]))]
     listing = SourceListing(
-        {str(name): _without_rows(str(folder)) for name, folder, _ in head["splits"]},
-        {str(name): str(kind) for name, kind in head["fields"].items()},
+        {SplitName(name): _without_rows(str(folder)) for name, folder, _ in head["splits"]},
+        {FieldName(name): str(kind) for name, kind in head["fields"].items()},
         tuple(map(str, head["classes"])),
         left_out,
         list(map(str, head["warnings"])),
         skip_strays=bool(head["skip_strays"]),
-        max_workers=head["max_workers"],
+        max_workers=None if head["max_workers"] is None else int(head["max_workers"]),
     )
     counts = {str(name): int(count) for name, _, count in head["splits"]}
     plan = _plan(options, listing, counts, table, str(head["fingerprint"]))
@@ -218,6 +218,8 @@ def _plan(
     fingerprint: str,
 ) -> Plan:
     """counts: shards by split, in the order of the table."""
+    if min(counts.values(), default=0) < 0 or sum(counts.values()) != len(table):
+        raise ValueError("there are other shards than those of the splits")
     container, shards, specs = format_named(options.to), [], {}
     rows = iter(table.tolist())
     for split, count in counts.items():
@@ -230,8 +232,6 @@ def _plan(
             name = container.shard_name(split, number, count)
             shards.append(PlannedShard(split, name, range(first, first + samples), size))
             first += samples
-    if len(shards) != len(table):
-        raise ValueError("there are other shards than those of the splits")
     return Plan(tuple(shards), specs, fingerprint)
 
 

@@ -67,7 +67,7 @@ class FolderSource:
 
     def paths(self, listing: SourceListing) -> Iterator[str]:
         prefix = os.fspath(self.root).rstrip("/") + "/"
-        return (prefix + path for part in listing.splits.values() for path, _ in part.places)
+        return (prefix + place[0] for part in listing.splits.values() for place in part.places)
 
 
 def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str, str]]) -> TreeFiles:
