@@ -18,7 +18,7 @@ from packer.conversion.images import check_image, prepare_image
 from packer.conversion.plan import ConvertOptions
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import ShardInfo
@@ -45,7 +45,7 @@ class ShardTask:
 
     source: Source
     spec: ShardSpec
-    samples: SomeSamples
+    samples: Samples
     options: ConvertOptions
     skip_strays: bool
     out: Path

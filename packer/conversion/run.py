@@ -18,17 +18,19 @@ from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
 from packer.columns import PartMeta
+from packer.conversion import saved
 from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
+from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
+from packer.conversion.saved import Prepared
 from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source, plain_name
-from packer.sources.base import SomeSamples, SourceListing
+from packer.sources.base import SourceListing
 from packer.sources.dataset import DatasetSource, class_names, encoded_images
 from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
@@ -228,21 +230,16 @@ class _Conversion:
 
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_output()
-        self._watcher.note(f"listing {self._source.title}")
-        try:
-            with without_gc():
-                listing = self._choice.of(self._source.list(self._options.split))
-        except MemoryError as error:
-            raise SourceError(
-                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
-                f"set? pack a part of it at a time, or free memory"
-            ) from error
-        listing.warnings += link_warnings(listing)
+        question = saved.question_of(self._source, self._options, self._choice)
+        found = None
+        if not (overwrite or dry_run):
+            found = saved.load(self._out, question, self._options, getattr(self._source, "root", None))
+        if found is None:
+            self._watcher.note(f"listing {self._source.title}")
+        prepared = found or self._prepare()
+        plan, listing = prepared.plan, prepared.listing
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
-        for split in listing.splits.values():
-            check_listing(split, self._source.title)
-        plan = make_plan(listing, self._options, format_named(self._options.to))
         if dry_run:
             return self._planned(plan, listing)
         with Journal(self._out) as journal:
@@ -259,11 +256,14 @@ class _Conversion:
                 )
             old = replaced_set(journal)
             if old is not None:
-                old.check(plan, self._source.paths(listing))
+                old.check(plan, prepared.paths(self._source))
                 for line in old.changes(plan, listing):
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
-            metas, resumed = self._pack(journal, plan, listing)
+            if found is None:
+                prepared = saved.save(self._out, journal.work, question, prepared)
+                plan, listing = prepared.plan, prepared.listing
+            metas, resumed = self._pack(journal, prepared)
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
@@ -276,6 +276,20 @@ class _Conversion:
             info = commit(journal, plan, metas, listing, self._options.to, self._origin(plan, metas))
         return self._result(info, listing, metas, resumed)
 
+    def _prepare(self) -> Prepared:
+        try:
+            with without_gc():
+                listing = self._choice.of(self._source.list(self._options.split))
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
+        listing.warnings += link_warnings(listing)
+        for split in listing.splits.values():
+            check_listing(split, self._source.title)
+        return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
+
     def _check_output(self) -> None:
         root = getattr(self._source, "root", None)
         if root is None:
@@ -284,7 +298,8 @@ class _Conversion:
         if source == out or (source.is_dir() and source in out.parents):
             raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
 
-    def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
+    def _pack(self, journal: Journal, prepared: Prepared) -> tuple[list[PartMeta], int]:
+        plan, listing = prepared.plan, prepared.listing
         metas: list[PartMeta | None] = [journal.load_whole(shard, self._options.on_error) for shard in plan.shards]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         resumed = len(metas) - len(missing)
@@ -293,7 +308,7 @@ class _Conversion:
         shards = [plan.shards[number] for number in missing]
         self._check_space(sum(shard.source_bytes for shard in shards))
         if shards:
-            tasks = (self._task(journal, shard, plan, listing) for shard in shards)
+            tasks = (self._task(journal, number, prepared) for number in missing)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
             workers = min(self._workers, listing.max_workers or self._workers)
@@ -302,13 +317,14 @@ class _Conversion:
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
 
-    def _task(self, journal: Journal, shard: PlannedShard, plan: Plan, listing: SourceListing) -> ShardTask:
+    def _task(self, journal: Journal, number: int, prepared: Prepared) -> ShardTask:
+        shard = prepared.plan.shards[number]
         return ShardTask(
             source=self._source,
-            spec=plan.specs[shard.split],
-            samples=SomeSamples(listing.splits[shard.split], shard.indices),
+            spec=prepared.plan.specs[shard.split],
+            samples=prepared.samples(number),
             options=self._options,
-            skip_strays=listing.skip_strays,
+            skip_strays=prepared.listing.skip_strays,
             out=journal.out,
             shard=shard.name,
         )
