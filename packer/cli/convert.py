@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 from cache.errors import BadNameError
 from cache.messages import plural
 from packer.adoption import index
+from packer.cli.engines import engine_options
 from packer.cli.group import with_flags
 from packer.cli.text import (
     Emphasis,
@@ -107,6 +108,7 @@ class Container(click.ParamType):  # type: ignore[type-arg]
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
+@engine_options
 @click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
@@ -238,6 +240,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
+@engine_options
 @json_option
 def index_command(
     shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any

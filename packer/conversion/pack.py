@@ -41,7 +41,10 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go."""
+    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go.
+
+    plan: its fingerprint, which the part keeps.
+    """
 
     source: Source
     spec: ShardSpec
@@ -50,6 +53,7 @@ class ShardTask:
     skip_strays: bool
     out: Path
     shard: str
+    plan: str = ""
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -64,7 +68,7 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
             packer = ShardPacker(place, task.shard, task.spec, task.options)
             packing = _Packing(task, counter, work, packer)
             packing.run()
-            return packer.finish(work, task.shard, packing.left_out)
+            return packer.finish(work, task.shard, packing.left_out, task.plan)
     except OSError as error:
         if packer is not None:
             packer.abort()
@@ -93,7 +97,7 @@ class ShardPacker:
 
     def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions) -> None:
         self._place, self._spec, self._options = place, spec, options
-        self._temporary = f"{shard}.tmp"
+        self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # its own, where a shard is packed twice at a time
         self._remarks: dict[str, tuple[int, str]] = {}
         self._is_image = "image" in spec.fields
         self._plain = options.check == "header" and options.reencode is None
@@ -123,13 +127,13 @@ class ShardPacker:
         self._writer.add(sample)
         self.columns.add(sample)
 
-    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = ()) -> PartMeta:
+    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = (), plan: str = "") -> PartMeta:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks)
+        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

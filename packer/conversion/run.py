@@ -7,6 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 from cache.errors import OutputError, SourceError
 from cache.messages import Silent, Watcher, parse_size
-from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
 from packer.columns import PartMeta
@@ -34,7 +34,7 @@ from packer.sources.base import SourceListing
 from packer.sources.dataset import DatasetSource, class_names, encoded_images
 from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
-from packer.workers import run_shards, without_gc
+from packer.workers import Workers, run_shards, without_gc
 from packer.writing import SetWriter, convert_stream
 from readers.layout import DatasetInfo, read_dataset_info
 
@@ -91,6 +91,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
@@ -111,7 +112,7 @@ def convert(
     stratify: every class in these shares.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
-    workers: processes; default the CPUs this process may use.
+    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
     shuffle: seed of a random order.
     on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image.
@@ -121,6 +122,7 @@ def convert(
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
+    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
 
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
@@ -139,14 +141,13 @@ def convert(
     )
     from_files = _is_files(source)
     choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    crew = Workers(workers, engine)
     opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, _Stream):
             return opened.convert(out, options, choice, overwrite, dry_run, watcher)
-        return _Conversion(opened, out, options, choice, workers or usable_cpus(), watcher).run(overwrite, dry_run)
+        return _Conversion(opened, out, options, choice, crew, watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
         return convert_to_address(
@@ -222,7 +223,7 @@ class _Stream:
 
 class _Conversion:
     def __init__(
-        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: int, watcher: Watcher
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: Workers, watcher: Watcher
     ) -> None:
         self._source, self._out, self._options, self._choice = source, out, options, choice
         self._workers, self._watcher = workers, watcher
@@ -300,7 +301,9 @@ class _Conversion:
 
     def _pack(self, journal: Journal, prepared: Prepared) -> tuple[list[PartMeta], int]:
         plan, listing = prepared.plan, prepared.listing
-        metas: list[PartMeta | None] = [journal.load_whole(shard, self._options.on_error) for shard in plan.shards]
+        metas: list[PartMeta | None] = [
+            journal.load_whole(shard, plan, self._options.on_error) for shard in plan.shards
+        ]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         resumed = len(metas) - len(missing)
         if resumed:
@@ -311,8 +314,17 @@ class _Conversion:
             tasks = (self._task(journal, number, prepared) for number in missing)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            workers = min(self._workers, listing.max_workers or self._workers)
-            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
+            workers, known = self._workers.at_most(listing.max_workers), (samples, size)
+            done = run_shards(
+                pack_shard,
+                tasks,
+                len(shards),
+                workers,
+                self._watcher,
+                known,
+                source=self._source,
+                folder=journal.folder,
+            )
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
@@ -327,6 +339,7 @@ class _Conversion:
             skip_strays=prepared.listing.skip_strays,
             out=journal.out,
             shard=shard.name,
+            plan=prepared.plan.fingerprint,
         )
 
     def _check_space(self, needed: int) -> None:
