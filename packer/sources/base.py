@@ -211,6 +211,9 @@ class SourceListing:
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
     max_workers: how many processes may read at the same time, None for any number.
+    late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
+    where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
+    not_chosen: how many samples are not listed because such an expression is false.
     """
 
     splits: dict[str, SplitListing]
@@ -222,6 +225,9 @@ class SourceListing:
     shuffles: bool = True
     estimated: bool = False
     max_workers: int | None = None
+    late_labels: bool = False
+    where: str = ""
+    not_chosen: int = 0
 
 
 class SourceReader(Protocol):
