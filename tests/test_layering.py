@@ -114,6 +114,7 @@ LAZY = {
     "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
+    "readers.notebook": "decoders; only notebooks show HTML",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.rows": "few sets say where the rows of JPEGs begin",

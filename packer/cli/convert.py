@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
 from cache.messages import plural
@@ -74,6 +75,9 @@ class Container(click.ParamType):  # type: ignore[type-arg]
     """A format that can be written, under any of its names."""
 
     name = "format"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in writable_formats() if name.startswith(incomplete)]
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(writable_formats())}]"
