@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
+from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
 from packer.conversion.saved import Prepared
@@ -48,6 +47,7 @@ class ConvertResult(Result):
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
 
     left_out counts files by what was done with them, left_out_reasons by why.
+    undecided: of a dry run, the part of `where` that is known only of samples that have been read.
     """
 
     output: Path | str
@@ -66,6 +66,7 @@ class ConvertResult(Result):
     dry_run: bool = False
     already_done: bool = False
     uploaded_bytes: int = 0
+    undecided: str = ""
 
 
 def convert(
@@ -79,6 +80,7 @@ def convert(
     split_fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     stratify: bool = False,
+    where: str | None = None,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
@@ -110,6 +112,8 @@ def convert(
     split: the only split to take, or the name for a source without splits.
     split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
     stratify: every class in these shares.
+    where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
+    (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
     workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
@@ -138,9 +142,10 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        where=where,
     )
     from_files = _is_files(source)
-    choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
+    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
     crew = Workers(workers, engine)
     opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
 
@@ -198,7 +203,12 @@ class _Stream:
     def convert(
         self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
     ) -> ConvertResult:
-        if choice != Choice() or options.shuffle is not None or dry_run or options.on_error == "quarantine":
+        if (
+            choice != Choice(where=options.where)
+            or options.shuffle is not None
+            or dry_run
+            or options.on_error == "quarantine"
+        ):
             raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
         started, title = time.perf_counter(), type(self.samples).__name__
         classes = class_names(self.samples) if self.classes is None else self.classes
@@ -217,7 +227,7 @@ class _Stream:
             payload_bytes=int(info.made["payload_bytes"]),
             shard_bytes=sum(shard.bytes for shard in shards),
             seconds=time.perf_counter() - started,
-            left_out={"not packed": len(writer.left_out)} if writer.left_out else {},
+            left_out=({"not packed": len(writer.left_out)} if writer.left_out else {}) | info.made.get("left_out", {}),
         )
 
 
@@ -340,6 +350,7 @@ class _Conversion:
             out=journal.out,
             shard=shard.name,
             plan=prepared.plan.fingerprint,
+            where=prepared.listing.where,
         )
 
     def _check_space(self, needed: int) -> None:
@@ -351,14 +362,14 @@ class _Conversion:
             )
 
     def _origin(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
-        options = {name: value for name, value in asdict(self._options).items() if value is not None}
+        options = {name: value for name, value in self._options.to_json().items() if value is not None}
         return {
             "by": f"packer {__version__}",
             "source": self._source.title,
             "options": options,
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
-            "left_out": dict(Counter(item.action or "not packed" for meta in metas for item in meta.left_out)),
+            "left_out": left_out_of(metas),
             **({"remarks": list(remarks)} if (remarks := remarks_of(meta.remarks for meta in metas)) else {}),
         }
 
@@ -372,6 +383,7 @@ class _Conversion:
             payload_bytes=plan.source_bytes,
             shard_bytes=0,
             dry_run=True,
+            undecided=listing.where,
         )
 
     def _result(
@@ -398,6 +410,8 @@ class _Conversion:
         left_out = dict(made.get("left_out", {}))
         if listing.left_out:
             left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
+        if listing.not_chosen:
+            left_out["not chosen"] = left_out.get("not chosen", 0) + listing.not_chosen
         return ConvertResult(
             output=self._out,
             format=self._options.to,
