@@ -13,6 +13,7 @@ import ipaddress
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -100,6 +101,8 @@ def _reason(line: bytes, status: int | None) -> str:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The main function of the server's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; this process ends with its input
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
     try:
         terms, ranges = pickle.load(requests)
         server = Server(ranges, terms)
@@ -140,7 +143,13 @@ def own_address(host: str | None = None) -> str:
             f"host=, as 10.1.0.0/16"
         ) from error
     address = str(sorted(found, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+    known = ipaddress.ip_address(address.partition("%")[0])
+    if known.is_loopback and host is None:
+        raise ServingError(
+            f"the name of this machine, {name}, means {address} here, where no other node can reach it; name an "
+            f"address or a network of this machine with host=, as 10.1.0.0/16"
+        )
+    if known.is_unspecified:
         raise ServingError(f"{name}: means every network of this machine; name the one of the cluster, as 10.1.0.0/16")
     return address
 
