@@ -112,6 +112,7 @@ LAZY = {
     "readers.caching.convert": "60 ms: decoders",
     "readers.decode.device": "torch",
     "readers.diagnosis.dataloader": "torch",
+    "readers.forked": "16 ms: multiprocessing, concurrent.futures; few trees are large",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
