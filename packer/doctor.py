@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache.errors import CacheDirectoryError, install_command
+from cache.errors import DISTRIBUTION, CacheDirectoryError, install_command
 from cache.files import Folder
 from cache.filesystem import cache_budget, filesystem_type, free_space, is_local
 from cache.messages import human_bytes, listed, shortened
@@ -32,7 +32,6 @@ from readers.coefficients import unsupported_reason
 
 __all__ = ["Check", "Health", "examine"]
 
-_DISTRIBUTION = "packer-vision"
 _OURS = ("packer", "readers", "cache")
 _NOT_FOR_USERS = ("test", "dev")
 _SECONDS = 60.0
@@ -86,13 +85,13 @@ def _install() -> Iterator[Check]:
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
     owners = importlib.metadata.packages_distributions()
     for name in _OURS:
-        others = sorted({owner for owner in owners.get(name, ()) if owner != _DISTRIBUTION})
+        others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
         if others:
             yield Check(
                 name,
                 "problem",
                 f"the distribution {listed(others)} also has a package called {name}: one has overwritten the other",
-                f"pip uninstall {' '.join(others)}, then pip install --force-reinstall {_DISTRIBUTION}",
+                f"pip uninstall {' '.join(others)}, then pip install --force-reinstall {DISTRIBUTION}",
             )
     for name in _OURS:
         for local in (Path(f"{name}.py"), Path(name, "__init__.py")):
@@ -176,9 +175,9 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
 
 def _extras() -> Iterator[Check]:
     try:
-        wanted = importlib.metadata.requires(_DISTRIBUTION) or []
+        wanted = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        yield Check("extras", "problem", f"{_DISTRIBUTION} is not installed", "pip install . in its checkout")
+        yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
     by_extra: dict[str, list[tuple[str, str]]] = {}
     for line in wanted:

@@ -222,6 +222,9 @@ class SourceListing:
     max_workers: how many processes may read at the same time, None for any number.
     watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
     knows that the listing would be the same; None where it has to list again. See `SavedSource`.
+    late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
+    where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
+    not_chosen: how many samples are not listed because such an expression is false.
     """
 
     splits: dict[str, SplitListing]
@@ -234,6 +237,9 @@ class SourceListing:
     estimated: bool = False
     max_workers: int | None = None
     watched: tuple[Sequence[str], npt.NDArray[np.int64]] | None = None
+    late_labels: bool = False
+    where: str = ""
+    not_chosen: int = 0
 
 
 class SourceReader(Protocol):
