@@ -22,6 +22,7 @@ from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
+from packer.conversion.ops import check_fields, check_ops
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
 from packer.formats import format_named
@@ -33,6 +34,7 @@ from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
 from packer.workers import run_shards, without_gc
 from packer.writing import SetWriter, convert_stream
+from readers.augment.ops import Op
 from readers.layout import DatasetInfo, read_dataset_info
 
 __all__ = ["ConvertResult", "convert"]
@@ -87,6 +89,7 @@ def convert(
     check: str = "header",
     decode: str = "RGB",
     reencode: Reencode | None = None,
+    ops: Sequence[Op] = (),
     label_offset: int = 0,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -118,14 +121,18 @@ def convert(
     on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image.
     decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
-    reencode: how to make the images smaller.
+    reencode: how to make the images smaller, or in which codec to write what `ops` make.
+    ops: ops of `readers.augment` that draw nothing, as [Resize(256), CenterCrop(224)], by the code that carries them
+    out in training; masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
     label_offset: added to labels in the shards.
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
 
-    The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
-    Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
+    The bytes of the images are kept exactly unless `reencode` or `ops` are given. The output does not depend on
+    `workers`. Killed at any moment, the same call resumes.
+
+    Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
     options = ConvertOptions(
         to=to,
@@ -139,7 +146,9 @@ def convert(
         reencode=reencode,
         label_offset=label_offset,
         where=where,
+        ops=tuple(ops),
     )
+    check_ops(ops)
     from_files = _is_files(source)
     choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
     if workers is not None and workers < 1:
@@ -252,6 +261,7 @@ class _Conversion:
             self._watcher.note(f"warning: {warning}")
         for split in listing.splits.values():
             check_listing(split, self._source.title)
+        check_fields(self._options.ops, listing.fields)
         plan = make_plan(listing, self._options, format_named(self._options.to))
         if dry_run:
             return self._planned(plan, listing)
@@ -327,7 +337,7 @@ class _Conversion:
     def _check_space(self, needed: int) -> None:
         """Refuse before the first byte what cannot fit; re-encoding makes sizes unknowable."""
         free = shutil.disk_usage(self._out).free
-        if self._options.reencode is None and needed > free:
+        if self._options.encoding is None and needed > free:
             raise OutputError(
                 f"{self._out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
             )
