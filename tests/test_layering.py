@@ -29,6 +29,9 @@ OPTIONAL = (
     "tensorflow",
     "nvidia",
     "mpi4py",
+    "dask",
+    "distributed",
+    "ray",
     "amd",
     "obstore",
     "matplotlib",
@@ -66,6 +69,10 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "urllib3",
         "yaml",
         "scipy",
+        "mpi4py",
+        "dask",
+        "distributed",
+        "ray",
     },
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.

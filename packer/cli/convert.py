@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from cache.errors import BadNameError
 from cache.messages import plural
 from packer.adoption import index
+from packer.cli.engines import engine_options
 from packer.cli.group import with_flags
 from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
@@ -36,7 +37,8 @@ from packer.conversion.plan import (
     ON_ERROR,
     Reencode,
 )
-from packer.conversion.run import ConvertResult, convert
+from packer.conversion.result import ConvertResult
+from packer.conversion.run import convert
 from packer.exported_index import TARGETS, Target, export_index
 from packer.formats import format_aliases, resolve_format, writable_formats
 from packer.jpeg_rows import index_jpeg_rows
@@ -137,6 +139,7 @@ _SECTIONS = {
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
+@engine_options
 @click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
@@ -279,6 +282,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
+@engine_options
 @json_option
 def index_command(
     shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any

@@ -20,7 +20,7 @@ from packer.conversion.plan import ConvertOptions
 from packer.conversion.where import SampleWhere
 from packer.formats import format_named
 from packer.formats.base import Arena, PackedSample, ShardSpec
-from packer.sources.base import AheadReader, LabellingReader, Slice, SomeSamples, Source, SourceReader, StrayReader
+from packer.sources.base import AheadReader, LabellingReader, Samples, Slice, Source, SourceReader, StrayReader
 from packer.sources.contents import EMPTY, is_stray, reason_of
 from readers.headers import read_header
 from readers.layout import ShardInfo
@@ -46,16 +46,18 @@ class ShardTask:
     """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go.
 
     where: samples for which it is false are left out; "" for none.
+    plan: its fingerprint, which the part keeps.
     """
 
     source: Source
     spec: ShardSpec
-    samples: SomeSamples
+    samples: Samples
     options: ConvertOptions
     skip_strays: bool
     out: Path
     shard: str
     where: str = ""
+    plan: str = ""
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -70,7 +72,7 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
             packer = ShardPacker(place, task.shard, task.spec, task.options, task.where)
             packing = _Packing(task, counter, work, packer)
             packing.run()
-            return packer.finish(work, task.shard, packing.left_out)
+            return packer.finish(work, task.shard, packing.left_out, task.plan)
     except OSError as error:
         if packer is not None:
             packer.abort()
@@ -99,7 +101,7 @@ class ShardPacker:
 
     def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions, where: str = "") -> None:
         self._place, self._spec, self._options = place, spec, options
-        self._temporary = f"{shard}.tmp"
+        self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # its own, where a shard is packed twice at a time
         self._remarks: dict[str, tuple[int, str]] = {}
         self._where = SampleWhere(where, spec.classes, tuple(spec.fields), spec.split) if where else None
         self._not_chosen = 0
@@ -145,13 +147,13 @@ class ShardPacker:
         self.columns.add(sample)
         return True
 
-    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = ()) -> PartMeta:
+    def finish(self, work: Folder, shard: str, left_out: Sequence[LeftOut] = (), plan: str = "") -> PartMeta:
         """Complete the shard under its name in `work`, on the disk, and write its part."""
         written = self._writer.finish()
         work.rename(self._temporary, shard)
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, not_chosen=self._not_chosen)
+        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, not_chosen=self._not_chosen, plan=plan)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 
