@@ -45,8 +45,8 @@ class Cancelled(Exception):
 class ShardTask:
     """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go.
 
-    where: samples for which it is false are left out; "" for none.
     plan: its fingerprint, which the part keeps.
+    where: samples for which it is false are left out; "" for none.
     """
 
     source: Source
@@ -56,8 +56,8 @@ class ShardTask:
     skip_strays: bool
     out: Path
     shard: str
-    where: str = ""
     plan: str = ""
+    where: str = ""
 
 
 def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
@@ -153,7 +153,7 @@ class ShardPacker:
         work.rename(self._temporary, shard)
         info = ShardInfo(shard, written.bytes, len(self.columns), written.crc32c)
         size = sum(sum(payloads.length) for payloads in written.payloads.values())
-        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, not_chosen=self._not_chosen, plan=plan)
+        meta = PartMeta(info, size, tuple(left_out), remarks=self._remarks, plan=plan, not_chosen=self._not_chosen)
         save_part(self._place / f"{shard}.part", self.columns.arrays(written.payloads), meta)
         return meta
 

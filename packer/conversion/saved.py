@@ -159,6 +159,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
             "warnings": listing.warnings,
             "skip_strays": listing.skip_strays,
             "max_workers": listing.max_workers,
+            "late_labels": listing.late_labels,
             "where": listing.where,
             "not_chosen": listing.not_chosen,
             **places,
@@ -206,6 +207,7 @@ def _load(
         list(map(str, head["warnings"])),
         skip_strays=bool(head["skip_strays"]),
         max_workers=None if head["max_workers"] is None else int(head["max_workers"]),
+        late_labels=bool(head["late_labels"]),
         where=str(head["where"]),
         not_chosen=int(head["not_chosen"]),
     )

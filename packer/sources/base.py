@@ -220,11 +220,11 @@ class SourceListing:
     shuffles: whether samples can be read in any order at no great cost.
     estimated: whether bytes are averages, and a sample may have more.
     max_workers: how many processes may read at the same time, None for any number.
+    watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
+    knows that the listing would be the same; None where it has to list again. See `SavedSource`.
     late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
     where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
     not_chosen: how many samples are not listed because such an expression is false.
-    watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
-    knows that the listing would be the same; None where it has to list again. See `SavedSource`.
     """
 
     splits: dict[str, SplitListing]
@@ -236,10 +236,10 @@ class SourceListing:
     shuffles: bool = True
     estimated: bool = False
     max_workers: int | None = None
+    watched: tuple[Sequence[str], npt.NDArray[np.int64]] | None = None
     late_labels: bool = False
     where: str = ""
     not_chosen: int = 0
-    watched: tuple[Sequence[str], npt.NDArray[np.int64]] | None = None
 
 
 class SourceReader(Protocol):
