@@ -46,6 +46,7 @@ _COMMANDS = {
     "export-index": ("Write the index files of other readers.", "convert", "export_command"),
     "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
     "order": ("Compare ways to shuffle a packed set.", "inspect", "order_command"),
+    "simulate": ("Show what a job of many nodes would read, before it is submitted.", "simulate", "command"),
     "diagnose": ("Find the stage of a data loader that starves the training.", "diagnose", "command"),
     "monitor": ("Run a command and record what it uses: CPUs, disks, network, GPUs.", "monitor", "command"),
     "parity": ("Compare decoders and resizers with Pillow.", "inspect", "parity_command"),
