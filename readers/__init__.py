@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.joined import concat
+    from readers.simulation import Simulation, simulate
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
 
@@ -79,6 +80,7 @@ __all__ = [
     "RemoteError",
     "ResumeError",
     "Sample",
+    "Simulation",
     "SourceError",
     "StageOptions",
     "Staged",
@@ -93,6 +95,7 @@ __all__ = [
     "monitor",
     "open",
     "open_folder",
+    "simulate",
     "stage",
 ]
 
@@ -105,6 +108,7 @@ _LAZY = {
     "Coefficients": "readers.caching",
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
+    "Simulation": "readers.simulation",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
@@ -113,6 +117,7 @@ _LAZY = {
     "monitor": "readers.usage",
     "open_folder": "readers.folder",
     "order": "readers.order",
+    "simulate": "readers.simulation",
     "stage": "readers.staging",
 }
 
