@@ -36,6 +36,7 @@ from cache.errors import (
     PipelineError,
     RemoteError,
     ResumeError,
+    ServingError,
     SourceError,
     StagingError,
     StaleIndexError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from readers.diagnosis import diagnose
     from readers.folder import open_folder
     from readers.joined import concat
+    from readers.sharing import Shared, ShareOptions, share
     from readers.simulation import Simulation, simulate
     from readers.staging import Staged, StageOptions, stage
     from readers.usage import monitor
@@ -80,6 +82,9 @@ __all__ = [
     "RemoteError",
     "ResumeError",
     "Sample",
+    "ServingError",
+    "ShareOptions",
+    "Shared",
     "Simulation",
     "SourceError",
     "StageOptions",
@@ -95,6 +100,7 @@ __all__ = [
     "monitor",
     "open",
     "open_folder",
+    "share",
     "simulate",
     "stage",
 ]
@@ -109,6 +115,8 @@ _LAZY = {
     "Decoded": "readers.caching",
     "Recoded": "readers.caching",
     "Simulation": "readers.simulation",
+    "ShareOptions": "readers.sharing",
+    "Shared": "readers.sharing",
     "StageOptions": "readers.staging",
     "Staged": "readers.staging",
     "cached": "readers.caching",
@@ -118,6 +126,7 @@ _LAZY = {
     "open_folder": "readers.folder",
     "order": "readers.order",
     "simulate": "readers.simulation",
+    "share": "readers.sharing",
     "stage": "readers.staging",
 }
 

@@ -55,6 +55,7 @@ _TASKS = {
     },
     "Bring data near": {
         "stage": ("Copy a packed set to this node's own disk.", "stage", "command"),
+        "serve": ("Serve what this node holds of a set to the other nodes of a job.", "serve", "command"),
         "cache": ("Caches of this node: list, fill, remove.", "cache", "command"),
     },
     "Choose and measure": {
