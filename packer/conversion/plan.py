@@ -96,6 +96,7 @@ class ConvertOptions:
     reencode: Reencode | None = None
     label_offset: int = 0
     decode: str = "RGB"
+    checksums: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", resolve_format(self.to))
@@ -220,6 +221,7 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     what = asdict(options)
     if what["decode"] == "RGB":
         del what["decode"]  # as before there was a choice
+    del what["checksums"]
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():

@@ -25,6 +25,7 @@ from packer.conversion.journal import Journal
 from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
+from packer.documents import repair_documents
 from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source, plain_name
@@ -86,6 +87,7 @@ def convert(
     decode: str = "RGB",
     reencode: Reencode | None = None,
     label_offset: int = 0,
+    checksums: bool = True,
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
@@ -116,6 +118,7 @@ def convert(
     decode: how readers will decode the images: "RGB", "unchanged" or "none"; others are refused.
     reencode: how to make the images smaller.
     label_offset: added to labels in the shards.
+    checksums: write SHA256SUMS, for  sha256sum -c .
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
@@ -134,6 +137,7 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        checksums=checksums,
     )
     from_files = _is_files(source)
     choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
@@ -250,6 +254,7 @@ class _Conversion:
                 self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
             finished = journal.finished_plan()
             if finished == plan.fingerprint and not overwrite:
+                repair_documents(journal.place, scratch=journal.work)
                 journal.remove()
                 return self._result(read_dataset_info(self._out), listing, (), 0)
             if finished is not None and not overwrite:
@@ -323,6 +328,8 @@ class _Conversion:
 
     def _origin(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
         options = {name: value for name, value in asdict(self._options).items() if value is not None}
+        if options["checksums"]:
+            del options["checksums"]
         return {
             "by": f"packer {__version__}",
             "source": self._source.title,
