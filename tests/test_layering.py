@@ -122,6 +122,7 @@ LAZY = {
     "packer.formats": "up to 60 ms each: h5py",
     "packer.sources": "up to 50 ms each: h5py, zipfile, tarfile",
     "readers.augment": "14 ms and more; kernels need triton",
+    "readers.collate": "torch",
     "readers.coefficients": "crc32c, as below; few caches keep coefficients",
     "readers.coefficients.kernels": "numba: 0.5 s, and all functions are compiled when they are imported",
     "readers.caching.convert": "60 ms: decoders",
