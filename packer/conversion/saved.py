@@ -120,7 +120,7 @@ def question_of(source: Source, options: ConvertOptions, choice: Choice) -> str:
     identity = getattr(source, "identity", "")
     if not identity:
         return ""
-    what = asdict(options)
+    what = options.to_json()
     del what["on_error"]  # as in the plan's fingerprint
     text = json.dumps([_VERSION, identity, what, asdict(choice)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
