@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from packer.advising import Advice, advise
     from packer.conversion.plan import Reencode
     from packer.conversion.run import ConvertResult, convert
+    from packer.engines import open_engine
     from packer.exported_index import ExportResult, export_index
     from packer.extraction import ExtractResult, extract
     from packer.inspection import InspectResult, OrderReport, compare_orders, inspect
@@ -54,6 +55,7 @@ _MODULES = {
     "packer.adoption": ("IndexResult", "index"),
     "packer.conversion.plan": ("Reencode",),
     "packer.conversion.run": ("ConvertResult", "convert"),
+    "packer.engines": ("open_engine",),
     "packer.exported_index": ("ExportResult", "export_index"),
     "packer.extraction": ("ExtractResult", "extract"),
     "packer.inspection": ("InspectResult", "OrderReport", "compare_orders", "inspect"),
@@ -107,6 +109,7 @@ __all__ = [
     "index_jpeg_rows",
     "inspect",
     "merge",
+    "open_engine",
     "open_shard",
     "open_source",
     "prune",

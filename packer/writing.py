@@ -26,6 +26,7 @@ from packer import __version__
 from packer.columns import PartMeta
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.journal import Journal
+from packer.conversion.left_out import left_out_of
 from packer.conversion.pack import ShardPacker, disk_full
 from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, default_shard_bytes
 from packer.formats import format_named
@@ -143,12 +144,14 @@ class SetWriter:
         self._form = form
         part = self._splits.setdefault(split, _Split())
         size = sum(len(payload) for payload in payloads if payload is not None)
-        if part.open is not None and self._is_full(part, size):
+        if part.open is not None and len(part.open.columns) and self._is_full(part, size):
             self._finish(split, part)
         if part.open is None:
             spec = ShardSpec(split, form.fields, form.classes, self._options.label_offset)
-            part.open = ShardPacker(self._journal.folder, self._name(split, len(part.whole)), spec, self._options)
-        part.open.add(key, number, payloads, ("",) * len(payloads))
+            name, where = self._name(split, len(part.whole)), self._options.where or ""
+            part.open = ShardPacker(self._journal.folder, name, spec, self._options, where)
+        if not part.open.add(key, number, payloads, ("",) * len(payloads)):
+            return
         part.bytes += size
         self._keys.add(place)
         self._count += 1
@@ -226,6 +229,8 @@ class SetWriter:
             old.check(plan, ())
         made: dict[str, Any] = {"by": f"packer {__version__}", "source": "a program", "plan": self._fingerprint}
         made |= {"payload_bytes": sum(meta.payload_bytes for meta in metas), **self._made}
+        if any(meta.not_chosen for meta in metas):
+            made["left_out"] = left_out_of(metas)
         listing = SourceListing(listed, self._form.fields, self._form.classes, self.left_out)
         return commit(self._journal, plan, metas, listing, self._options.to, made)
 

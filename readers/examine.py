@@ -161,7 +161,7 @@ def scan(root: str | os.PathLike[str], left_out: list[tuple[str, str]], processe
     facts = np.frombuffer(examine(walk, processes), np.int64).reshape(-1, 3)
     sizes = [stop - start for start, stop in walk.bounds()]
     folder = np.repeat(np.arange(len(walk.folders), dtype=np.int32), sizes)
-    files = TreeFiles(walk.folders, folder, walk.names, facts)
+    files = TreeFiles(walk.folders, folder, walk.names, facts, folder_times=walk.times)
     odd = np.flatnonzero(facts[:, 0] == NOT_REGULAR)
     if len(odd):
         walk.left_out += [(i, files[i].path, "not a regular file") for i in odd.tolist()]
@@ -176,6 +176,7 @@ class _Walk:
 
     folders: relative to the root, with a "/" at the end.
     starts: how many names come before those of each folder.
+    times: when names in each folder changed last, in ns, before it was listed.
     left_out: (files before it, path, reason) of what is left out.
     """
 
@@ -183,6 +184,7 @@ class _Walk:
         self.root = root
         self.folders: list[str] = []
         self.starts: list[int] = []
+        self.times: list[int] = []
         self.names: Strings = Names.of(())
         self.left_out: list[tuple[int, str, str]] = []
         self._found = NamesBuilder()
@@ -233,6 +235,7 @@ class _Walk:
             above.append(identity)
             self.folders.append(relative)
             self.starts.append(len(self._found))
+            self.times.append(status.st_mtime_ns)
             return self._list(descriptor, relative)
         except OSError as error:
             raise SourceError(f"{folder}: cannot be listed: {error.strerror}") from error

@@ -6,6 +6,7 @@ import errno
 import gc
 import importlib
 import importlib.util
+import logging
 import multiprocessing
 import os
 import pickle
@@ -250,3 +251,24 @@ def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
     double = request.getfixturevalue("rocal_double")
     yield double
     assert double.FAULTS == []
+
+
+# --- trainers -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def lightning() -> Any:
+    module = pytest.importorskip("lightning", reason="lightning is not installed")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    return module
+
+
+def fresh(accelerate: Any) -> None:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    module = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    fresh(module)
+    yield module
+    fresh(module)

@@ -29,6 +29,9 @@ OPTIONAL = (
     "tensorflow",
     "nvidia",
     "mpi4py",
+    "dask",
+    "distributed",
+    "ray",
     "amd",
     "obstore",
     "matplotlib",
@@ -66,6 +69,10 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
         "urllib3",
         "yaml",
         "scipy",
+        "mpi4py",
+        "dask",
+        "distributed",
+        "ray",
     },
 }
 # What runs on torch; everything else must do without. `import readers` loads none of it.
@@ -114,6 +121,7 @@ LAZY = {
     "readers.diagnosis.dataloader": "torch",
     "readers.headers": "6 ms: 12 modules; an index has the header facts",
     "readers.loader": "torch",
+    "readers.notebook": "decoders; only notebooks show HTML",
     "readers.order.permutation": "numpy's random generators, for readers that never shuffle",
     "readers.parity": "torch",
     "readers.rows": "few sets say where the rows of JPEGs begin",

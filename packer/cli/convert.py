@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError
 from cache.messages import plural
 from packer.adoption import index
+from packer.cli.engines import engine_options
 from packer.cli.group import with_flags
+from packer.cli.sections import SectionedCommand
 from packer.cli.text import (
     Emphasis,
     SetPlace,
@@ -44,7 +47,8 @@ __all__ = ["OF_THE_SOURCE", "Container", "command", "export_command", "index_com
 
 _REASONS_SHOWN = 10
 OF_THE_SOURCE = (
-    *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "layout", "image_sets"),
+    *("path_column", "label_column", "split_column", "fields", "folder"),
+    *("image_key", "label_key", "layout", "image_sets"),
     *FETCH_OPTIONS,
 )
 
@@ -73,6 +77,9 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 
     name = "format"
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in writable_formats() if name.startswith(incomplete)]
+
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(writable_formats())}]"
 
@@ -84,7 +91,19 @@ class Container(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one of {names} ({format_aliases()})", param, ctx)
 
 
-@click.command("convert")
+_SECTIONS = {
+    "Which samples": ("split", "split_column", "split_fractions", "seed", "stratify", "classes", "where"),
+    "Images": ("on_error", "check", "decode", "reencode", "quality", "max_side", "resize_short"),
+    "Shards": ("shard_size", "samples_per_shard", "shuffle", "label_offset"),
+    "What a source calls things": (
+        *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "source_label_offset"),
+        *("layout", "image_sets"),
+    ),
+    "Lists of addresses": FETCH_OPTIONS,
+}
+
+
+@click.command("convert", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("sources", type=SetPlace(local=True), nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--to", type=Container(), required=True, help="Format of the shards.")
 @click.option("-o", "--output", type=SetPlace(missing=True), help="Directory of the set, or s3://, gs:// or az:// "
@@ -99,10 +118,17 @@ class Container(click.ParamType):  # type: ignore[type-arg]
 @click.option("--stratify", is_flag=True, help="Every class in the shares of --split-fractions.")
 @click.option("--classes", callback=_names, metavar="NAME,…", help="Take these classes only; they get the labels 0, 1, "
               "… in this order.")  # fmt: skip
+@click.option(
+    "--where",
+    metavar="EXPRESSION",
+    help="""Take the samples for which this is true, as 'min_side >= 64 and
+              class_name in ("cat", "dog")' (docs/sets.md); what it says of images is decided when they are read.""",
+)
 @click.option("--shard-size", type=Size(), metavar="SIZE", help="Size of a shard, as 1GiB. Default: 8 shards a "
               "split, each from 64 MiB to 1 GiB.")  # fmt: skip
 @click.option("--samples-per-shard", type=click.IntRange(min=1), metavar="N", help="Samples in a shard.")
 @workers_option
+@engine_options
 @click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this random order.")
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
               help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
@@ -122,6 +148,8 @@ class Container(click.ParamType):  # type: ignore[type-arg]
               "their column.")  # fmt: skip
 @click.option("--label-column", metavar="COLUMN", help="Manifest, Hugging Face, MDS, FFCV: column of labels, numbers "
               "or names. CelebA: an attribute, or identity. CIFAR-100: fine or coarse.")  # fmt: skip
+@click.option("--split-column", metavar="COLUMN", help="Manifest, list of addresses, Hugging Face, MDS: column whose "
+              "values are the splits.")  # fmt: skip
 @click.option(
     "--field",
     "fields",
@@ -191,7 +219,12 @@ def summary(result: ConvertResult) -> list[str]:
         f"{human_bytes(result.payload_bytes)}"
     )
     if result.dry_run:
-        return [f"{result.output}: would hold {what} in {shards}"]
+        if not result.undecided:
+            return [f"{result.output}: would hold {what} in {shards}"]
+        return [
+            f"{result.output}: would hold at most {what} in {shards}",
+            f"  {result.undecided} is not known before the images are read",
+        ]
     if result.already_done:
         return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
@@ -206,7 +239,8 @@ def summary(result: ConvertResult) -> list[str]:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:
         counts = ", ".join(f"{count:,} {how}" for how, count in result.left_out.items())
-        lines.append(Emphasis(f"  left out: {counts}; see {result.output}/left-out.jsonl"))
+        report = "" if set(result.left_out) == {"not chosen"} else f"; see {result.output}/left-out.jsonl"
+        lines.append(Emphasis(f"  left out: {counts}{report}"))
         reasons = list(result.left_out_reasons.items())
         lines += [Emphasis(f"    {count:,} {reason}") for reason, count in reasons[:_REASONS_SHOWN]]
         if len(reasons) > _REASONS_SHOWN:
@@ -234,6 +268,7 @@ def summary(result: ConvertResult) -> list[str]:
 @click.option("--jpeg-rows", is_flag=True, help="Of the set in SHARDS, a directory, note where the rows of its JPEGs "
               "begin, and change nothing else: readers of an address then fetch fewer bytes. Needs numba.")  # fmt: skip
 @workers_option
+@engine_options
 @json_option
 def index_command(
     shards: tuple[str, ...], output: str | None, classes: str | None, jpeg_rows: bool, as_json: bool, **options: Any

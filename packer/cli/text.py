@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from cache.errors import BadNameError, RemoteError
 from cache.messages import (
@@ -123,6 +124,9 @@ class SetPlace(click.ParamType):  # type: ignore[type-arg]
 
     def __init__(self, *, missing: bool = False, local: bool = False) -> None:
         self._path, self._local = click.Path(exists=not missing), local
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self._path.shell_complete(ctx, param, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if "://" not in str(value):

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from readers.headers import SUFFIX
 from readers.names import FieldName, SplitName
 from readers.strings import repeated
 from readers.tree import Keys
+from readers.where import parse_where
 
 __all__ = [
     "CHECKS",
@@ -46,6 +47,7 @@ CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp")
 _VERSION = 1
+_LATER = {"where": None}  # options that came later, and their defaults
 _BLOCK = 4096
 _ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
@@ -96,6 +98,7 @@ class ConvertOptions:
     reencode: Reencode | None = None
     label_offset: int = 0
     decode: str = "RGB"
+    where: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", resolve_format(self.to))
@@ -122,6 +125,13 @@ class ConvertOptions:
             raise ValueError(f"the shuffle seed must be from 0 to 2^32 - 1, not {self.shuffle}")
         if isinstance(self.label_offset, bool) or not 0 <= self.label_offset < 1 << 31:
             raise ValueError(f"the label offset must be from 0 to 2^31 - 1, not {self.label_offset}")
+        if self.where is not None:
+            parse_where(self.where)
+
+    def to_json(self) -> dict[str, Any]:
+        """For dataset.json and the fingerprint; options that came later are there only where they are given."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if name not in _LATER or value != _LATER[name]}
 
 
 class PlannedShard(NamedTuple):
@@ -217,7 +227,7 @@ def default_shard_bytes(total: int) -> int:
 
 def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    what = asdict(options)
+    what = options.to_json()
     if what["decode"] == "RGB":
         del what["decode"]  # as before there was a choice
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked

@@ -5,34 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cache.errors import OutputError, SourceError
 from cache.messages import Silent, Watcher, parse_size
-from cache.node import usable_cpus
 from cache.remote import is_remote
 from packer import __version__
 from packer.columns import PartMeta
+from packer.conversion import saved
 from packer.conversion.choice import Choice
 from packer.conversion.commit import commit, replaced_set
 from packer.conversion.images import remarks_of
 from packer.conversion.journal import Journal
-from packer.conversion.left_out import count_by_reason, link_warnings, refuse_nothing
+from packer.conversion.left_out import count_by_reason, left_out_of, link_warnings, refuse_nothing
 from packer.conversion.pack import ShardTask, pack_shard
-from packer.conversion.plan import ConvertOptions, Plan, PlannedShard, Reencode, check_listing, make_plan
+from packer.conversion.plan import ConvertOptions, Plan, Reencode, check_listing, make_plan
+from packer.conversion.saved import Prepared
 from packer.formats import format_named
 from packer.output import Result, local_output
 from packer.sources import Source, default_output_name, open_source, plain_name
-from packer.sources.base import SomeSamples, SourceListing
+from packer.sources.base import SourceListing
 from packer.sources.dataset import DatasetSource, class_names, encoded_images
 from packer.sources.several import SeveralSources
 from packer.uploading import convert_to_address
-from packer.workers import run_shards, without_gc
+from packer.workers import Workers, run_shards, without_gc
 from packer.writing import SetWriter, convert_stream
 from readers.layout import DatasetInfo, read_dataset_info
 
@@ -46,6 +47,7 @@ class ConvertResult(Result):
     """What a conversion did. Times are seconds, sizes bytes; splits maps names to samples.
 
     left_out counts files by what was done with them, left_out_reasons by why.
+    undecided: of a dry run, the part of `where` that is known only of samples that have been read.
     """
 
     output: Path | str
@@ -64,6 +66,7 @@ class ConvertResult(Result):
     dry_run: bool = False
     already_done: bool = False
     uploaded_bytes: int = 0
+    undecided: str = ""
 
 
 def convert(
@@ -77,6 +80,7 @@ def convert(
     split_fractions: Mapping[str, float] | None = None,
     seed: int = 0,
     stratify: bool = False,
+    where: str | None = None,
     shard_size: int | str | None = None,
     samples_per_shard: int | None = None,
     workers: int | None = None,
@@ -89,6 +93,7 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
     work: str | os.PathLike[str] | None = None,
+    engine: Executor | None = None,
     watcher: Watcher | None = None,
 ) -> ConvertResult:
     """Pack a source into HDF5, TFRecord or tar shards with an index.
@@ -107,9 +112,11 @@ def convert(
     split: the only split to take, or the name for a source without splits.
     split_fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}; seed: of the draw;
     stratify: every class in these shares.
+    where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
+    (`readers.where`); what it says of images is decided while they are packed, before ops and re-encoding.
     shard_size: bytes, or "1GiB"; default 8 shards a split, each from 64 MiB to 1 GiB.
     samples_per_shard: instead of shard_size.
-    workers: processes; default the CPUs this process may use.
+    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default all it can.
     shuffle: seed of a random order.
     on_error: what to do with unreadable images ("raise", "skip", "quarantine").
     check: "header", or "decode" for a full decode of each image.
@@ -119,6 +126,7 @@ def convert(
     overwrite: replace an existing set.
     dry_run: list and plan only.
     work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
+    engine: where shards are packed, if not in processes of this machine; see `packer.open_engine`.
 
     The bytes of the images are kept exactly unless `reencode` is given. The output does not depend on `workers`.
     Killed at any moment, the same call resumes. Raises SourceError, BadSampleError, OutputError, WorkerError.
@@ -134,17 +142,17 @@ def convert(
         decode=decode,
         reencode=reencode,
         label_offset=label_offset,
+        where=where,
     )
     from_files = _is_files(source)
-    choice = Choice(classes if from_files else None, split_fractions, seed, stratify)
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    choice = Choice(classes if from_files else None, split_fractions, seed, stratify, where)
+    crew = Workers(workers, engine)
     opened, watcher = _as_source(source, fields, None if from_files else classes), watcher or Silent()
 
     def convert_to(out: Path, overwrite: bool) -> ConvertResult:
         if isinstance(opened, _Stream):
             return opened.convert(out, options, choice, overwrite, dry_run, watcher)
-        return _Conversion(opened, out, options, choice, workers or usable_cpus(), watcher).run(overwrite, dry_run)
+        return _Conversion(opened, out, options, choice, crew, watcher).run(overwrite, dry_run)
 
     if output is not None and is_remote(output):
         return convert_to_address(
@@ -195,7 +203,12 @@ class _Stream:
     def convert(
         self, out: Path, options: ConvertOptions, choice: Choice, overwrite: bool, dry_run: bool, watcher: Watcher
     ) -> ConvertResult:
-        if choice != Choice() or options.shuffle is not None or dry_run or options.on_error == "quarantine":
+        if (
+            choice != Choice(where=options.where)
+            or options.shuffle is not None
+            or dry_run
+            or options.on_error == "quarantine"
+        ):
             raise ValueError("samples that come one after the other cannot be shuffled, dealt, planned or set aside")
         started, title = time.perf_counter(), type(self.samples).__name__
         classes = class_names(self.samples) if self.classes is None else self.classes
@@ -214,13 +227,13 @@ class _Stream:
             payload_bytes=int(info.made["payload_bytes"]),
             shard_bytes=sum(shard.bytes for shard in shards),
             seconds=time.perf_counter() - started,
-            left_out={"not packed": len(writer.left_out)} if writer.left_out else {},
+            left_out=({"not packed": len(writer.left_out)} if writer.left_out else {}) | info.made.get("left_out", {}),
         )
 
 
 class _Conversion:
     def __init__(
-        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: int, watcher: Watcher
+        self, source: Source, out: Path, options: ConvertOptions, choice: Choice, workers: Workers, watcher: Watcher
     ) -> None:
         self._source, self._out, self._options, self._choice = source, out, options, choice
         self._workers, self._watcher = workers, watcher
@@ -228,21 +241,16 @@ class _Conversion:
 
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         self._check_output()
-        self._watcher.note(f"listing {self._source.title}")
-        try:
-            with without_gc():
-                listing = self._choice.of(self._source.list(self._options.split))
-        except MemoryError as error:
-            raise SourceError(
-                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
-                f"set? pack a part of it at a time, or free memory"
-            ) from error
-        listing.warnings += link_warnings(listing)
+        question = saved.question_of(self._source, self._options, self._choice)
+        found = None
+        if not (overwrite or dry_run):
+            found = saved.load(self._out, question, self._options, getattr(self._source, "root", None))
+        if found is None:
+            self._watcher.note(f"listing {self._source.title}")
+        prepared = found or self._prepare()
+        plan, listing = prepared.plan, prepared.listing
         for warning in listing.warnings:
             self._watcher.note(f"warning: {warning}")
-        for split in listing.splits.values():
-            check_listing(split, self._source.title)
-        plan = make_plan(listing, self._options, format_named(self._options.to))
         if dry_run:
             return self._planned(plan, listing)
         with Journal(self._out) as journal:
@@ -259,11 +267,14 @@ class _Conversion:
                 )
             old = replaced_set(journal)
             if old is not None:
-                old.check(plan, self._source.paths(listing))
+                old.check(plan, prepared.paths(self._source))
                 for line in old.changes(plan, listing):
                     self._watcher.note(line)
             journal.begin(plan, overwrite)
-            metas, resumed = self._pack(journal, plan, listing)
+            if found is None:
+                prepared = saved.save(self._out, journal.work, question, prepared)
+                plan, listing = prepared.plan, prepared.listing
+            metas, resumed = self._pack(journal, prepared)
             for warning in remarks_of(meta.remarks for meta in metas):
                 self._watcher.note(f"warning: {warning}")
             try:
@@ -276,6 +287,20 @@ class _Conversion:
             info = commit(journal, plan, metas, listing, self._options.to, self._origin(plan, metas))
         return self._result(info, listing, metas, resumed)
 
+    def _prepare(self) -> Prepared:
+        try:
+            with without_gc():
+                listing = self._choice.of(self._source.list(self._options.split))
+        except MemoryError as error:
+            raise SourceError(
+                f"{self._source.title}: listing it takes more memory than there is; is it damaged, or is all that one "
+                f"set? pack a part of it at a time, or free memory"
+            ) from error
+        listing.warnings += link_warnings(listing)
+        for split in listing.splits.values():
+            check_listing(split, self._source.title)
+        return Prepared(make_plan(listing, self._options, format_named(self._options.to)), listing)
+
     def _check_output(self) -> None:
         root = getattr(self._source, "root", None)
         if root is None:
@@ -284,8 +309,11 @@ class _Conversion:
         if source == out or (source.is_dir() and source in out.parents):
             raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
 
-    def _pack(self, journal: Journal, plan: Plan, listing: SourceListing) -> tuple[list[PartMeta], int]:
-        metas: list[PartMeta | None] = [journal.load_whole(shard, self._options.on_error) for shard in plan.shards]
+    def _pack(self, journal: Journal, prepared: Prepared) -> tuple[list[PartMeta], int]:
+        plan, listing = prepared.plan, prepared.listing
+        metas: list[PartMeta | None] = [
+            journal.load_whole(shard, plan, self._options.on_error) for shard in plan.shards
+        ]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         resumed = len(metas) - len(missing)
         if resumed:
@@ -293,24 +321,36 @@ class _Conversion:
         shards = [plan.shards[number] for number in missing]
         self._check_space(sum(shard.source_bytes for shard in shards))
         if shards:
-            tasks = (self._task(journal, shard, plan, listing) for shard in shards)
+            tasks = (self._task(journal, number, prepared) for number in missing)
             samples = sum(len(shard.indices) for shard in shards)
             size = sum(shard.source_bytes for shard in shards)
-            workers = min(self._workers, listing.max_workers or self._workers)
-            done = run_shards(pack_shard, tasks, len(shards), workers, self._watcher, samples, size, self._source)
+            workers, known = self._workers.at_most(listing.max_workers), (samples, size)
+            done = run_shards(
+                pack_shard,
+                tasks,
+                len(shards),
+                workers,
+                self._watcher,
+                known,
+                source=self._source,
+                folder=journal.folder,
+            )
             for number, meta in zip(missing, done, strict=True):
                 metas[number] = meta
         return [meta for meta in metas if meta is not None], resumed
 
-    def _task(self, journal: Journal, shard: PlannedShard, plan: Plan, listing: SourceListing) -> ShardTask:
+    def _task(self, journal: Journal, number: int, prepared: Prepared) -> ShardTask:
+        shard = prepared.plan.shards[number]
         return ShardTask(
             source=self._source,
-            spec=plan.specs[shard.split],
-            samples=SomeSamples(listing.splits[shard.split], shard.indices),
+            spec=prepared.plan.specs[shard.split],
+            samples=prepared.samples(number),
             options=self._options,
-            skip_strays=listing.skip_strays,
+            skip_strays=prepared.listing.skip_strays,
             out=journal.out,
             shard=shard.name,
+            plan=prepared.plan.fingerprint,
+            where=prepared.listing.where,
         )
 
     def _check_space(self, needed: int) -> None:
@@ -322,14 +362,14 @@ class _Conversion:
             )
 
     def _origin(self, plan: Plan, metas: Sequence[PartMeta]) -> dict[str, Any]:
-        options = {name: value for name, value in asdict(self._options).items() if value is not None}
+        options = {name: value for name, value in self._options.to_json().items() if value is not None}
         return {
             "by": f"packer {__version__}",
             "source": self._source.title,
             "options": options,
             "plan": plan.fingerprint,
             "payload_bytes": sum(meta.payload_bytes for meta in metas),
-            "left_out": dict(Counter(item.action or "not packed" for meta in metas for item in meta.left_out)),
+            "left_out": left_out_of(metas),
             **({"remarks": list(remarks)} if (remarks := remarks_of(meta.remarks for meta in metas)) else {}),
         }
 
@@ -343,6 +383,7 @@ class _Conversion:
             payload_bytes=plan.source_bytes,
             shard_bytes=0,
             dry_run=True,
+            undecided=listing.where,
         )
 
     def _result(
@@ -369,6 +410,8 @@ class _Conversion:
         left_out = dict(made.get("left_out", {}))
         if listing.left_out:
             left_out["not packed"] = left_out.get("not packed", 0) + len(listing.left_out)
+        if listing.not_chosen:
+            left_out["not chosen"] = left_out.get("not chosen", 0) + listing.not_chosen
         return ConvertResult(
             output=self._out,
             format=self._options.to,

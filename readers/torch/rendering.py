@@ -21,19 +21,23 @@ __all__ = ["OpRenderer", "PerThread", "Place", "Task"]
 
 
 class Place(int):
-    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation."""
+    """The number of a sample, which knows where in which epoch it was asked for: what seeds its augmentation.
+
+    alike: the samples of which one may replace it, such as those of its bucket; any sample of the set where empty.
+    """
 
     seed: int
     epoch: int
     position: int
+    alike: tuple[int, ...]
 
-    def __new__(cls, index: int, seed: int, epoch: int, position: int) -> Place:
+    def __new__(cls, index: int, seed: int, epoch: int, position: int, alike: tuple[int, ...] = ()) -> Place:
         place = super().__new__(cls, index)
-        place.seed, place.epoch, place.position = seed, epoch, position
+        place.seed, place.epoch, place.position, place.alike = seed, epoch, position, alike
         return place
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (int(self), self.seed, self.epoch, self.position)
+        return Place, (int(self), self.seed, self.epoch, self.position, self.alike)
 
 
 class PerThread(threading.local):
